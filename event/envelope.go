@@ -1,0 +1,198 @@
+package event
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// Partitions is the number of partitions, fixed for the life of a stream (the outbox table computes them).
+const Partitions = 32
+
+// Header names. NATS headers keep their case and are compared with it.
+const (
+	HeaderID              = "ce-id"
+	HeaderType            = "ce-type"
+	HeaderSource          = "ce-source"
+	HeaderSubject         = "ce-subject"
+	HeaderTime            = "ce-time"
+	HeaderSpecVersion     = "ce-specversion"
+	HeaderDataContentType = "ce-datacontenttype"
+	HeaderTraceParent     = "traceparent"
+	HeaderMsgID           = "Nats-Msg-Id"
+	HeaderOutboxID        = "Tidings-Outbox-Id"
+	HeaderPrev            = "Tidings-Prev"       // the partition's last sequence before this publish
+	HeaderGeneration      = "Tidings-Generation" // of the stream; rises with each repair
+)
+
+// Source is ce-source: these events come from Tidings, whichever process relayed them.
+const Source = "/tidings"
+
+// Event is one event, on its way to the stream or from it.
+type Event struct {
+	ID            string // UUID
+	TenantID      int64
+	AggregateType string
+	AggregateID   int64
+	Type          string
+	Version       int // of the payload's shape
+	OccurredAt    time.Time
+	TraceParent   string
+	Payload       json.RawMessage
+	Partition     int
+	OutboxID      int64
+
+	// Known once the event is on the stream.
+	Seq        uint64
+	Prev       uint64 // the sequence of the partition's previous message; HasPrev says whether the message names it
+	HasPrev    bool
+	Generation int64 // 0 where the message does not name it
+}
+
+// PartitionFilter is the subject filter of one partition under prefix. The relay's tail check compares it byte for byte, so
+// there is one function that writes it.
+func PartitionFilter(prefix string, partition int) string {
+	return fmt.Sprintf("%s.p%02d.>", prefix, partition)
+}
+
+// PartitionKey names a partition in consumer_offsets: p00 to p31.
+func PartitionKey(partition int) string { return fmt.Sprintf("p%02d", partition) }
+
+// Subject is where the event is published, under prefix.
+func (e *Event) Subject(prefix string) string {
+	return fmt.Sprintf("%s.p%02d.t%d.%s.%s", prefix, e.Partition, e.TenantID, e.AggregateType, e.Type)
+}
+
+// Headers are the event's own headers. The relay adds those of the publish: Tidings-Prev, Tidings-Generation and Nats-*.
+func (e *Event) Headers() map[string][]string {
+	h := map[string][]string{
+		HeaderSpecVersion:     {"1.0"},
+		HeaderID:              {e.ID},
+		HeaderType:            {fmt.Sprintf("tidings.%s.%s.v%d", e.AggregateType, e.Type, e.Version)},
+		HeaderSource:          {Source},
+		HeaderSubject:         {strconv.FormatInt(e.AggregateID, 10)},
+		HeaderTime:            {e.OccurredAt.UTC().Format(TimeFormat)},
+		HeaderDataContentType: {"application/json"},
+		HeaderMsgID:           {e.ID},
+		HeaderOutboxID:        {strconv.FormatInt(e.OutboxID, 10)},
+	}
+	if e.TraceParent != "" {
+		h[HeaderTraceParent] = []string{e.TraceParent}
+	}
+	return h
+}
+
+const (
+	maxToken       = 64
+	maxHeaderBytes = 60 << 10 // the server refuses 64 KiB; the rest is for the headers of the publish
+)
+
+func token(s string) bool {
+	if s == "" || len(s) > maxToken {
+		return false
+	}
+	for _, c := range []byte(s) {
+		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '_' && c != '-' {
+			return false
+		}
+	}
+	return true
+}
+
+// Validate reports why the event can never be published: a type that is not one subject token, a header value with control
+// characters, headers or a message beyond the limits. maxMessage is the stream's and the server's limit in bytes.
+func (e *Event) Validate(maxMessage int) error {
+	if !token(e.AggregateType) {
+		return fmt.Errorf("aggregate_type %.80q is not a token of 1 to %d letters, digits, _ and -", e.AggregateType, maxToken)
+	}
+	if !token(e.Type) {
+		return fmt.Errorf("event_type %.80q is not a token of 1 to %d letters, digits, _ and -", e.Type, maxToken)
+	}
+	size := 0
+	for name, values := range e.Headers() {
+		size += len(name) + len(values[0]) + 4
+		if !utf8.ValidString(values[0]) {
+			return fmt.Errorf("header %s is not valid UTF-8", name)
+		}
+		for _, c := range values[0] {
+			if c < ' ' || c == 0x7f {
+				return fmt.Errorf("header %s has the control character %U", name, c)
+			}
+		}
+	}
+	if size > maxHeaderBytes {
+		return fmt.Errorf("headers take %d bytes: the limit is %d", size, maxHeaderBytes)
+	}
+	const publishHeaders = 1 << 10 // Nats-Batch-*, Nats-Expected-*, Tidings-Prev, Tidings-Generation
+	if total := size + len(e.Payload) + publishHeaders; total > maxMessage {
+		return fmt.Errorf("message takes %d bytes: the limit is %d", total, maxMessage)
+	}
+	return nil
+}
+
+// Decode reads an event from its message. An error is permanent: the message is not one of ours, or is damaged. The fields
+// that could be read are set even then, so that the message can be parked under its aggregate.
+func Decode(subject string, headers map[string][]string, data []byte) (Event, error) {
+	get := func(name string) string {
+		if v := headers[name]; len(v) > 0 {
+			return v[0]
+		}
+		return ""
+	}
+	e := Event{ID: get(HeaderID), TraceParent: get(HeaderTraceParent), Payload: data}
+	var errs []string
+	number := func(what, s string) int64 {
+		n, err := strconv.ParseInt(s, 10, 64)
+		if err != nil {
+			errs = append(errs, fmt.Sprintf("%s is %.80q", what, s))
+		}
+		return n
+	}
+	tokens := strings.Split(subject, ".")
+	if n := len(tokens); n < 5 || !strings.HasPrefix(tokens[n-4], "p") || !strings.HasPrefix(tokens[n-3], "t") {
+		errs = append(errs, fmt.Sprintf("subject is %.200q", subject))
+	} else {
+		e.Partition = int(number("partition", tokens[n-4][1:]))
+		e.TenantID = number("tenant", tokens[n-3][1:])
+		e.AggregateType, e.Type = tokens[n-2], tokens[n-1]
+	}
+	e.AggregateID = number(HeaderSubject, get(HeaderSubject))
+	e.OutboxID = number(HeaderOutboxID, get(HeaderOutboxID))
+	version, found := strings.CutPrefix(get(HeaderType), "tidings."+e.AggregateType+"."+e.Type+".v")
+	if !found {
+		errs = append(errs, fmt.Sprintf("%s is %.200q", HeaderType, get(HeaderType)))
+	} else {
+		e.Version = int(number(HeaderType, version))
+	}
+	var err error
+	if e.OccurredAt, err = time.Parse(time.RFC3339Nano, get(HeaderTime)); err != nil {
+		errs = append(errs, fmt.Sprintf("%s is %.80q", HeaderTime, get(HeaderTime)))
+	}
+	if s := get(HeaderPrev); s != "" {
+		if e.Prev, err = strconv.ParseUint(s, 10, 64); err != nil {
+			errs = append(errs, fmt.Sprintf("%s is %.80q", HeaderPrev, s))
+		}
+		e.HasPrev = true
+	}
+	if s := get(HeaderGeneration); s != "" {
+		e.Generation = number(HeaderGeneration, s)
+	}
+	if len(errs) > 0 {
+		return e, Permanent(fmt.Errorf("decode event %.80q: %s", e.ID, strings.Join(errs, "; ")))
+	}
+	return e, nil
+}
+
+// DecodePayload reads the event's payload into v. An error is permanent.
+func (e *Event) DecodePayload(v any) error {
+	if _, exact := Known(e.AggregateType, e.Type, e.Version); !exact {
+		return Permanent(fmt.Errorf("event %s is a %s.%s.v%d: this release does not know it", e.ID, e.AggregateType, e.Type, e.Version))
+	}
+	if err := json.Unmarshal(e.Payload, v); err != nil {
+		return Permanent(fmt.Errorf("decode the payload of event %s (%s.%s.v%d): %w", e.ID, e.AggregateType, e.Type, e.Version, err))
+	}
+	return nil
+}

@@ -1,0 +1,85 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// SQLSTATE codes that the code branches on (PostgreSQL manual, appendix A).
+const (
+	codeUniqueViolation      = "23505"
+	codeCheckViolation       = "23514"
+	codeSerializationFailure = "40001"
+	codeDeadlockDetected     = "40P01"
+	codeLockNotAvailable     = "55P03"
+	codeUndefinedTable       = "42P01"
+	classConnection          = "08"
+	classTransactionRollback = "40"
+	classResources           = "53"
+	classOperatorIntervened  = "57"
+	classSystemError         = "58"
+)
+
+func state(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return pg.Code
+	}
+	return ""
+}
+
+// IsUnique reports a violation of the named unique constraint or index; of any, when constraint is empty.
+func IsUnique(err error, constraint string) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == codeUniqueViolation && (constraint == "" || pg.ConstraintName == constraint)
+}
+
+// IsCheck reports a violation of a check constraint.
+func IsCheck(err error) bool { return state(err) == codeCheckViolation }
+
+// IsConcurrency reports that the database aborted the transaction for concurrency alone: running it again may succeed.
+func IsConcurrency(err error) bool {
+	switch state(err) {
+	case codeSerializationFailure, codeDeadlockDetected:
+		return true
+	}
+	return false
+}
+
+// IsLockTimeout reports that lock_timeout or NOWAIT ended a wait for a lock.
+func IsLockTimeout(err error) bool { return state(err) == codeLockNotAvailable }
+
+// IsUndefinedTable reports a table that does not exist, as before the first migration.
+func IsUndefinedTable(err error) bool { return state(err) == codeUndefinedTable }
+
+// IsTransient reports an error that says nothing about the statement or its data: connections, shutdowns, full disks and
+// pools, locks, aborted transactions, ended contexts. The same work may succeed later.
+func IsTransient(err error) bool {
+	if err == nil {
+		return false
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, net.ErrClosed) {
+		return true
+	}
+	var netErr net.Error
+	var connectErr *pgconn.ConnectError
+	if errors.As(err, &netErr) || errors.As(err, &connectErr) || pgconn.SafeToRetry(err) || pgconn.Timeout(err) {
+		return true
+	}
+	code := state(err)
+	if code == "" {
+		return false
+	}
+	for _, class := range []string{classConnection, classTransactionRollback, classResources, classOperatorIntervened, classSystemError} {
+		if strings.HasPrefix(code, class) {
+			return true
+		}
+	}
+	return code == codeLockNotAvailable
+}

@@ -1,0 +1,140 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Role is the database role that the connections of a pool act as.
+type Role string
+
+// The roles that the migrations make. RoleOwner is the login of the connection string.
+const (
+	RoleOwner  Role = ""
+	RoleAPI    Role = "tidings_api"
+	RoleSystem Role = "tidings_system"
+	RoleWriter Role = "tidings_writer"
+)
+
+// Config is the environment that every pool shares. The connection strings are apart, because the truth and the projections
+// may live in two databases.
+type Config struct {
+	MaxConns         int           `env:"POSTGRES_MAX_CONNS, default=16"`          // connections per pool, 2..1000
+	ConnectTimeout   time.Duration `env:"POSTGRES_CONNECT_TIMEOUT, default=5s"`    // for one connection
+	StatementTimeout time.Duration `env:"POSTGRES_STATEMENT_TIMEOUT, default=60s"` // no statement of ours needs longer; 0 for none
+}
+
+// Validate reports every value out of bounds.
+func (c Config) Validate() error {
+	var errs []error
+	if c.MaxConns < 2 || c.MaxConns > 1000 {
+		errs = append(errs, fmt.Errorf("POSTGRES_MAX_CONNS is %d: want 2..1000", c.MaxConns))
+	}
+	if c.ConnectTimeout <= 0 {
+		errs = append(errs, fmt.Errorf("POSTGRES_CONNECT_TIMEOUT is %s: want more than 0", c.ConnectTimeout))
+	}
+	if c.StatementTimeout < 0 {
+		errs = append(errs, fmt.Errorf("POSTGRES_STATEMENT_TIMEOUT is %s: want 0 or more", c.StatementTimeout))
+	}
+	return errors.Join(errs...)
+}
+
+// Open returns a pool whose connections act as role and call themselves name (application_name). It does not connect: the
+// first use does, and Ping tells.
+func Open(ctx context.Context, url string, cfg Config, role Role, name string) (*pgxpool.Pool, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	pc, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, fmt.Errorf("parse connection string: %w", err)
+	}
+	pc.MaxConns = int32(cfg.MaxConns)
+	pc.ConnConfig.ConnectTimeout = cfg.ConnectTimeout
+	params := pc.ConnConfig.RuntimeParams
+	if role != RoleOwner {
+		params["role"] = string(role)
+	}
+	params["application_name"] = "tidings " + name
+	params["timezone"] = "UTC"
+	if cfg.StatementTimeout > 0 {
+		params["statement_timeout"] = fmt.Sprint(cfg.StatementTimeout.Milliseconds())
+	}
+	params["idle_in_transaction_session_timeout"] = "60000" // a stuck holder of locks must not outlive its minute
+	pool, err := pgxpool.NewWithConfig(ctx, pc)
+	if err != nil {
+		return nil, fmt.Errorf("open pool: %w", err)
+	}
+	return pool, nil
+}
+
+// rollbackTimeout bounds the rollback that InTx sends on a context of its own.
+const rollbackTimeout = 5 * time.Second
+
+// maxAttempts is how often InTx runs fn when the database aborts it for concurrency alone.
+const maxAttempts = 4
+
+// InTx runs fn in a transaction and commits it. A serialisation failure or a deadlock runs fn again, a few times, so fn
+// touches nothing but tx. When fn fails, or ctx ends, the transaction is rolled back on a context of its own, because pgx
+// discards a connection whose rollback fails. An error of COMMIT leaves the outcome unknown unless it is an error that the
+// server reported.
+func InTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(tx pgx.Tx) error) error {
+	for attempt := 1; ; attempt++ {
+		err := inTx(ctx, pool, opts, fn)
+		if err == nil || attempt == maxAttempts || !IsConcurrency(err) {
+			return err
+		}
+	}
+}
+
+func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(tx pgx.Tx) error) (err error) {
+	tx, err := pool.BeginTx(ctx, opts)
+	if err != nil {
+		return fmt.Errorf("begin: %w", err)
+	}
+	done := false
+	defer func() {
+		if done {
+			return
+		}
+		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+		defer cancel()
+		if rerr := tx.Rollback(rctx); rerr != nil && !errors.Is(rerr, pgx.ErrTxClosed) && err != nil {
+			err = fmt.Errorf("%w (and rollback: %w)", err, rerr)
+		}
+	}()
+	if err := fn(tx); err != nil {
+		return err
+	}
+	if err := tx.Commit(ctx); err != nil {
+		return fmt.Errorf("commit: %w", err)
+	}
+	done = true
+	return nil
+}
+
+// setTenantSQL makes the transaction's tenant the one that row-level security compares with.
+const setTenantSQL = `SELECT set_config('tidings.tenant', $1::bigint::text, true)`
+
+// InTenant is InTx for one tenant: row-level security shows and takes no row of another.
+func InTenant(ctx context.Context, pool *pgxpool.Pool, tenant int64, opts pgx.TxOptions, fn func(tx pgx.Tx) error) error {
+	return InTx(ctx, pool, opts, func(tx pgx.Tx) error {
+		if err := SetTenant(ctx, tx, tenant); err != nil {
+			return err
+		}
+		return fn(tx)
+	})
+}
+
+// SetTenant sets the tenant of the transaction that tx is in.
+func SetTenant(ctx context.Context, tx pgx.Tx, tenant int64) error {
+	if _, err := tx.Exec(ctx, setTenantSQL, tenant); err != nil {
+		return fmt.Errorf("set tenant %d: %w", tenant, err)
+	}
+	return nil
+}

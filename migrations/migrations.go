@@ -1,0 +1,136 @@
+// Package migrations holds the schemas of the truth and of the projections, and brings a database up to them.
+//
+// The files are forward only. They expand first and contract a release later, because a fleet is upgraded while it runs.
+// Only `tidings migrate` and `tidings dev` call Up; every other binary calls Check and refuses an older schema.
+package migrations
+
+import (
+	"context"
+	"crypto/sha256"
+	"database/sql"
+	"embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
+	"github.com/pressly/goose/v3/database"
+	"github.com/pressly/goose/v3/lock"
+
+	"github.com/tidings/tidings/internal/postgres"
+)
+
+//go:embed truth/*.sql projections/*.sql
+var files embed.FS
+
+// Set names one of the two schemas. Both may live in one database.
+type Set string
+
+// The two sets.
+const (
+	Truth       Set = "truth"
+	Projections Set = "projections"
+)
+
+// ErrOutdated reports a database whose schema is older than this program. Run `tidings migrate`.
+var ErrOutdated = errors.New("migrations: the schema is older than this program; run `tidings migrate`")
+
+func (s Set) table() string { return "tidings_" + string(s) + "_migrations" }
+
+func (s Set) fs() fs.FS {
+	sub, err := fs.Sub(files, string(s))
+	if err != nil {
+		panic(err) // the directory is embedded under this very name
+	}
+	return sub
+}
+
+// Up applies what is missing of the set, under an advisory lock, and returns how many migrations it applied. It connects with
+// the login of url, which must own the tables and be allowed to create roles.
+func Up(ctx context.Context, url string, set Set) (int, error) {
+	cfg, err := pgx.ParseConfig(url)
+	if err != nil {
+		return 0, fmt.Errorf("migrate %s: %w", set, err)
+	}
+	db := stdlib.OpenDB(*cfg)
+	n, err := up(ctx, db, set)
+	if err := errors.Join(err, db.Close()); err != nil {
+		return n, fmt.Errorf("migrate %s: %w", set, err)
+	}
+	return n, nil
+}
+
+func up(ctx context.Context, db *sql.DB, set Set) (int, error) {
+	locker, err := lock.NewPostgresSessionLocker()
+	if err != nil {
+		return 0, err
+	}
+	store, err := database.NewStore(database.DialectPostgres, set.table())
+	if err != nil {
+		return 0, err
+	}
+	p, err := goose.NewProvider("", db, set.fs(), goose.WithStore(store), goose.WithSessionLocker(locker), goose.WithDisableGlobalRegistry(true))
+	if err != nil {
+		return 0, err
+	}
+	results, err := p.Up(ctx)
+	if err != nil {
+		return len(results), err
+	}
+	_, err = db.ExecContext(ctx, `GRANT SELECT ON `+set.table()+` TO tidings_api, tidings_system`) // for Check
+	return len(results), err
+}
+
+// Latest returns the version that this program needs of the set.
+func Latest(set Set) int64 {
+	names, err := fs.Glob(set.fs(), "*.sql")
+	if err != nil || len(names) == 0 {
+		panic("migrations: none embedded for " + string(set))
+	}
+	v, err := goose.NumericComponent(names[len(names)-1])
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+// Check returns ErrOutdated unless the database has every migration of the set. A newer schema is fine: migrations expand first.
+func Check(ctx context.Context, pool *pgxpool.Pool, set Set) error {
+	var have int64
+	err := pool.QueryRow(ctx, `SELECT coalesce(max(version_id), 0) FROM `+set.table()+` WHERE is_applied`).Scan(&have)
+	if postgres.IsUndefinedTable(err) {
+		have, err = 0, nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the schema version of the %s: %w", set, err)
+	}
+	if want := Latest(set); have < want {
+		return fmt.Errorf("%s is at version %d, this program needs %d: %w", set, have, want, ErrOutdated)
+	}
+	return nil
+}
+
+// Hash names the schemas that Up makes: equal hashes, equal schemas. Test databases are cloned by it.
+func Hash() string {
+	h := sha256.New()
+	err := fs.WalkDir(files, ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		b, err := files.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(h, "%s\n%d\n", path, len(b))
+		h.Write(b)
+		return nil
+	})
+	if err != nil {
+		panic(err) // embedded files are readable
+	}
+	return hex.EncodeToString(h.Sum(nil))[:16]
+}

@@ -1,0 +1,166 @@
+-- +goose Up
+-- The projections: all that the consumers write. Every table here but the histories can be rebuilt from the stream or the truth.
+
+-- +goose StatementBegin
+DO $$
+DECLARE r text;
+BEGIN
+  FOREACH r IN ARRAY ARRAY['tidings_api', 'tidings_system'] LOOP
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = r) THEN
+      BEGIN
+        EXECUTE format('CREATE ROLE %I NOLOGIN', r);
+      EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
+      END;
+    END IF;
+    IF NOT pg_has_role(current_user, r, 'MEMBER') THEN
+      EXECUTE format('GRANT %I TO %I', r, current_user);
+    END IF;
+  END LOOP;
+END $$;
+-- +goose StatementEnd
+
+-- consumer_offsets: the last stream sequence that a consumer has applied, per partition ('p00' to 'p31'), written in the
+-- transaction of its effect. Small and written all the time, like the leases.
+CREATE TABLE consumer_offsets (
+  consumer_name     text        NOT NULL,
+  partition_key     text        NOT NULL DEFAULT '',
+  last_processed_id bigint      NOT NULL,
+  last_processed_at timestamptz NOT NULL DEFAULT now(),
+  generation        bigint      NOT NULL DEFAULT 1,
+  PRIMARY KEY (consumer_name, partition_key)
+) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_cost_delay = 0);
+
+-- consumer_dead_letters: poison events, and the later events of the same aggregate, in stream order, with their payload.
+CREATE TABLE consumer_dead_letters (
+  consumer_name  text        NOT NULL,
+  stream_seq     bigint      NOT NULL,
+  partition_key  text        NOT NULL,
+  tenant_id      bigint      NOT NULL,
+  aggregate_type text        NOT NULL,
+  aggregate_id   bigint      NOT NULL,
+  event_id       uuid        NOT NULL,
+  event_type     text        NOT NULL,
+  event_version  smallint    NOT NULL,
+  headers        jsonb       NOT NULL,
+  payload        bytea       NOT NULL,
+  error          text        NOT NULL,
+  dead_at        timestamptz NOT NULL DEFAULT now(),
+  PRIMARY KEY (consumer_name, stream_seq)
+);
+CREATE INDEX consumer_dead_letters_aggregate_idx ON consumer_dead_letters (consumer_name, tenant_id, aggregate_type, aggregate_id, stream_seq);
+
+-- The same tables as in the truth, where they are explained.
+CREATE TABLE IF NOT EXISTS leases (
+  kind       text        NOT NULL,
+  partition  smallint    NOT NULL,
+  owner      text        NOT NULL DEFAULT '',
+  epoch      bigint      NOT NULL DEFAULT 0,
+  expires_at timestamptz NOT NULL DEFAULT '-infinity',
+  PRIMARY KEY (kind, partition)
+) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_cost_delay = 0);
+CREATE TABLE IF NOT EXISTS lease_members (
+  kind       text        NOT NULL,
+  owner      text        NOT NULL,
+  expires_at timestamptz NOT NULL,
+  PRIMARY KEY (kind, owner)
+) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_cost_delay = 0);
+
+-- follow_edges: followercounts' own copy of every pair it has heard of, so that counts are exact under duplicates and replays.
+CREATE TABLE follow_edges (
+  tenant_id     bigint      NOT NULL,
+  follower_id   bigint      NOT NULL,
+  followee_id   bigint      NOT NULL,
+  active        boolean     NOT NULL,
+  version       bigint      NOT NULL,
+  positioned_at timestamptz NOT NULL,
+  shard_id      int         NOT NULL DEFAULT 0,
+  PRIMARY KEY (tenant_id, follower_id, followee_id)
+);
+CREATE INDEX follow_edges_forward_idx ON follow_edges (tenant_id, follower_id, positioned_at DESC, followee_id DESC) WHERE active;
+CREATE INDEX follow_edges_reverse_idx ON follow_edges (tenant_id, followee_id, shard_id, positioned_at DESC, follower_id DESC) WHERE active;
+
+CREATE TABLE follower_counts (
+  tenant_id  bigint      NOT NULL,
+  user_id    bigint      NOT NULL,
+  followers  bigint      NOT NULL DEFAULT 0 CHECK (followers >= 0),
+  following  bigint      NOT NULL DEFAULT 0 CHECK (following >= 0),
+  updated_at timestamptz NOT NULL DEFAULT now(),
+  PRIMARY KEY (tenant_id, user_id)
+) WITH (fillfactor = 70);
+
+-- thread_comments: threadcache's row per comment. visible is what its two states say together; shown says whether a
+-- threaded page has the row, as itself or as a tombstone above something visible.
+CREATE TABLE thread_comments (
+  tenant_id           bigint      NOT NULL,
+  comment_id          uuid        NOT NULL,
+  post_id             bigint      NOT NULL,
+  parent_id           uuid,
+  slug                text        COLLATE "C" NOT NULL,
+  path                text        COLLATE "C" NOT NULL,
+  author_id           bigint      NOT NULL,
+  body                text        NOT NULL,
+  author_state        text        NOT NULL,
+  moderation_state    text        NOT NULL,
+  version             bigint      NOT NULL,
+  created_at          timestamptz NOT NULL,
+  updated_at          timestamptz NOT NULL,
+  visible             boolean     NOT NULL,
+  visible_descendants int         NOT NULL DEFAULT 0 CHECK (visible_descendants >= 0),
+  shown               boolean     NOT NULL,
+  PRIMARY KEY (tenant_id, comment_id),
+  CONSTRAINT thread_comments_shown_check CHECK (shown = (visible OR visible_descendants > 0))
+) WITH (fillfactor = 85);
+CREATE UNIQUE INDEX thread_comments_path_idx ON thread_comments (tenant_id, post_id, path);
+CREATE INDEX thread_comments_threaded_idx ON thread_comments (tenant_id, post_id, path) WHERE shown;
+CREATE INDEX thread_comments_oldest_idx ON thread_comments (tenant_id, post_id, created_at, comment_id) WHERE visible;
+
+-- comment_history and follow_history: who did what, when (package versioned). Records, not projections: never rebuilt.
+CREATE SEQUENCE history_version_id AS bigint START 100000000001;
+CREATE TABLE comment_history (
+  tenant_id     bigint NOT NULL,
+  object        jsonb  NOT NULL,
+  metadata      jsonb  NOT NULL,
+  comment_id    uuid   GENERATED ALWAYS AS ((object ->> 'comment_id')::uuid) STORED NOT NULL,
+  version       bigint GENERATED ALWAYS AS ((object ->> 'version')::bigint) STORED NOT NULL,
+  version_id    bigint GENERATED ALWAYS AS ((metadata ->> 'version_id')::bigint) STORED NOT NULL,
+  version_state text   GENERATED ALWAYS AS (metadata ->> 'version_state') STORED NOT NULL
+                CONSTRAINT comment_history_version_state_check CHECK (version_state IN ('LATEST', 'ARCHIVED', 'DELETED')),
+  PRIMARY KEY (tenant_id, comment_id, version_id),
+  CONSTRAINT comment_history_created_by_check CHECK (coalesce(metadata ->> 'created_by', '') <> '')
+);
+CREATE UNIQUE INDEX comment_history_head_idx ON comment_history (tenant_id, comment_id) WHERE version_state IN ('LATEST', 'DELETED');
+CREATE UNIQUE INDEX comment_history_version_idx ON comment_history (tenant_id, comment_id, version);
+CREATE TABLE follow_history (
+  tenant_id     bigint NOT NULL,
+  object        jsonb  NOT NULL,
+  metadata      jsonb  NOT NULL,
+  follower_id   bigint GENERATED ALWAYS AS ((object ->> 'follower_id')::bigint) STORED NOT NULL,
+  followee_id   bigint GENERATED ALWAYS AS ((object ->> 'followee_id')::bigint) STORED NOT NULL,
+  version       bigint GENERATED ALWAYS AS ((object ->> 'version')::bigint) STORED NOT NULL,
+  version_id    bigint GENERATED ALWAYS AS ((metadata ->> 'version_id')::bigint) STORED NOT NULL,
+  version_state text   GENERATED ALWAYS AS (metadata ->> 'version_state') STORED NOT NULL
+                CONSTRAINT follow_history_version_state_check CHECK (version_state IN ('LATEST', 'ARCHIVED', 'DELETED')),
+  PRIMARY KEY (tenant_id, follower_id, followee_id, version_id),
+  CONSTRAINT follow_history_created_by_check CHECK (coalesce(metadata ->> 'created_by', '') <> '')
+);
+CREATE UNIQUE INDEX follow_history_head_idx ON follow_history (tenant_id, follower_id, followee_id) WHERE version_state IN ('LATEST', 'DELETED');
+CREATE UNIQUE INDEX follow_history_version_idx ON follow_history (tenant_id, follower_id, followee_id, version);
+
+-- +goose StatementBegin
+DO $$
+DECLARE t text;
+BEGIN
+  FOREACH t IN ARRAY ARRAY['consumer_dead_letters', 'follow_edges', 'follower_counts', 'thread_comments', 'comment_history', 'follow_history'] LOOP
+    EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', t);
+    EXECUTE format($p$CREATE POLICY tenant ON %I TO tidings_api
+      USING (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)
+      WITH CHECK (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)$p$, t);
+    EXECUTE format('CREATE POLICY system ON %I TO tidings_system USING (true) WITH CHECK (true)', t);
+  END LOOP;
+END $$;
+-- +goose StatementEnd
+
+GRANT SELECT ON consumer_dead_letters, follow_edges, follower_counts, thread_comments, comment_history, follow_history, consumer_offsets TO tidings_api;
+GRANT USAGE ON SEQUENCE history_version_id TO tidings_system;
+GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_offsets, consumer_dead_letters, leases, lease_members, follow_edges, follower_counts,
+  thread_comments, comment_history, follow_history TO tidings_system;
