@@ -1,0 +1,76 @@
+package outbox
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/event"
+)
+
+// appendSQL inserts a slice of events in its order, so that their ids rise with it. partition and event_id come back from
+// the table, which alone computes them.
+// Index: outbox_messages_pkey and the pending index.   Locks: none but the new rows.
+const appendSQL = `
+INSERT /* outbox.append */ INTO outbox_messages
+       (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, trace_id)
+SELECT e.tenant_id, e.aggregate_type, e.aggregate_id, e.event_type, e.event_version, e.payload, coalesce(e.occurred_at, now()), e.trace_id
+  FROM unnest(@tenant_ids::bigint[], @aggregate_types::text[], @aggregate_ids::bigint[], @event_types::text[], @event_versions::smallint[],
+              @payloads::jsonb[], @occurred_ats::timestamptz[], @trace_ids::text[]) WITH ORDINALITY
+    AS e(tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, trace_id, ord)
+ ORDER BY e.ord
+RETURNING id, event_id::text AS event_id, partition`
+
+type appended struct {
+	ID        int64
+	EventID   string
+	Partition int
+}
+
+// Append writes the events into the outbox in the caller's transaction and in the slice's order, and fills in each one's
+// OutboxID, ID and Partition. The caller has already written the state that they tell of in the same transaction: that write
+// holds the entity's lock, so the ids of one entity are in commit order. An event with no OccurredAt occurs now, by the
+// database's clock; version 0 is 1.
+func Append(ctx context.Context, tx pgx.Tx, events []event.Event) error {
+	n := len(events)
+	if n == 0 {
+		return nil
+	}
+	var (
+		tenants, aggregates   = make([]int64, n), make([]int64, n)
+		aggregateTypes, types = make([]string, n), make([]string, n)
+		versions              = make([]int16, n)
+		payloads              = make([]string, n)
+		occurred              = make([]*time.Time, n)
+		traces                = make([]*string, n)
+	)
+	for i := range events {
+		e := &events[i]
+		e.Version = max(e.Version, 1)
+		tenants[i], aggregates[i], aggregateTypes[i], types[i] = e.TenantID, e.AggregateID, e.AggregateType, e.Type
+		versions[i], payloads[i] = int16(e.Version), string(e.Payload)
+		if !e.OccurredAt.IsZero() {
+			occurred[i] = &e.OccurredAt
+		}
+		if e.TraceParent != "" {
+			traces[i] = &e.TraceParent
+		}
+	}
+	rows, _ := tx.Query(ctx, appendSQL, pgx.StrictNamedArgs{
+		"tenant_ids": tenants, "aggregate_types": aggregateTypes, "aggregate_ids": aggregates, "event_types": types,
+		"event_versions": versions, "payloads": payloads, "occurred_ats": occurred, "trace_ids": traces,
+	})
+	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[appended])
+	if err != nil {
+		return fmt.Errorf("append %d outbox messages: %w", n, err)
+	}
+	if len(got) != n {
+		return fmt.Errorf("append %d outbox messages: %d came back", n, len(got))
+	}
+	for i, a := range got {
+		events[i].OutboxID, events[i].ID, events[i].Partition = a.ID, a.EventID, a.Partition
+	}
+	return nil
+}

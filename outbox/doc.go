@@ -1,0 +1,11 @@
+// Package outbox is the only place that names outbox_messages, its DLQ and its archive in SQL.
+//
+//	           Append                Claim              Mark
+//	writer ──────────▶ pending ──────────────▶ relay ──────────▶ processed ──▶ archive
+//	                     ▲  │ fails validation (Defer: attempts+1, later)
+//	                     │  └───────▶ delayed ──── due (Release) ───▶ pending
+//	                     └ Retry ──── DLQ ◀─────── more than 10 attempts
+//
+// Append joins the caller's transaction: state and event are committed together or not at all. Everything else is the relay's
+// and the operators' side, and acts as the system role.
+package outbox
