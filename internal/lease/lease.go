@@ -1,0 +1,260 @@
+package lease
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/internal/postgres"
+)
+
+// Config is the environment of every lease holder.
+type Config struct {
+	TTL time.Duration `env:"LEASE_TTL, default=10s"` // a lease ends this long after its last renewal; 500ms..10m
+}
+
+// Validate reports a TTL out of bounds.
+func (c Config) Validate() error {
+	if c.TTL < 500*time.Millisecond || c.TTL > 10*time.Minute {
+		return fmt.Errorf("LEASE_TTL is %s: want 500ms..10m", c.TTL)
+	}
+	return nil
+}
+
+const (
+	heartbeatsPerTTL = 5  // renewals within a TTL: four may fail before the lease is lost
+	marginPerTTL     = 10 // the part of the TTL at its end in which the holder no longer trusts it
+)
+
+// Owner returns a name for this process that no other has: name, host, process id and chance.
+func Owner(name string) string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	return fmt.Sprintf("%s-%s-%d-%s", name, host, os.Getpid(), rand.Text()[:6])
+}
+
+// Group is one instance's part in sharing the partitions of a kind. Its methods may be called from any goroutine.
+type Group struct {
+	cfg        Config
+	pool       *pgxpool.Pool
+	kind       string
+	owner      string
+	partitions int
+	log        *slog.Logger
+	changed    chan struct{}
+	rowsMade   bool // touched by Run alone
+
+	mu       sync.Mutex
+	held     []int // sorted
+	draining []int // no longer ours to work on; freed by the next heartbeat
+	until    time.Time
+}
+
+// New returns owner's part in the group of kind, over partitions 0 to partitions-1. It starts nothing.
+func New(cfg Config, pool *pgxpool.Pool, kind, owner string, partitions int, log *slog.Logger) (*Group, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if kind == "" || owner == "" || partitions < 1 {
+		return nil, fmt.Errorf("lease: kind %q, owner %q, %d partitions", kind, owner, partitions)
+	}
+	return &Group{
+		cfg: cfg, pool: pool, kind: kind, owner: owner, partitions: partitions,
+		log: log.With("component", "lease", "kind", kind), changed: make(chan struct{}, 1),
+	}, nil
+}
+
+// Owner returns the instance's name, as Holders shows it.
+func (g *Group) Owner() string { return g.owner }
+
+// Held returns the partitions whose leases this instance may trust now, sorted. It is empty once renewals have failed for long.
+func (g *Group) Held() []int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !time.Now().Before(g.until) {
+		return nil
+	}
+	return slices.Clone(g.held)
+}
+
+// Changed receives a value after Held has changed by a heartbeat. It has room for one: many changes are one value.
+func (g *Group) Changed() <-chan struct{} { return g.changed }
+
+// Run joins the group and keeps its leases until ctx ends; then it frees them at once and returns nil. Heartbeats that fail are
+// logged and repeated: a database that is away is no reason to restart.
+func (g *Group) Run(ctx context.Context) error {
+	every := g.cfg.TTL / heartbeatsPerTTL
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		if err := g.heartbeat(ctx); err != nil && ctx.Err() == nil {
+			g.log.WarnContext(ctx, "lease heartbeat, trying again", "owner", g.owner, "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return g.leave(context.WithoutCancel(ctx))
+		case <-tick.C:
+		}
+	}
+}
+
+// ensureSQL makes the kind's rows, once.
+const ensureSQL = `
+INSERT INTO leases (kind, partition) SELECT @kind, generate_series(0, @partitions::int - 1) ON CONFLICT DO NOTHING`
+
+// joinSQL renews the membership and forgets members that are gone.
+// Index: lease_members_pkey.   Locks: the own row, and rows of expired members.
+const joinSQL = `
+WITH gone AS (DELETE FROM lease_members WHERE kind = @kind AND expires_at < now() AND owner <> @owner)
+INSERT INTO lease_members (kind, owner, expires_at) VALUES (@kind, @owner, now() + @ttl::interval)
+    ON CONFLICT (kind, owner) DO UPDATE SET expires_at = excluded.expires_at`
+
+// shareSQL counts the members and the own place among them: the first ones get what does not divide evenly.
+const shareSQL = `
+SELECT count(*)::int, count(*) FILTER (WHERE owner < @owner)::int FROM lease_members WHERE kind = @kind AND expires_at >= now()`
+
+// renewSQL renews what is still ours and is not named in drop, and frees what is.
+// Index: leases_pkey.   Locks: the own rows.
+const renewSQL = `
+UPDATE leases SET owner      = CASE WHEN partition = ANY(@drop::int[]) THEN '' ELSE owner END,
+                  expires_at = CASE WHEN partition = ANY(@drop::int[]) THEN '-infinity' ELSE now() + @ttl::interval END
+ WHERE kind = @kind AND owner = @owner
+RETURNING partition::int, owner <> ''`
+
+// takeSQL takes up to want leases that are free or have expired; each gets a new epoch. Rows that another instance is just taking are passed over.
+// Index: leases_pkey.   Locks: the rows taken.
+const takeSQL = `
+UPDATE leases l SET owner = @owner, epoch = l.epoch + 1, expires_at = now() + @ttl::interval
+  FROM (SELECT partition FROM leases
+         WHERE kind = @kind AND expires_at < now() AND partition < @partitions::int AND owner <> @owner
+         ORDER BY partition LIMIT @want FOR UPDATE SKIP LOCKED) free
+ WHERE l.kind = @kind AND l.partition = free.partition
+RETURNING l.partition::int`
+
+// heartbeat renews, gives up what is over the fair share, and takes what is under it.
+func (g *Group) heartbeat(ctx context.Context) error {
+	start := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, g.cfg.TTL/2)
+	defer cancel()
+	g.mu.Lock()
+	drop := slices.Clone(g.draining)
+	g.mu.Unlock()
+
+	var held []int
+	var share int
+	err := postgres.InTx(ctx, g.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		held = held[:0]
+		args := pgx.NamedArgs{"kind": g.kind, "owner": g.owner, "ttl": g.cfg.TTL, "partitions": g.partitions, "drop": drop}
+		if !g.rowsMade {
+			if _, err := tx.Exec(ctx, ensureSQL, args); err != nil {
+				return fmt.Errorf("make lease rows: %w", err)
+			}
+		}
+		if _, err := tx.Exec(ctx, joinSQL, args); err != nil {
+			return fmt.Errorf("join: %w", err)
+		}
+		var members, rank int
+		if err := tx.QueryRow(ctx, shareSQL, args).Scan(&members, &rank); err != nil {
+			return fmt.Errorf("count members: %w", err)
+		}
+		share = g.partitions / members
+		if rank < g.partitions%members {
+			share++
+		}
+		var p int
+		var kept bool
+		rows, _ := tx.Query(ctx, renewSQL, args)
+		if _, err := pgx.ForEachRow(rows, []any{&p, &kept}, func() error {
+			if kept {
+				held = append(held, p)
+			}
+			return nil
+		}); err != nil {
+			return fmt.Errorf("renew leases: %w", err)
+		}
+		if want := share - len(held); want > 0 {
+			args["want"] = want
+			rows, _ := tx.Query(ctx, takeSQL, args)
+			taken, err := pgx.CollectRows(rows, pgx.RowTo[int])
+			if err != nil {
+				return fmt.Errorf("take leases: %w", err)
+			}
+			held = append(held, taken...)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	g.rowsMade = true
+	slices.Sort(held)
+	var surplus []int
+	if len(held) > share {
+		surplus = slices.Clone(held[share:])
+		held = held[:share]
+	}
+
+	g.mu.Lock()
+	before := g.held
+	g.held, g.draining = slices.Clone(held), surplus
+	g.until = start.Add(g.cfg.TTL - g.cfg.TTL/marginPerTTL)
+	g.mu.Unlock()
+	if !slices.Equal(before, held) {
+		g.log.InfoContext(ctx, "leases changed", "owner", g.owner, "held", len(held), "share", share)
+		select {
+		case g.changed <- struct{}{}:
+		default:
+		}
+	}
+	return nil
+}
+
+// leaveSQL frees every lease of the owner, and its membership with them.
+const leaveSQL = `
+WITH left_group AS (DELETE FROM lease_members WHERE kind = @kind AND owner = @owner)
+UPDATE leases SET owner = '', expires_at = '-infinity' WHERE kind = @kind AND owner = @owner`
+
+func (g *Group) leave(ctx context.Context) error {
+	g.mu.Lock()
+	g.held, g.draining, g.until = nil, nil, time.Time{}
+	g.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, g.cfg.TTL/2)
+	defer cancel()
+	if _, err := g.pool.Exec(ctx, leaveSQL, pgx.StrictNamedArgs{"kind": g.kind, "owner": g.owner}); err != nil {
+		// They expire by themselves; a database that is away must not turn a clean stop into a failure.
+		g.log.WarnContext(ctx, "free leases at stop; they expire by themselves", "owner", g.owner, "ttl", g.cfg.TTL, "err", err)
+	}
+	return nil
+}
+
+// Holder is a lease as the database has it.
+type Holder struct {
+	Partition int       `json:"partition"`
+	Owner     string    `json:"owner"`
+	Epoch     int64     `json:"epoch"`
+	ExpiresAt time.Time `json:"expires_at"`
+}
+
+// holdersSQL reads the leases of a kind that somebody holds now.
+const holdersSQL = `
+SELECT partition::int, owner, epoch, expires_at FROM leases WHERE kind = @kind AND owner <> '' AND expires_at >= now() ORDER BY partition`
+
+// Holders returns the leases of kind that are held now, by partition. A database without the table has none.
+func Holders(ctx context.Context, pool *pgxpool.Pool, kind string) ([]Holder, error) {
+	rows, _ := pool.Query(ctx, holdersSQL, pgx.StrictNamedArgs{"kind": kind})
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Holder])
+	if err != nil {
+		return nil, fmt.Errorf("read the leases of %s: %w", kind, err)
+	}
+	return all, nil
+}

@@ -1,0 +1,142 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/internal/postgres"
+)
+
+// Published is a row that the stream is known to hold.
+type Published struct {
+	ID      int64
+	EventID string
+	Seq     uint64
+}
+
+// Mark moves one partition's tail from OldTail to NewTail over the rows that stand between.
+type Mark struct {
+	Partition        int
+	OldTail, NewTail uint64
+	Rows             []Published
+}
+
+// ErrRowsMissing reports that the stream holds a message of which this database has no row, by id and event_id: the stream is
+// ahead of the database, which went back in time (a restore, a failover, a crash with synchronous_commit off). Nothing was marked.
+var ErrRowsMissing = errors.New("outbox: the stream holds a message that has no row here: this database went back in time; run `tidings repair stream`")
+
+// markSQL records publish acks. It is fenced by the tail: a relay that lost the partition finds another tail there and marks nothing.
+// Index: outbox_partitions_pkey, outbox_messages_pkey.   Locks: the partition rows, the messages named.
+const markSQL = `
+WITH held AS (
+  UPDATE outbox_partitions p SET tail_seq = t.new_tail
+    FROM unnest(@partitions::smallint[], @old_tails::bigint[], @new_tails::bigint[]) AS t(partition, old_tail, new_tail)
+   WHERE p.partition = t.partition AND p.tail_seq = t.old_tail AND p.generation = @generation
+  RETURNING p.partition),
+marked AS (
+  UPDATE outbox_messages m SET processed_at = coalesce(m.processed_at, now()), stream_seq = r.seq
+    FROM unnest(@ids::bigint[], @event_ids::uuid[], @row_partitions::smallint[], @seqs::bigint[]) AS r(id, event_id, partition, seq)
+   WHERE m.id = r.id AND m.event_id = r.event_id AND r.partition IN (SELECT partition FROM held)
+  RETURNING r.partition)
+SELECT /* outbox.mark */ h.partition::int, (SELECT count(*) FROM marked k WHERE k.partition = h.partition)::int FROM held h`
+
+// MarkPublished records the marks in one transaction and returns the partitions whose tail was where the mark said; of the
+// others nothing is recorded: somebody else moved the tail, and the caller catches up. ErrRowsMissing records nothing at all.
+// After any other error the outcome is unknown.
+func MarkPublished(ctx context.Context, pool *pgxpool.Pool, generation int64, marks []Mark) ([]int, error) {
+	var (
+		partitions, rowPartitions []int16
+		oldTails, newTails        []int64
+		ids, seqs                 []int64
+		eventIDs                  []string
+	)
+	slices.SortFunc(marks, func(a, b Mark) int { return a.Partition - b.Partition })
+	want := make(map[int]int, len(marks))
+	for _, m := range marks {
+		partitions = append(partitions, int16(m.Partition))
+		oldTails, newTails = append(oldTails, int64(m.OldTail)), append(newTails, int64(m.NewTail))
+		want[m.Partition] = len(m.Rows)
+		for _, r := range m.Rows {
+			ids, seqs, eventIDs = append(ids, r.ID), append(seqs, int64(r.Seq)), append(eventIDs, r.EventID)
+			rowPartitions = append(rowPartitions, int16(m.Partition))
+		}
+	}
+	var held []int
+	err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		held = held[:0]
+		var partition, marked int
+		rows, _ := tx.Query(ctx, markSQL, pgx.StrictNamedArgs{
+			"partitions": partitions, "old_tails": oldTails, "new_tails": newTails, "generation": generation,
+			"ids": ids, "event_ids": eventIDs, "row_partitions": rowPartitions, "seqs": seqs,
+		})
+		_, err := pgx.ForEachRow(rows, []any{&partition, &marked}, func() error {
+			held = append(held, partition)
+			if marked != want[partition] {
+				return fmt.Errorf("partition %d: %d of %d rows found: %w", partition, marked, want[partition], ErrRowsMissing)
+			}
+			return nil
+		})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("mark %d rows of %d partitions published: %w", len(ids), len(marks), err)
+	}
+	return held, nil
+}
+
+// tailSQL reads what the marks of one partition cover.
+const tailSQL = `SELECT tail_seq FROM outbox_partitions WHERE partition = @partition`
+
+// Tail returns the last stream sequence that the partition's marks cover.
+func Tail(ctx context.Context, pool *pgxpool.Pool, partition int) (uint64, error) {
+	var tail int64
+	if err := pool.QueryRow(ctx, tailSQL, pgx.StrictNamedArgs{"partition": partition}).Scan(&tail); err != nil {
+		return 0, fmt.Errorf("read the tail of partition %d: %w", partition, err)
+	}
+	return uint64(tail), nil
+}
+
+// Stream is the stream as this database knows it.
+type Stream struct {
+	Name       string
+	Created    time.Time // to the microsecond
+	Generation int64
+}
+
+// streamSQL reads the bound stream and the greatest tail.
+const streamSQL = `
+SELECT s.name, s.created, s.generation, (SELECT max(tail_seq) FROM outbox_partitions)
+  FROM outbox_stream s`
+
+// BoundStream returns the stream that this database's events are on, and the greatest tail of all partitions. ok is false when
+// it has met none yet.
+func BoundStream(ctx context.Context, pool *pgxpool.Pool) (s Stream, maxTail uint64, ok bool, err error) {
+	var tail int64
+	err = pool.QueryRow(ctx, streamSQL).Scan(&s.Name, &s.Created, &s.Generation, &tail)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return Stream{}, 0, false, nil
+	}
+	if err != nil {
+		return Stream{}, 0, false, fmt.Errorf("read the bound stream: %w", err)
+	}
+	return s, uint64(tail), true, nil
+}
+
+// bindSQL remembers the stream, once.
+const bindSQL = `
+INSERT INTO outbox_stream (name, created, generation) VALUES (@name, @created, @generation) ON CONFLICT DO NOTHING`
+
+// Bind remembers the stream that this database's events are on. The first caller wins; read it back with BoundStream.
+func Bind(ctx context.Context, pool *pgxpool.Pool, s Stream) error {
+	_, err := pool.Exec(ctx, bindSQL, pgx.StrictNamedArgs{"name": s.Name, "created": s.Created, "generation": s.Generation})
+	if err != nil {
+		return fmt.Errorf("bind stream %s: %w", s.Name, err)
+	}
+	return nil
+}
