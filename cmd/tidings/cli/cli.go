@@ -1,0 +1,107 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/sethvargo/go-envconfig"
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/internal/load"
+)
+
+// Process is what a command sees of the process that it runs in.
+type Process struct {
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	Env            envconfig.Lookuper
+}
+
+// Exit codes.
+const (
+	exitOK    = 0
+	exitError = 1
+	exitInput = 2 // bad usage, or bad input
+)
+
+// usageError marks an error of the arguments.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+// errReported ends a command whose output has said already what is wrong.
+var errReported = errors.New("reported")
+
+// Main runs the command that args name until it is done or ctx ends, and returns the exit code. It writes the command's error
+// to stderr.
+func Main(ctx context.Context, args []string, p Process) int {
+	started := false // what fails before a command starts is wrong with its arguments
+	root := &cobra.Command{
+		Use:               "tidings",
+		Short:             "A social write model with an event backbone",
+		SilenceUsage:      true,
+		SilenceErrors:     true,
+		PersistentPreRun:  func(*cobra.Command, []string) { started = true },
+		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+	}
+	root.AddCommand(p.loadCommand())
+	root.SetArgs(args)
+	root.SetIn(p.Stdin)
+	root.SetOut(p.Stdout)
+	root.SetErr(p.Stderr)
+	err := root.ExecuteContext(ctx)
+	var usage *usageError
+	var line *load.LineError
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.Is(err, errReported):
+		return exitError
+	}
+	fmt.Fprintf(p.Stderr, "tidings: %v\n", err)
+	if started && !errors.As(err, &usage) {
+		if errors.As(err, &line) {
+			return exitInput
+		}
+		return exitError
+	}
+	fmt.Fprintln(p.Stderr, "Run `tidings help` for what there is.")
+	return exitInput
+}
+
+// writeJSON writes v as one line.
+func (p Process) writeJSON(v any) error {
+	if err := json.NewEncoder(p.Stdout).Encode(v); err != nil {
+		return fmt.Errorf("write the result: %w", err)
+	}
+	return nil
+}
+
+// table writes rows with their columns aligned; the first row is the header.
+func (p Process) table(rows ...[]string) error {
+	w := tabwriter.NewWriter(p.Stdout, 0, 0, 2, ' ', 0)
+	for _, row := range rows {
+		if _, err := fmt.Fprintln(w, strings.Join(row, "\t")); err != nil {
+			return fmt.Errorf("write the result: %w", err)
+		}
+	}
+	if err := w.Flush(); err != nil {
+		return fmt.Errorf("write the result: %w", err)
+	}
+	return nil
+}
+
+// count writes n with its thousands apart, for people.
+func count(n int64) string {
+	s := fmt.Sprint(n)
+	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}

@@ -1,0 +1,91 @@
+package cli
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+)
+
+// instanceFile is where a running dev writes how to reach it.
+const instanceFile = "dev.json"
+
+// instance is how to reach a running dev. It holds secrets: the file is for its owner only.
+type instance struct {
+	API                    string `json:"api"` // address of the API, http://HOST:PORT
+	Ops                    string `json:"ops"` // address of the ops port
+	Token                  string `json:"token"`
+	DatabaseURL            string `json:"database_url"`
+	ProjectionsDatabaseURL string `json:"projections_database_url"`
+	NATSURL                string `json:"nats_url"`
+	PID                    int    `json:"pid"`
+}
+
+// errNoInstance reports that a data directory has no dev.json.
+var errNoInstance = errors.New("no dev runs there; start one with `tidings dev`")
+
+func readInstance(dir string) (instance, error) {
+	var in instance
+	b, err := os.ReadFile(filepath.Join(dir, instanceFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return in, fmt.Errorf("%s: %w", dir, errNoInstance)
+	}
+	if err != nil {
+		return in, fmt.Errorf("read how to reach dev: %w", err)
+	}
+	if err := json.Unmarshal(b, &in); err != nil {
+		return in, fmt.Errorf("read how to reach dev from %s: %w", filepath.Join(dir, instanceFile), err)
+	}
+	return in, nil
+}
+
+// writeFile replaces the file as a whole: a reader, or the next start after a crash, finds the old content or the new.
+func writeFile(path string, content []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // mode 0600
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	_, err = f.Write(content)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return fmt.Errorf("write %s: %w", path, errors.Join(err, os.Remove(f.Name())))
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return fmt.Errorf("write %s: %w", path, errors.Join(err, os.Remove(f.Name())))
+	}
+	return nil
+}
+
+// dataFlag adds --data to a command that works with a running dev.
+func dataFlag(c *cobra.Command, dir *string) {
+	c.Flags().StringVar(dir, "data", "", "data directory of the running `tidings dev` to work with (default: dev's own default)")
+}
+
+// defaultData is dev's data directory unless --data names one.
+func (p Process) defaultData() (string, error) {
+	if os.Geteuid() == 0 {
+		return "/var/lib/tidings/dev", nil
+	}
+	if dir, ok := p.Env.Lookup("XDG_DATA_HOME"); ok && filepath.IsAbs(dir) { // relative ones are to be ignored (XDG base directories 0.8)
+		return filepath.Join(dir, "tidings", "dev"), nil
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", fmt.Errorf("find the data directory: %w; give --data", err)
+	}
+	return filepath.Join(home, ".local", "share", "tidings", "dev"), nil
+}
+
+// instance returns how to reach the dev of the data directory, or of the default one.
+func (p Process) instance(data string) (instance, error) {
+	if data == "" {
+		var err error
+		if data, err = p.defaultData(); err != nil {
+			return instance{}, err
+		}
+	}
+	return readInstance(data)
+}

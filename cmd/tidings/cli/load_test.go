@@ -1,0 +1,94 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/sethvargo/go-envconfig"
+)
+
+// run runs a command in this process.
+func run(t *testing.T, env map[string]string, stdin string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code = Main(t.Context(), args, Process{Stdin: strings.NewReader(stdin), Stdout: &out, Stderr: &errs, Env: envconfig.MapLookuper(env)})
+	return code, out.String(), errs.String()
+}
+
+func TestLoadCommand(t *testing.T) {
+	var sent atomic.Int64
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		sent.Add(1)
+		w.WriteHeader(http.StatusCreated)
+	}))
+	defer srv.Close()
+	data, file := t.TempDir(), filepath.Join(t.TempDir(), "edges")
+	content, err := json.Marshal(instance{API: srv.URL, Token: "secret"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := writeFile(filepath.Join(data, instanceFile), content); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte("1 2\r\n2 3\r\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, stdin string
+		args        []string
+		code        int
+		sent        int64
+		says        string // part of stderr, or of stdout when the code is 0
+	}{
+		{name: "a file", args: []string{file}, sent: 2, says: "created        2"},
+		{name: "stdin", args: []string{"-"}, stdin: "1 2\n", sent: 1, says: "created        1"},
+		{name: "generated, as JSON", args: []string{"--generate", "users=10,edges=20,seed=1", "--json"}, sent: 20, says: `"created":20`},
+		{name: "a malformed line", args: []string{"-"}, stdin: "1 2\n# c\n1 two\n1 3\n", code: 2, sent: 1, says: `tidings: line 3: "two" is not an id`},
+		{name: "a self-follow", args: []string{"-"}, stdin: "4 4\n", code: 2, says: "tidings: line 1: 4 follows itself"},
+		{name: "no such file", args: []string{file + "x"}, code: 2, says: "no such file"},
+		{name: "neither file nor generate", code: 2, says: "either a FILE"},
+		{name: "a graph that cannot be", args: []string{"--generate", "users=2,edges=3"}, code: 2, says: "want 1 to 2"},
+		{name: "too many at a time", args: []string{file, "--concurrency", "0"}, code: 2, says: "concurrency is 0"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			sent.Store(0)
+			code, stdout, stderr := run(t, nil, c.stdin, append([]string{"load", "--data", data}, c.args...)...)
+			says := stderr
+			if c.code == 0 {
+				says = stdout
+			}
+			if code != c.code || sent.Load() != c.sent || !strings.Contains(says, c.says) {
+				t.Errorf("exit code %d, %d sent\nstdout: %s\nstderr: %s\nwant code %d, %d sent, and %q", code, sent.Load(), stdout, stderr, c.code, c.sent, c.says)
+			}
+		})
+	}
+	if code, _, stderr := run(t, nil, "", "load", file, "--data", t.TempDir()); code != 1 || !strings.Contains(stderr, "no dev runs there") {
+		t.Errorf("without a dev: exit code %d, %s", code, stderr)
+	}
+}
+
+func TestUsage(t *testing.T) {
+	for _, args := range [][]string{{"nonsense"}, {"load", "--nonsense"}, {"load", "a", "b"}} {
+		if code, _, stderr := run(t, nil, "", args...); code != exitInput || stderr == "" {
+			t.Errorf("%v: exit code %d, %q", args, code, stderr)
+		}
+	}
+	if code, stdout, _ := run(t, nil, "", "help"); code != exitOK || !strings.Contains(stdout, "load") {
+		t.Errorf("help: exit code %d, %q", code, stdout)
+	}
+}
+
+func TestCount(t *testing.T) {
+	for n, want := range map[int64]string{0: "0", 999: "999", 1000: "1,000", 1234567: "1,234,567", -1234: "-1,234", -123: "-123"} {
+		if got := count(n); got != want {
+			t.Errorf("%d: %s, want %s", n, got, want)
+		}
+	}
+}
