@@ -1,0 +1,96 @@
+package followercounts
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Edge is one line of a followers or following page: the other account, and when the pair last became active.
+type Edge struct {
+	UserID       int64
+	PositionedAt time.Time
+}
+
+// EdgeCursor is where a page ended: the next one starts below it. The id breaks ties, so no edge is lost at a page's end.
+type EdgeCursor struct {
+	PositionedAt time.Time
+	UserID       int64
+}
+
+// Counts are an account's visible followers and followings. An unknown account has none.
+type Counts struct {
+	Followers, Following int64
+}
+
+// followersSQL is one page of who follows a user, newest first. Every edge is in shard 0 until a followee is split.
+// Index: follow_edges_reverse_idx, one range.   Locks: none.
+const followersSQL = `
+SELECT /* followercounts.followers */ follower_id AS user_id, positioned_at
+  FROM follow_edges
+ WHERE tenant_id = current_setting('tidings.tenant')::bigint AND followee_id = @user AND shard_id = 0 AND active
+   AND (positioned_at, follower_id) < (@positioned_at, @after_user)
+ ORDER BY positioned_at DESC, follower_id DESC
+ LIMIT @limit`
+
+// Followers returns up to limit accounts that follow user, newest first, below after; from the newest when after is nil.
+// The transaction's tenant is set. Cost: one index range of limit rows.
+func Followers(ctx context.Context, tx pgx.Tx, user int64, after *EdgeCursor, limit int) ([]Edge, error) {
+	return page(ctx, tx, followersSQL, "followers", user, after, limit)
+}
+
+// followingSQL is one page of whom a user follows, newest first.
+// Index: follow_edges_forward_idx, one range.   Locks: none.
+const followingSQL = `
+SELECT /* followercounts.following */ followee_id AS user_id, positioned_at
+  FROM follow_edges
+ WHERE tenant_id = current_setting('tidings.tenant')::bigint AND follower_id = @user AND active
+   AND (positioned_at, followee_id) < (@positioned_at, @after_user)
+ ORDER BY positioned_at DESC, followee_id DESC
+ LIMIT @limit`
+
+// Following returns up to limit accounts that user follows; the rest is as with Followers.
+func Following(ctx context.Context, tx pgx.Tx, user int64, after *EdgeCursor, limit int) ([]Edge, error) {
+	return page(ctx, tx, followingSQL, "following", user, after, limit)
+}
+
+func page(ctx context.Context, tx pgx.Tx, sql, what string, user int64, after *EdgeCursor, limit int) ([]Edge, error) {
+	args := pgx.StrictNamedArgs{"user": user, "limit": limit, "positioned_at": any("infinity"), "after_user": int64(0)}
+	if after != nil {
+		args["positioned_at"], args["after_user"] = after.PositionedAt, after.UserID
+	}
+	rows, _ := tx.Query(ctx, sql, args)
+	edges, err := pgx.CollectRows(rows, pgx.RowToStructByName[Edge])
+	if err != nil {
+		return nil, fmt.Errorf("read %d %s of user %d: %w", limit, what, user, err)
+	}
+	return edges, nil
+}
+
+// countsSQL reads the counts of some users.
+// Index: follower_counts_pkey.   Locks: none.
+const countsSQL = `
+SELECT /* followercounts.counts */ user_id, followers, following
+  FROM follower_counts
+ WHERE tenant_id = current_setting('tidings.tenant')::bigint AND user_id = ANY(@users)`
+
+// ReadCounts returns the counts of every one of users; those that nobody follows and who follow nobody have zeros.
+// The transaction's tenant is set.
+func ReadCounts(ctx context.Context, tx pgx.Tx, users []int64) (map[int64]Counts, error) {
+	all := make(map[int64]Counts, len(users))
+	for _, u := range users {
+		all[u] = Counts{}
+	}
+	rows, _ := tx.Query(ctx, countsSQL, pgx.StrictNamedArgs{"users": users})
+	var user int64
+	var c Counts
+	if _, err := pgx.ForEachRow(rows, []any{&user, &c.Followers, &c.Following}, func() error {
+		all[user] = c
+		return nil
+	}); err != nil {
+		return nil, fmt.Errorf("read the counts of %d users: %w", len(users), err)
+	}
+	return all, nil
+}
