@@ -194,7 +194,7 @@ INSERT INTO outbox_partitions (partition) SELECT generate_series(0, 31);
 
 -- outbox_stream: the one stream that these events are on, as it was when this database first met it.
 CREATE TABLE outbox_stream (
-  only       boolean     PRIMARY KEY DEFAULT true CHECK (only),
+  singleton  boolean     PRIMARY KEY DEFAULT true CHECK (singleton),
   name       text        NOT NULL,
   created    timestamptz NOT NULL,
   generation bigint      NOT NULL
