@@ -1,0 +1,151 @@
+package pglocal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sort"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// MinVersion is the oldest major version that the schemas and statements are written for.
+const MinVersion = 15
+
+// ErrNoBinaries reports that this machine has no PostgreSQL server to run. Its text names the ways out.
+var ErrNoBinaries = errors.New("no PostgreSQL server binaries (version 15 or newer) found: run `make postgres`, or install the package " +
+	"postgresql, or set POSTGRES_BIN to their directory, or set DATABASE_URL to a server that runs already")
+
+// Binaries are the programs of one PostgreSQL installation.
+type Binaries struct {
+	Dir         string // holds postgres and initdb
+	LibraryPath string // for LD_LIBRARY_PATH; empty when the programs find their libraries themselves
+	Version     int    // major
+}
+
+// Find returns the server binaries to use: those of major version want, or any of MinVersion or newer when want is 0. It looks
+// at POSTGRES_BIN (and then nowhere else), PATH, /usr/lib/postgresql/*/bin (newest first) and where install.sh puts them. The
+// error is ErrNoBinaries, or says what is wrong with what was found.
+func Find(want int) (Binaries, error) {
+	if dir := os.Getenv("POSTGRES_BIN"); dir != "" {
+		b, err := inspect(Binaries{Dir: dir})
+		switch {
+		case err != nil:
+			return b, fmt.Errorf("POSTGRES_BIN=%s holds no PostgreSQL server: %w", dir, err)
+		case b.Version < MinVersion:
+			return b, fmt.Errorf("POSTGRES_BIN=%s is PostgreSQL %d: want %d or newer", dir, b.Version, MinVersion)
+		case want != 0 && b.Version != want:
+			return b, fmt.Errorf("POSTGRES_BIN=%s is PostgreSQL %d, and the data is of version %d", dir, b.Version, want)
+		}
+		return b, nil
+	}
+	var others []string
+	for _, c := range candidates() {
+		b, err := inspect(c)
+		if err != nil || b.Version < MinVersion {
+			continue // not a whole server, or too old: as good as absent
+		}
+		if want == 0 || b.Version == want {
+			return b, nil
+		}
+		others = append(others, strconv.Itoa(b.Version))
+	}
+	if len(others) > 0 {
+		return Binaries{}, fmt.Errorf("the data is of PostgreSQL %d, and this machine has only version %s: install version %[1]d or use another data directory",
+			want, strings.Join(others, ", "))
+	}
+	return Binaries{}, ErrNoBinaries
+}
+
+func candidates() []Binaries {
+	var all []Binaries
+	if p, err := exec.LookPath("postgres"); err == nil {
+		if p, err = filepath.EvalSymlinks(p); err == nil { // initdb and the shared files stand beside the real one
+			all = append(all, Binaries{Dir: filepath.Dir(p)})
+		}
+	}
+	for _, dir := range newestFirst("/usr/lib/postgresql/*/bin") {
+		all = append(all, Binaries{Dir: dir})
+	}
+	for _, root := range installRoots() {
+		lib, err := os.ReadFile(filepath.Join(root, "library-path"))
+		if err != nil {
+			continue
+		}
+		var paths []string
+		for _, l := range strings.Fields(string(lib)) {
+			paths = append(paths, filepath.Join(root, l))
+		}
+		for _, dir := range newestFirst(filepath.Join(root, "usr/lib/postgresql/*/bin")) {
+			all = append(all, Binaries{Dir: dir, LibraryPath: strings.Join(paths, ":")})
+		}
+	}
+	return all
+}
+
+// installRoots are the directories that install.sh unpacks into: root's is open to the unprivileged user who runs the server.
+func installRoots() []string {
+	roots := []string{"/var/cache/tidings/postgresql/root"}
+	if os.Getuid() != 0 {
+		if cache, err := os.UserCacheDir(); err == nil {
+			roots = append([]string{filepath.Join(cache, "tidings/postgresql/root")}, roots...)
+		}
+	}
+	return roots
+}
+
+func newestFirst(pattern string) []string {
+	dirs, err := filepath.Glob(pattern)
+	if err != nil {
+		panic(err) // the patterns are written here
+	}
+	version := func(dir string) int {
+		n, err := strconv.Atoi(filepath.Base(filepath.Dir(dir)))
+		if err != nil {
+			return -1
+		}
+		return n
+	}
+	sort.Slice(dirs, func(i, j int) bool { return version(dirs[i]) > version(dirs[j]) })
+	return dirs
+}
+
+// inspect fills in the version by asking the program, which also proves that it runs and finds its libraries.
+func inspect(b Binaries) (Binaries, error) {
+	if _, err := os.Stat(filepath.Join(b.Dir, "initdb")); err != nil {
+		return b, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, filepath.Join(b.Dir, "postgres"), "--version")
+	cmd.Env = b.env()
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return b, fmt.Errorf("run %s --version: %w: %s", cmd.Path, err, strings.TrimSpace(string(out)))
+	}
+	f := strings.Fields(string(out)) // postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)
+	if len(f) < 3 {
+		return b, fmt.Errorf("%s --version says %q", cmd.Path, out)
+	}
+	digits := f[2]
+	if i := strings.IndexFunc(digits, func(r rune) bool { return r < '0' || r > '9' }); i >= 0 {
+		digits = digits[:i]
+	}
+	if b.Version, err = strconv.Atoi(digits); err != nil {
+		return b, fmt.Errorf("%s --version says %q", cmd.Path, out)
+	}
+	return b, nil
+}
+
+// env is all the environment that the programs get: none of the caller's PG* variables may change what they do.
+func (b Binaries) env() []string {
+	env := []string{"PATH=" + b.Dir + ":/usr/bin:/bin", "LC_ALL=C"}
+	if b.LibraryPath != "" {
+		env = append(env, "LD_LIBRARY_PATH="+b.LibraryPath)
+	}
+	return env
+}

@@ -1,0 +1,140 @@
+package pglocal
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// stopTimeouts are how long a server gets for each way of stopping before the next, harder one (PostgreSQL manual, "Shutting
+// Down the Server"): fast ends the sessions and writes a checkpoint, immediate leaves recovery to the next start.
+const (
+	fastTimeout      = 30 * time.Second
+	immediateTimeout = 5 * time.Second
+	killTimeout      = 5 * time.Second
+	pollEvery        = 10 * time.Millisecond
+)
+
+// stopLeftover stops the server that an earlier process left behind on data, if there is one. The caller holds the lock of the
+// directory, so no living Server of this package owns it.
+func stopLeftover(data string) error {
+	pids, err := servers(data)
+	if err != nil || len(pids) == 0 {
+		return err
+	}
+	if pid := postmasterPID(data); slices.Contains(pids, pid) {
+		for _, step := range []struct {
+			sig     syscall.Signal
+			timeout time.Duration
+		}{{syscall.SIGCONT, 0}, {syscall.SIGINT, fastTimeout}, {syscall.SIGQUIT, immediateTimeout}} {
+			if err := syscall.Kill(pid, step.sig); err != nil && err != syscall.ESRCH {
+				return fmt.Errorf("stop the server left behind on %s, process %d: %w", data, pid, err)
+			}
+			if gone(data, step.timeout) {
+				return nil
+			}
+		}
+	}
+	// What is left has lost its postmaster, or does not listen to it.
+	pids, err = servers(data)
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && err != syscall.ESRCH {
+			return fmt.Errorf("kill process %d, left behind on %s: %w", pid, data, err)
+		}
+	}
+	if !gone(data, killTimeout) {
+		return fmt.Errorf("the server left behind on %s does not end", data)
+	}
+	return nil
+}
+
+// gone waits until no server process is left on data.
+func gone(data string, within time.Duration) bool {
+	for deadline := time.Now().Add(within); ; time.Sleep(pollEvery) {
+		if pids, err := servers(data); err == nil && len(pids) == 0 {
+			return true
+		}
+		if time.Now().After(deadline) {
+			return false
+		}
+	}
+}
+
+// servers returns the processes that are a postgres working in data: the postmaster and its children, or children that have
+// outlived it. A number in postmaster.pid proves nothing, as it may be another process by now; the working directory does.
+func servers(data string) ([]int, error) {
+	dir, err := os.Stat(data)
+	if os.IsNotExist(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	procs, err := filepath.Glob("/proc/[0-9]*/comm")
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, p := range procs {
+		comm, err := os.ReadFile(p)
+		if err != nil || string(bytes.TrimSpace(comm)) != "postgres" {
+			continue // ended meanwhile, or another program
+		}
+		cwd, err := os.Stat(filepath.Join(filepath.Dir(p), "cwd"))
+		if err != nil || !os.SameFile(dir, cwd) {
+			continue // ended, another user's, or another directory
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(p))); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+// pidFile reads postmaster.pid: the process on line 1, its state on line 8.
+func pidFile(data string) (pid int, state string) {
+	b, err := os.ReadFile(filepath.Join(data, "postmaster.pid"))
+	if err != nil {
+		return 0, ""
+	}
+	lines := strings.Split(string(b), "\n")
+	pid, err = strconv.Atoi(strings.TrimSpace(lines[0]))
+	if err != nil {
+		return 0, ""
+	}
+	if len(lines) >= 8 {
+		state = strings.TrimSpace(lines[7])
+	}
+	return pid, state
+}
+
+func postmasterPID(data string) int {
+	pid, _ := pidFile(data)
+	return pid
+}
+
+// Destroy removes the directory of a throw-away server, with whatever still runs on it, at once.
+func Destroy(dir string) error {
+	pids, err := servers(filepath.Join(dir, "data"))
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && err != syscall.ESRCH {
+			return fmt.Errorf("kill process %d on %s: %w", pid, dir, err)
+		}
+	}
+	if !gone(filepath.Join(dir, "data"), killTimeout) {
+		return fmt.Errorf("the server on %s does not end", dir)
+	}
+	return os.RemoveAll(dir)
+}

@@ -1,0 +1,405 @@
+package pglocal
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sort"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"golang.org/x/sys/unix"
+)
+
+// ErrInUse reports that another process runs a server on the directory.
+var ErrInUse = errors.New("pglocal: another process uses this data directory")
+
+// Config says where and how to run a server.
+type Config struct {
+	Dir      string            // holds the cluster and what belongs to it; made if absent
+	Unsafe   bool              // no fsync: faster, and a power loss destroys the data. For throw-away servers only.
+	Settings map[string]string // further configuration parameters; they win over those of this package
+}
+
+// Server is a running PostgreSQL. Its methods may be called from several goroutines.
+type Server struct {
+	dir      string
+	port     int
+	password string
+	pid      int
+	lock     *os.File
+	done     chan struct{} // closed when the postmaster has ended
+}
+
+// Start runs a server on cfg.Dir and returns once it accepts connections. It makes the cluster when there is none, and first
+// stops a server that a killed process left behind. Recovery after a crash can take long: ctx bounds the wait, and when it ends
+// the server is stopped again. The error is ErrNoBinaries, ErrInUse, or says what the server said.
+func Start(ctx context.Context, cfg Config) (_ *Server, err error) {
+	dir, err := filepath.Abs(cfg.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("absolute path of %s: %w", cfg.Dir, err)
+	}
+	acct, err := runAs()
+	if err != nil {
+		return nil, err
+	}
+	if err := makeDir(dir, acct); err != nil {
+		return nil, err
+	}
+	lock, err := lockDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{dir: dir, lock: lock}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, lock.Close())
+		}
+	}()
+
+	want, err := clusterVersion(s.data())
+	if err != nil {
+		return nil, err
+	}
+	bin, err := Find(want)
+	if err != nil {
+		return nil, err
+	}
+	if acct != nil {
+		if err := acct.reaches(filepath.Join(bin.Dir, "postgres")); err != nil {
+			return nil, err
+		}
+	}
+	if want == 0 {
+		if err := s.initdb(ctx, cfg, bin, acct); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.readPassword(); err != nil {
+		return nil, err
+	}
+	if err := stopLeftover(s.data()); err != nil {
+		return nil, err
+	}
+	// Nobody works on the data now, so a lock file that is left is stale; its number may by now be a process of the same user,
+	// which would make the server refuse.
+	if err := os.Remove(filepath.Join(s.data(), "postmaster.pid")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+
+	const attempts = 3 // a free port may be taken between our look and the server's bind
+	for attempt := 1; ; attempt++ {
+		if s.port, err = choosePort(filepath.Join(dir, "port"), attempt > 1); err != nil {
+			return nil, err
+		}
+		err = s.launch(ctx, cfg, bin, acct)
+		if err == nil || attempt == attempts || !strings.Contains(err.Error(), "could not create any TCP/IP sockets") {
+			return s, err
+		}
+	}
+}
+
+func (s *Server) data() string { return filepath.Join(s.dir, "data") }
+
+// URL is the connection string of the superuser for the named database.
+func (s *Server) URL(database string) string {
+	u := url.URL{Scheme: "postgres", User: url.UserPassword("postgres", s.password), Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)),
+		Path: "/" + database, RawQuery: "sslmode=disable"}
+	return u.String()
+}
+
+// PID is the process id of the postmaster.
+func (s *Server) PID() int { return s.pid }
+
+// Done is closed when the server has ended, stopped or not.
+func (s *Server) Done() <-chan struct{} { return s.done }
+
+// Stop ends the server: fast first, harder if it does not obey, and returns when it is gone. Stopping it again does nothing.
+func (s *Server) Stop() error {
+	var err error
+	for _, step := range []struct {
+		sig     syscall.Signal
+		timeout time.Duration
+	}{{syscall.SIGINT, fastTimeout}, {syscall.SIGQUIT, immediateTimeout}, {syscall.SIGKILL, killTimeout}} {
+		if s.signal(step.sig, step.timeout) {
+			break
+		}
+	}
+	select {
+	case <-s.done:
+		err = stopLeftover(s.data()) // after SIGKILL its children may need a moment, or the same
+	default:
+		err = fmt.Errorf("PostgreSQL, process %d, does not end", s.pid)
+	}
+	if cerr := s.lock.Close(); cerr != nil && !errors.Is(cerr, os.ErrClosed) {
+		err = errors.Join(err, cerr)
+	}
+	return err
+}
+
+// Abort ends the server at once, as its crash would: the next Start recovers. It returns when the server is gone.
+func (s *Server) Abort() error {
+	s.signal(syscall.SIGQUIT, immediateTimeout)
+	return s.Stop()
+}
+
+// signal sends sig and reports whether the server ends within the time.
+func (s *Server) signal(sig syscall.Signal, within time.Duration) bool {
+	select {
+	case <-s.done:
+		return true
+	default:
+	}
+	if err := syscall.Kill(s.pid, sig); err != nil && err != syscall.ESRCH {
+		return false
+	}
+	t := time.NewTimer(within)
+	defer t.Stop()
+	select {
+	case <-s.done:
+		return true
+	case <-t.C:
+		return false
+	}
+}
+
+func makeDir(dir string, acct *account) error {
+	if acct != nil {
+		if err := acct.reaches(dir); err != nil {
+			return err
+		}
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if err := os.Chmod(dir, 0o700); err != nil {
+		return err
+	}
+	return acct.own(dir)
+}
+
+// lockDir takes the directory for this process. The kernel lets go of it when the process ends, however it ends; the server
+// does not inherit it.
+func lockDir(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			err = ErrInUse
+		}
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), f.Close())
+	}
+	return f, nil
+}
+
+// clusterVersion returns the major version of the cluster, 0 when there is none.
+func clusterVersion(data string) (int, error) {
+	b, err := os.ReadFile(filepath.Join(data, "PG_VERSION"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	v, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		return 0, fmt.Errorf("%s/PG_VERSION holds %q", data, b)
+	}
+	return v, nil
+}
+
+// initdb makes the cluster beside its place and renames it, so that a killed start leaves none or a whole one.
+func (s *Server) initdb(ctx context.Context, cfg Config, bin Binaries, acct *account) error {
+	password := filepath.Join(s.dir, "password")
+	if err := writeFile(password, rand.Text()+"\n", acct); err != nil {
+		return err
+	}
+	fresh := s.data() + ".new"
+	if err := os.RemoveAll(fresh); err != nil {
+		return err
+	}
+	args := []string{"--pgdata=" + fresh, "--username=postgres", "--auth=scram-sha-256", "--pwfile=" + password, "--encoding=UTF8", "--locale=C"}
+	if cfg.Unsafe {
+		args = append(args, "--no-sync")
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(bin.Dir, "initdb"), args...)
+	cmd.Env, cmd.Dir, cmd.SysProcAttr = bin.env(), s.dir, acct.sysProcAttr()
+	cmd.WaitDelay = time.Second // its own children hold the output open for a moment after it was killed
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("make a PostgreSQL cluster in %s: %w: %s", fresh, err, lastLine(out))
+	}
+	if err := os.Rename(fresh, s.data()); err != nil {
+		return err
+	}
+	return syncDir(s.dir)
+}
+
+func (s *Server) readPassword() error {
+	b, err := os.ReadFile(filepath.Join(s.dir, "password"))
+	if err != nil {
+		return fmt.Errorf("read the password of the cluster in %s: %w", s.dir, err)
+	}
+	s.password = strings.TrimSpace(string(b))
+	return nil
+}
+
+// launch starts the server on s.port and waits until it accepts connections.
+func (s *Server) launch(ctx context.Context, cfg Config, bin Binaries, acct *account) error {
+	logPath := filepath.Join(s.dir, "postgres.log")
+	if info, err := os.Stat(logPath); err == nil && info.Size() > 16<<20 {
+		if err := os.Rename(logPath, logPath+".1"); err != nil {
+			return err
+		}
+	}
+	log, err := os.OpenFile(logPath, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close() // the server has its own copy
+	info, err := log.Stat()
+	if err != nil {
+		return err
+	}
+
+	cmd := exec.Command(filepath.Join(bin.Dir, "postgres"), s.args(cfg)...) // not CommandContext: ctx is for starting only
+	cmd.Env, cmd.Dir, cmd.SysProcAttr = bin.env(), s.dir, acct.sysProcAttr()
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start PostgreSQL: %w", err)
+	}
+	s.pid = cmd.Process.Pid
+	done := make(chan struct{})
+	s.done = done
+	go func() {
+		_ = cmd.Wait() // how it ended is in its log
+		close(done)
+	}()
+
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	for {
+		if pid, state := pidFile(s.data()); pid == s.pid && state == "ready" {
+			break
+		}
+		select {
+		case <-done:
+			return fmt.Errorf("PostgreSQL ended at its start (see %s): %s", logPath, failure(logPath, info.Size()))
+		case <-ctx.Done():
+			s.signal(syscall.SIGINT, fastTimeout)
+			s.signal(syscall.SIGKILL, killTimeout)
+			return fmt.Errorf("wait for PostgreSQL to accept connections (see %s): %w", logPath, context.Cause(ctx))
+		case <-tick.C:
+		}
+	}
+	if err := s.ping(ctx); err != nil {
+		s.signal(syscall.SIGINT, fastTimeout)
+		s.signal(syscall.SIGKILL, killTimeout)
+		return err
+	}
+	return nil
+}
+
+func (s *Server) args(cfg Config) []string {
+	settings := map[string]string{
+		"listen_addresses":        "127.0.0.1",
+		"port":                    strconv.Itoa(s.port),
+		"unix_socket_directories": "", // their path may not exceed 107 bytes, and TCP does
+		"max_connections":         "300",
+		"timezone":                "GMT", // known to the server itself; any other name needs the system's tzdata
+		"log_timezone":            "GMT",
+		"fsync":                   "on",
+	}
+	if cfg.Unsafe {
+		// synchronous_commit stays on: without it a mere kill of the server would lose commits, which the tests would notice.
+		settings["fsync"] = "off"
+		settings["full_page_writes"] = "off"
+	}
+	for k, v := range cfg.Settings {
+		settings[k] = v
+	}
+	args := []string{"-D", s.data()}
+	for k, v := range settings {
+		args = append(args, "--"+k+"="+v)
+	}
+	sort.Strings(args[2:])
+	return args
+}
+
+// ping proves that the password beside the data is the cluster's.
+func (s *Server) ping(ctx context.Context) error {
+	conn, err := pgx.Connect(ctx, s.URL("postgres"))
+	if err != nil {
+		return fmt.Errorf("connect to PostgreSQL in %s: %w", s.dir, err)
+	}
+	return conn.Close(ctx)
+}
+
+// choosePort returns the port kept in the file if it is still free, else a free one, which it keeps there.
+func choosePort(file string, another bool) (int, error) {
+	if b, err := os.ReadFile(file); err == nil && !another {
+		if port, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && isFree(port) {
+			return port, nil
+		}
+	}
+	port, err := FreePort()
+	if err != nil {
+		return 0, err
+	}
+	return port, writeFile(file, strconv.Itoa(port)+"\n", nil)
+}
+
+func writeFile(path, content string, acct *account) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(content)
+	return errors.Join(err, f.Sync(), f.Close(), acct.own(path))
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// failure returns what the server said from offset on that explains its end: its last FATAL line, else its last line.
+func failure(log string, offset int64) string {
+	b, err := os.ReadFile(log)
+	if err != nil {
+		return err.Error()
+	}
+	if offset < int64(len(b)) {
+		b = b[offset:]
+	}
+	lines := bytes.Split(bytes.TrimSpace(b), []byte("\n"))
+	for i := len(lines) - 1; i >= 0; i-- {
+		if bytes.Contains(lines[i], []byte("FATAL:")) {
+			return string(lines[i])
+		}
+	}
+	return string(lines[len(lines)-1])
+}
+
+func lastLine(b []byte) string {
+	b = bytes.TrimSpace(b)
+	return string(b[bytes.LastIndexByte(b, '\n')+1:])
+}
