@@ -1,0 +1,65 @@
+package broker
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// Config is the environment of everything that talks to NATS.
+type Config struct {
+	URL         string        `env:"NATS_URL, default=nats://127.0.0.1:4222"` // of one or more servers, separated by commas
+	Credentials string        `env:"NATS_CREDENTIALS"`                        // path of a credentials file; none when empty
+	Stream      string        `env:"NATS_STREAM, default=EVENTS"`             // name of the stream
+	Prefix      string        `env:"NATS_SUBJECT_PREFIX, default=events"`     // events are published to Prefix.>
+	LivePrefix  string        `env:"NATS_LIVE_PREFIX, default=live"`          // and republished, once stored, to LivePrefix.>
+	Replicas    int           `env:"NATS_REPLICAS, default=1"`                // of the stream, 1 to 5
+	MaxAge      time.Duration `env:"NATS_MAX_AGE, default=720h"`              // how long events stay in the stream; 0 for ever
+	MaxBytes    int64         `env:"NATS_MAX_BYTES, default=-1"`              // of the stream; when full it refuses, and the outbox waits; -1 for no limit
+	Timeout     time.Duration `env:"NATS_TIMEOUT, default=5s"`                // of one connection attempt and of one request about the stream
+}
+
+var (
+	streamName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,255}$`)
+	token      = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+)
+
+// Validate reports every value out of bounds.
+func (c Config) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if c.URL == "" {
+		bad("NATS_URL is empty")
+	}
+	if !streamName.MatchString(c.Stream) {
+		bad("NATS_STREAM is %q: want letters, digits, - and _", c.Stream)
+	}
+	if !token.MatchString(c.Prefix) {
+		bad("NATS_SUBJECT_PREFIX is %q: want one token of letters, digits, - and _", c.Prefix)
+	}
+	if !token.MatchString(c.LivePrefix) {
+		bad("NATS_LIVE_PREFIX is %q: want one token of letters, digits, - and _", c.LivePrefix)
+	}
+	if c.Prefix == c.LivePrefix {
+		bad("NATS_SUBJECT_PREFIX and NATS_LIVE_PREFIX are both %q: the stream would republish onto itself", c.Prefix)
+	}
+	if c.Replicas < 1 || c.Replicas > 5 {
+		bad("NATS_REPLICAS is %d: want 1 to 5", c.Replicas)
+	}
+	if c.MaxAge != 0 && c.MaxAge < time.Minute {
+		bad("NATS_MAX_AGE is %s: want 0 or at least 1m", c.MaxAge)
+	}
+	if c.MaxBytes < -1 || c.MaxBytes == 0 {
+		bad("NATS_MAX_BYTES is %d: want -1 or more than 0", c.MaxBytes)
+	}
+	if c.Timeout <= 0 {
+		bad("NATS_TIMEOUT is %s: want more than 0", c.Timeout)
+	}
+	return errors.Join(errs...)
+}
+
+func (c Config) subjects() string { return c.Prefix + ".>" }
+
+func (c Config) servers() string { return strings.ReplaceAll(c.URL, " ", "") }

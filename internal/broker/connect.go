@@ -1,0 +1,53 @@
+package broker
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// Connect returns a connection that calls itself name and is never given up: it retries in the background, from the start if no
+// server is there yet. Nothing is buffered while it is down, so a publish then fails at once and the caller knows that it was
+// not sent. Changes of its state, and errors that reach no caller (such as missing permissions, which otherwise look like
+// timeouts), are logged. opts come last and win. The caller closes it.
+func Connect(cfg Config, name string, log *slog.Logger, opts ...nats.Option) (*nats.Conn, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	log = log.With("component", "broker")
+	all := []nats.Option{
+		nats.Name("tidings " + name),
+		nats.Timeout(cfg.Timeout),
+		nats.RetryOnFailedConnect(true),
+		nats.MaxReconnects(-1),
+		nats.ReconnectWait(200 * time.Millisecond),
+		nats.ReconnectJitter(100*time.Millisecond, 500*time.Millisecond),
+		nats.ReconnectBufSize(-1),
+		nats.PingInterval(10 * time.Second), // a frozen server or a dead link is noticed after two of them
+		nats.MaxPingsOutstanding(2),
+		nats.ConnectHandler(func(nc *nats.Conn) { log.Info("connected to NATS", "url", nc.ConnectedUrlRedacted()) }),
+		nats.ReconnectHandler(func(nc *nats.Conn) { log.Info("reconnected to NATS", "url", nc.ConnectedUrlRedacted()) }),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if err != nil {
+				log.Warn("lost NATS, reconnecting", "err", err)
+			}
+		}),
+		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
+			subject := ""
+			if sub != nil {
+				subject = sub.Subject
+			}
+			log.Error("NATS reports an error", "subject", subject, "err", err)
+		}),
+	}
+	if cfg.Credentials != "" {
+		all = append(all, nats.UserCredentials(cfg.Credentials))
+	}
+	nc, err := nats.Connect(cfg.servers(), append(all, opts...)...)
+	if err != nil {
+		return nil, fmt.Errorf("connect to NATS: %w", err)
+	}
+	return nc, nil
+}

@@ -1,0 +1,128 @@
+package broker
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+)
+
+// ServerConfig says where and how to run a server in this process.
+type ServerConfig struct {
+	Dir      string       // of the JetStream store; a directory per server
+	Host     string       // to listen on; 127.0.0.1 when empty
+	Port     int          // to listen on; any free one when 0
+	LazySync bool         // sync to disk every two minutes, not before each publish ack. For throw-away servers only.
+	MaxStore int64        // bytes on disk; 0 for three quarters of what is free
+	Log      *slog.Logger // for the server's warnings and errors; nil for none
+}
+
+// Server is a NATS server with JetStream in this process.
+type Server struct{ s *server.Server }
+
+// startTimeout bounds the start: a store of millions of messages is read in seconds.
+const startTimeout = time.Minute
+
+// StartServer runs a server and returns once JetStream answers. It handles no signals; the caller calls Shutdown.
+func StartServer(cfg ServerConfig) (*Server, error) {
+	if cfg.Dir == "" {
+		return nil, errors.New("start NATS: no directory for its store")
+	}
+	opts := &server.Options{
+		ServerName:         "tidings-" + rand.Text(),
+		Host:               cfg.Host,
+		Port:               cfg.Port,
+		JetStream:          true,
+		StoreDir:           cfg.Dir,
+		SyncAlways:         !cfg.LazySync,
+		JetStreamMaxMemory: 256 << 20, // streams in memory are none of ours; ordered consumers keep a little there
+		JetStreamMaxStore:  cfg.MaxStore,
+		NoSigs:             true,
+		NoLog:              cfg.Log == nil,
+	}
+	if opts.Host == "" {
+		opts.Host = "127.0.0.1"
+	}
+	if opts.Port == 0 {
+		opts.Port = server.RANDOM_PORT
+	}
+	s, err := server.NewServer(opts)
+	if err != nil {
+		return nil, fmt.Errorf("start NATS: %w", err)
+	}
+	fatal := make(chan string, 1)
+	s.SetLoggerV2(serverLog{log: cfg.Log, fatal: fatal}, false, false, false)
+	s.Start()
+	if err := awaitReady(s, fatal); err != nil {
+		s.Shutdown()
+		s.WaitForShutdown()
+		return nil, fmt.Errorf("start NATS on %s:%d with its store in %s: %w", opts.Host, opts.Port, cfg.Dir, err)
+	}
+	return &Server{s: s}, nil
+}
+
+// awaitReady waits for JetStream: a server that accepts connections may still be reading its store.
+func awaitReady(s *server.Server, fatal <-chan string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if s.ReadyForConnections(time.Millisecond) && s.Healthz(&server.HealthzOptions{}).Status == "ok" {
+			return nil
+		}
+		select {
+		case msg := <-fatal:
+			return errors.New(msg)
+		case <-ctx.Done():
+			return fmt.Errorf("not healthy after %s: %s", startTimeout, s.Healthz(&server.HealthzOptions{}).Error)
+		case <-tick.C:
+		}
+	}
+}
+
+// URL is where clients connect.
+func (s *Server) URL() string { return s.s.ClientURL() }
+
+// InProcess makes a connection go through memory instead of the network. The URL given to Connect is then not used.
+func (s *Server) InProcess() nats.Option { return nats.InProcessServer(s.s) }
+
+// Shutdown stops the server and returns when its store is closed. Doing it again does nothing.
+func (s *Server) Shutdown() {
+	s.s.Shutdown()
+	s.s.WaitForShutdown()
+}
+
+// serverLog hands what the server finds worth a warning to slog, and the reason of a failed start to awaitReady.
+type serverLog struct {
+	log   *slog.Logger
+	fatal chan<- string
+}
+
+func (l serverLog) Noticef(string, ...any) {}
+func (l serverLog) Debugf(string, ...any)  {}
+func (l serverLog) Tracef(string, ...any)  {}
+
+func (l serverLog) Warnf(format string, args ...any) {
+	if l.log != nil {
+		l.log.Warn("NATS server", "detail", fmt.Sprintf(format, args...))
+	}
+}
+
+func (l serverLog) Errorf(format string, args ...any) {
+	if l.log != nil {
+		l.log.Error("NATS server", "err", fmt.Sprintf(format, args...))
+	}
+}
+
+func (l serverLog) Fatalf(format string, args ...any) {
+	select {
+	case l.fatal <- fmt.Sprintf(format, args...):
+	default:
+	}
+}
