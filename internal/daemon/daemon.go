@@ -1,0 +1,70 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/sethvargo/go-envconfig"
+	"golang.org/x/sys/unix"
+)
+
+// Main runs a binary and exits the process: with 0 when run returns nil, else with 1 after one log line. ctx ends at the first
+// SIGINT or SIGTERM; run then has to finish what it holds and return nil. A second signal kills. Main makes the process's
+// default logger, which run takes from slog.Default and hands on.
+func Main(name string, run func(ctx context.Context, env envconfig.Lookuper) error) {
+	os.Exit(execute(context.Background(), name, envconfig.OsLookuper(), os.Stderr, run))
+}
+
+func execute(ctx context.Context, name string, env envconfig.Lookuper, stderr io.Writer, run func(context.Context, envconfig.Lookuper) error) int {
+	level, _ := env.Lookup("LOG_LEVEL")
+	log, err := NewLogger(stderr, level)
+	if err != nil {
+		fmt.Fprintf(stderr, "%s: %v\n", name, err)
+		return 1
+	}
+	log = log.With("binary", name)
+	slog.SetDefault(log)
+
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	defer context.AfterFunc(ctx, func() {
+		log.Info("stopping; a second signal kills")
+		stop() // gives the signals back their default action
+	})()
+	switch err := run(ctx, env); {
+	case err == nil:
+		return 0
+	case ctx.Err() != nil && errors.Is(err, context.Canceled):
+		return 0 // the stop that was asked for
+	default:
+		log.Error("ended", "err", err)
+		return 1
+	}
+}
+
+// NewLogger returns a logger that writes to w: text when w is a terminal, else JSON. level is debug, info, warn or error, and
+// info when empty.
+func NewLogger(w io.Writer, level string) (*slog.Logger, error) {
+	var at slog.Level
+	if level != "" {
+		if err := at.UnmarshalText([]byte(level)); err != nil {
+			return nil, fmt.Errorf("LOG_LEVEL is %q: want debug, info, warn or error", level)
+		}
+	}
+	opts := &slog.HandlerOptions{Level: at}
+	if f, ok := w.(*os.File); ok && isTerminal(f) {
+		return slog.New(slog.NewTextHandler(w, opts)), nil
+	}
+	return slog.New(slog.NewJSONHandler(w, opts)), nil
+}
+
+func isTerminal(f *os.File) bool {
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}

@@ -1,0 +1,8 @@
+// Package daemon is what every binary does around its own work: signals, the exit code, the log, and the ops port.
+//
+//	SIGINT, SIGTERM ──> ctx ends ──> run drains and returns nil ──> exit 0
+//	a second signal ──> killed at once
+//	run returns err ──> one log line ──> exit 1
+//
+// The ops port answers /healthz (the process serves), /readyz (its dependencies answer) and /metrics (Prometheus).
+package daemon

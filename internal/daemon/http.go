@@ -1,0 +1,59 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+)
+
+// shutdownTimeout is how long requests in flight may take after ctx has ended; then their connections are closed.
+const shutdownTimeout = 10 * time.Second
+
+// Serve answers HTTP on l with h until ctx ends, then lets the requests in flight finish, and closes l. It returns nil on a
+// clean stop.
+func Serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger) error {
+	srv := &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       30 * time.Second,
+		WriteTimeout:      60 * time.Second, // a profile or a large page, to a slow reader
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
+	select {
+	case err := <-served:
+		return fmt.Errorf("serve HTTP on %s: %w", l.Addr(), err)
+	case <-ctx.Done():
+	}
+	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+	defer cancel()
+	err := srv.Shutdown(sctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		log.Warn("requests still ran after the drain time, closing their connections", "addr", l.Addr().String(), "waited", shutdownTimeout)
+		err = srv.Close()
+	}
+	if serr := <-served; !errors.Is(serr, http.ErrServerClosed) {
+		err = errors.Join(err, serr)
+	}
+	if err != nil {
+		return fmt.Errorf("stop HTTP on %s: %w", l.Addr(), err)
+	}
+	return nil
+}
+
+// ListenAndServe is Serve on addr (host:port).
+func ListenAndServe(ctx context.Context, addr string, h http.Handler, log *slog.Logger) error {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return fmt.Errorf("listen for HTTP: %w", err)
+	}
+	log.Info("listening", "addr", l.Addr().String())
+	return Serve(ctx, l, h, log)
+}

@@ -1,0 +1,127 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sort"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// checkTimeout bounds one readiness check, below the usual timeout of whoever asks.
+const checkTimeout = 2 * time.Second
+
+// Ops is the port for operators. Ready may be called before and while it runs.
+type Ops struct {
+	addr string
+	reg  *prometheus.Registry
+	log  *slog.Logger
+
+	mu     sync.Mutex
+	checks map[string]func(context.Context) error
+	ln     net.Listener
+}
+
+// NewOps prepares the ops port on addr (host:port) with the metrics of reg, to which it adds those of the Go runtime and the
+// process. It listens on nothing yet.
+func NewOps(addr string, reg *prometheus.Registry, log *slog.Logger) *Ops {
+	for _, c := range []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})} {
+		var already prometheus.AlreadyRegisteredError
+		if err := reg.Register(c); err != nil && !errors.As(err, &already) {
+			panic(err) // these collectors describe themselves consistently
+		}
+	}
+	return &Ops{addr: addr, reg: reg, log: log.With("component", "ops"), checks: map[string]func(context.Context) error{}}
+}
+
+// Ready adds a check to /readyz; one of the same name is replaced. It is called for each request, from several goroutines.
+func (o *Ops) Ready(name string, check func(context.Context) error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.checks[name] = check
+}
+
+// Listen takes the port, so that its address is known before Run, which otherwise does it.
+func (o *Ops) Listen() (net.Addr, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.ln == nil {
+		l, err := net.Listen("tcp", o.addr)
+		if err != nil {
+			return nil, fmt.Errorf("listen for ops: %w", err)
+		}
+		o.ln = l
+	}
+	return o.ln.Addr(), nil
+}
+
+// Run answers until ctx ends and returns nil on a clean stop.
+func (o *Ops) Run(ctx context.Context) error {
+	addr, err := o.Listen()
+	if err != nil {
+		return err
+	}
+	o.log.Info("listening", "addr", addr.String())
+	return Serve(ctx, o.ln, o.Handler(), o.log)
+}
+
+// Handler answers /healthz, /readyz and /metrics.
+func (o *Ops) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, readiness{Status: "ok"}) })
+	mux.HandleFunc("GET /readyz", o.readyz)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(o.reg, promhttp.HandlerOpts{Registry: o.reg}))
+	return mux
+}
+
+type readiness struct {
+	Status  string    `json:"status"` // ok or unavailable
+	Failing []failing `json:"failing,omitempty"`
+}
+
+type failing struct {
+	Check string `json:"check"`
+	Error string `json:"error"`
+}
+
+// readyz runs all checks at once: several that time out together answer in the time of one.
+func (o *Ops) readyz(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), checkTimeout)
+	defer cancel()
+	o.mu.Lock()
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var bad []failing
+	for name, check := range o.checks {
+		wg.Go(func() {
+			if err := check(ctx); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				bad = append(bad, failing{Check: name, Error: err.Error()})
+			}
+		})
+	}
+	o.mu.Unlock()
+	wg.Wait()
+	if len(bad) > 0 {
+		sort.Slice(bad, func(i, j int) bool { return bad[i].Check < bad[j].Check })
+		answer(w, http.StatusServiceUnavailable, readiness{Status: "unavailable", Failing: bad})
+		return
+	}
+	answer(w, http.StatusOK, readiness{Status: "ok"})
+}
+
+func answer(w http.ResponseWriter, status int, body readiness) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(body) // the only error is a client that has gone
+}
