@@ -1,0 +1,152 @@
+package testkit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/tidings/tidings/internal/pglocal"
+)
+
+// local is a server from the machine's binaries.
+type local struct {
+	cfg pglocal.Config
+	s   *pglocal.Server
+}
+
+func startLocal() (server, error) {
+	if _, err := pglocal.Find(0); err != nil {
+		return nil, err
+	}
+	dir, err := scratch("postgres")
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	cfg := pglocal.Config{Dir: dir, Unsafe: true, Settings: map[string]string{
+		"wal_level":       "minimal",
+		"max_wal_senders": "0",
+		"shared_buffers":  "64MB", // several test binaries run at once
+	}}
+	s, err := pglocal.Start(ctx, cfg)
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return &local{cfg: cfg, s: s}, nil
+}
+
+func (l *local) url(database string) string { return l.s.URL(database) }
+
+func (l *local) stop() error {
+	if err := l.thaw(); err != nil {
+		return err
+	}
+	if err := l.s.Abort(); err != nil { // its data goes with it
+		return err
+	}
+	return pglocal.Destroy(l.cfg.Dir)
+}
+
+func (l *local) ended() bool {
+	select {
+	case <-l.s.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+func (l *local) kill() error {
+	if l.ended() {
+		return l.s.Stop()
+	}
+	// Frozen first, so that no process is born or ends on its own while the others die.
+	pids, err := freezeTree(l.s.PID())
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		if err := signal(pid, syscall.SIGKILL); err != nil {
+			return err
+		}
+	}
+	return l.s.Stop() // waits for the end and gives the directory back
+}
+
+func (l *local) freeze() error {
+	_, err := freezeTree(l.s.PID())
+	return err
+}
+
+func (l *local) thaw() error {
+	if l.ended() {
+		return nil
+	}
+	pids, err := tree(l.s.PID())
+	if err != nil {
+		return err
+	}
+	for i := len(pids) - 1; i >= 0; i-- { // the postmaster last: it reacts to what its children do
+		if err := signal(pids[i], syscall.SIGCONT); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *local) restart(ctx context.Context) error {
+	if err := l.thaw(); err != nil {
+		return err
+	}
+	if err := l.s.Abort(); err != nil {
+		return err
+	}
+	before := l.s.URL("postgres")
+	s, err := pglocal.Start(ctx, l.cfg)
+	if err != nil {
+		return err
+	}
+	l.s = s
+	if now := s.URL("postgres"); now != before {
+		return fmt.Errorf("the port was taken meanwhile: %s became %s", before, now)
+	}
+	return nil
+}
+
+// freezeTree stops pid and its descendants and returns them, pid first, once every one of them has stopped.
+func freezeTree(pid int) ([]int, error) {
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		pids, err := tree(pid)
+		if err != nil {
+			return nil, err
+		}
+		still := true
+		for _, p := range pids {
+			if err := signal(p, syscall.SIGSTOP); err != nil {
+				return nil, err
+			}
+			if st, ok := processState(p); ok && st != 'T' && st != 'Z' {
+				still = false
+			}
+		}
+		if still {
+			if again, err := tree(pid); err != nil || len(again) == len(pids) {
+				return pids, err
+			}
+		}
+		if time.Now().After(deadline) {
+			return nil, fmt.Errorf("process %d and its children do not stop", pid)
+		}
+	}
+}
+
+func signal(pid int, sig syscall.Signal) error {
+	if err := syscall.Kill(pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return fmt.Errorf("send %s to process %d: %w", sig, pid, err)
+	}
+	return nil
+}

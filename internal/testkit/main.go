@@ -1,0 +1,146 @@
+package testkit
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/tidings/tidings/internal/pglocal"
+)
+
+// The test binary runs itself again with one of these set: as the reaper of a directory, or as a NATS server.
+const (
+	reapEnv = "TIDINGS_TESTKIT_REAP"
+	natsEnv = "TIDINGS_TESTKIT_NATS"
+)
+
+// shared is what the tests of one binary have in common. It is a variable because TestMain and the tests share no other place.
+var shared struct {
+	mu      sync.Mutex
+	running bool // Main runs
+	dir     string
+	reaper  *exec.Cmd
+	pg      server
+	pgErr   error
+	pgOnce  sync.Once
+}
+
+// Main is the TestMain of every package that uses servers: it runs the tests, stops what they shared, fails when a goroutine
+// is left, and exits.
+func Main(m *testing.M) {
+	if dir := os.Getenv(reapEnv); dir != "" {
+		os.Exit(exitCode(reap(dir, os.Stdin)))
+	}
+	if spec := os.Getenv(natsEnv); spec != "" {
+		os.Exit(exitCode(serveNATS(spec, os.Stdin, os.Stdout)))
+	}
+	shared.mu.Lock()
+	shared.running = true
+	shared.mu.Unlock()
+	code := m.Run()
+	if err := stopShared(); err != nil {
+		code = max(code, exitCode(err))
+	}
+	if code == 0 {
+		code = exitCode(goleak.Find(ignoredGoroutines()...))
+	}
+	os.Exit(code)
+}
+
+func exitCode(err error) int {
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintln(os.Stderr, "testkit:", err)
+	return 1
+}
+
+// ignoredGoroutines are those of libraries that cannot be stopped: idle connections to the Docker engine.
+func ignoredGoroutines() []goleak.Option {
+	return []goleak.Option{
+		goleak.IgnoreAnyFunction("net/http.(*persistConn).readLoop"),
+		goleak.IgnoreAnyFunction("net/http.(*persistConn).writeLoop"),
+	}
+}
+
+// scratch returns a new directory for a server's data. It is not t.TempDir, which only root could enter when the tests run as
+// root and PostgreSQL as somebody else. The reaper removes it.
+func scratch(name string) (string, error) {
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	if !shared.running {
+		return "", errors.New("this package's TestMain does not call testkit.Main")
+	}
+	if shared.dir == "" {
+		dir, err := os.MkdirTemp("", "tidings-test-")
+		if err != nil {
+			return "", err
+		}
+		if err := os.Chmod(dir, 0o711); err != nil {
+			return "", err
+		}
+		if shared.reaper, err = startReaper(dir); err != nil {
+			return "", err
+		}
+		shared.dir = dir
+	}
+	return os.MkdirTemp(shared.dir, name+"-")
+}
+
+// startReaper starts a child that waits for the end of this process and then removes dir and the servers on it. Without it a
+// killed or timed-out test binary would leave its PostgreSQL behind.
+func startReaper(dir string) (*exec.Cmd, error) {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), reapEnv+"="+dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the tests
+	if _, err := cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start the reaper of test servers: %w", err)
+	}
+	return cmd, nil
+}
+
+// reap waits until its standard input ends, as it does when the parent has ended.
+func reap(dir string, stdin io.Reader) error {
+	if _, err := io.Copy(io.Discard, bufio.NewReader(stdin)); err != nil {
+		return err
+	}
+	dirs, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil {
+		return err
+	}
+	for _, d := range dirs {
+		err = errors.Join(err, pglocal.Destroy(d))
+	}
+	return errors.Join(err, os.RemoveAll(dir))
+}
+
+func stopShared() error {
+	var err error
+	if shared.pg != nil {
+		err = shared.pg.stop()
+	}
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	shared.running = false
+	if shared.reaper != nil {
+		// It ends at once, having nothing left to do but to remove the directory.
+		if k := shared.reaper.Process.Kill(); k != nil && !errors.Is(k, os.ErrProcessDone) {
+			err = errors.Join(err, k)
+		}
+		_ = shared.reaper.Wait() // reports the kill
+		err = errors.Join(err, os.RemoveAll(shared.dir))
+	}
+	return err
+}

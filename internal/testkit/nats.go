@@ -1,0 +1,272 @@
+package testkit
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/pglocal"
+)
+
+// Broker is a NATS server with JetStream for one test.
+type Broker struct {
+	URL string
+
+	cfg   broker.Config
+	serve broker.ServerConfig
+	in    *broker.Server // in this process
+	child *child         // or as a child
+}
+
+// Config is how the code under test reaches this server, and under which names. On a server that is not the test's alone
+// (TEST_NATS_URL) the stream and its subjects have names of the test's own, so take them from here.
+func (b *Broker) Config() broker.Config { return b.cfg }
+
+// Connect returns a connection that is closed when the test ends.
+func (b *Broker) Connect(t testing.TB) *nats.Conn {
+	t.Helper()
+	nc, err := broker.Connect(b.cfg, "test", Logger(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeConn(nc) })
+	return nc
+}
+
+// closeConn closes nc and waits until its goroutines have ended, which would otherwise look leaked.
+func closeConn(nc *nats.Conn) {
+	closed := nc.StatusChanged(nats.CLOSED)
+	if nc.IsClosed() {
+		return
+	}
+	nc.Close()
+	select {
+	case <-closed:
+	case <-time.After(time.Second):
+	}
+}
+
+// NATS returns a server of the test's own in this process. It syncs lazily, and keeps its store in the test's directory.
+func NATS(t testing.TB) *Broker {
+	t.Helper()
+	skipIfShort(t)
+	if u := os.Getenv("TEST_NATS_URL"); u != "" {
+		return externalNATS(t, u)
+	}
+	if forceDocker() {
+		return containerNATS(t)
+	}
+	b := &Broker{serve: broker.ServerConfig{Dir: t.TempDir(), LazySync: true, Log: Logger(t)}}
+	var err error
+	if b.in, err = broker.StartServer(b.serve); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.in.Shutdown() })
+	b.setURL(b.in.URL())
+	return b
+}
+
+// NATSProcess returns a server of the test's own in a child process, which the test may kill, freeze and restart. It syncs
+// lazily; as the machine does not fail, a kill loses nothing that was acknowledged. TEST_NATS_URL is not used.
+func NATSProcess(t testing.TB) *Broker {
+	t.Helper()
+	skipIfShort(t)
+	port, err := pglocal.FreePort() // known beforehand, and not one that a client of the stopped server could be given
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &Broker{serve: broker.ServerConfig{Dir: t.TempDir(), Port: port, LazySync: true}}
+	if b.child, err = startChild(b.serve); err != nil {
+		t.Fatalf("NATS for the test: %v", err)
+	}
+	t.Cleanup(func() { check(t, "stop NATS", b.child.kill()) })
+	b.setURL(b.child.url)
+	return b
+}
+
+func (b *Broker) setURL(url string) {
+	b.URL = url
+	b.cfg = broker.Config{URL: url, Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxAge: 720 * time.Hour, MaxBytes: -1,
+		Timeout: 5 * time.Second}
+}
+
+// Kill ends the server with SIGKILL and returns when it is gone. Only for NATSProcess.
+func (b *Broker) Kill(t testing.TB) {
+	t.Helper()
+	check(t, "kill NATS", b.process(t).kill())
+}
+
+// Freeze stops the server with SIGSTOP: connections stay open and nobody answers. It is thawed at the latest when the test
+// ends. Only for NATSProcess.
+func (b *Broker) Freeze(t testing.TB) {
+	t.Helper()
+	c := b.process(t)
+	t.Cleanup(func() { check(t, "thaw NATS", c.signal(syscall.SIGCONT)) })
+	if c.ended() {
+		t.Fatal("freeze NATS: it has ended")
+	}
+	_, err := freezeTree(c.cmd.Process.Pid)
+	check(t, "freeze NATS", err)
+}
+
+// Thaw undoes Freeze. Only for NATSProcess.
+func (b *Broker) Thaw(t testing.TB) {
+	t.Helper()
+	check(t, "thaw NATS", b.process(t).signal(syscall.SIGCONT))
+}
+
+// Restart ends the server if it runs, frozen or not, with SIGKILL and starts it on the same store and port. Only for
+// NATSProcess.
+func (b *Broker) Restart(t testing.TB) {
+	t.Helper()
+	check(t, "kill NATS", b.process(t).kill())
+	c, err := startChild(b.serve)
+	if err != nil {
+		t.Fatalf("restart NATS: %v", err)
+	}
+	b.child = c
+}
+
+func (b *Broker) process(t testing.TB) *child {
+	t.Helper()
+	if b.child == nil {
+		t.Fatal("this NATS is no process of its own: use testkit.NATSProcess")
+	}
+	return b.child
+}
+
+// child is a test binary that runs as a NATS server.
+type child struct {
+	cmd  *exec.Cmd
+	url  string
+	done chan struct{}
+}
+
+// startChild returns once the child says that it serves.
+func startChild(cfg broker.ServerConfig) (*child, error) {
+	shared.mu.Lock()
+	running := shared.running
+	shared.mu.Unlock()
+	if !running { // the child would run the tests
+		return nil, errors.New("this package's TestMain does not call testkit.Main")
+	}
+	spec, err := json.Marshal(natsSpec{Dir: cfg.Dir, Port: cfg.Port})
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), natsEnv+"="+string(spec))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Stderr = os.Stderr
+	cmd.WaitDelay = time.Second
+	if _, err := cmd.StdinPipe(); err != nil { // its end tells the child that we have ended
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	line, readErr := bufio.NewReader(out).ReadString('\n')
+	c := &child{cmd: cmd, url: strings.TrimSpace(line), done: make(chan struct{})}
+	go func() {
+		_ = cmd.Wait() // it is killed in the end
+		close(c.done)
+	}()
+	if readErr != nil {
+		<-c.done
+		return nil, fmt.Errorf("the NATS child ended at its start: %s", cmd.ProcessState)
+	}
+	return c, nil
+}
+
+func (c *child) ended() bool {
+	select {
+	case <-c.done:
+		return true
+	default:
+		return false
+	}
+}
+
+func (c *child) signal(sig syscall.Signal) error {
+	if c.ended() {
+		return nil
+	}
+	return signal(c.cmd.Process.Pid, sig)
+}
+
+func (c *child) kill() error {
+	if err := c.signal(syscall.SIGKILL); err != nil {
+		return err
+	}
+	<-c.done
+	return nil
+}
+
+type natsSpec struct {
+	Dir  string
+	Port int
+}
+
+// serveNATS is the child: it prints its URL and serves until its standard input ends.
+func serveNATS(spec string, stdin io.Reader, stdout io.Writer) error {
+	var s natsSpec
+	if err := json.Unmarshal([]byte(spec), &s); err != nil {
+		return err
+	}
+	srv, err := broker.StartServer(broker.ServerConfig{Dir: s.Dir, Port: s.Port, LazySync: true})
+	if err != nil {
+		return err
+	}
+	defer srv.Shutdown()
+	if _, err := fmt.Fprintln(stdout, srv.URL()); err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, stdin)
+	return err
+}
+
+// externalNATS gives the test names of its own on a server that somebody else runs, and removes the stream afterwards.
+func externalNATS(t testing.TB, url string) *Broker {
+	t.Helper()
+	b := &Broker{}
+	b.setURL(url)
+	own := rand.Text()[:10]
+	b.cfg.Stream, b.cfg.Prefix, b.cfg.LivePrefix = "TEST_"+own, "events-"+own, "live-"+own
+	t.Cleanup(func() {
+		nc, err := broker.Connect(b.cfg, "test", Logger(t), nats.RetryOnFailedConnect(false))
+		if err != nil {
+			t.Errorf("remove the test's stream: %v", err)
+			return
+		}
+		defer closeConn(nc)
+		js, err := jetstream.New(nc)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := js.DeleteStream(ctx, b.cfg.Stream); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+			t.Errorf("remove the test's stream: %v", err)
+		}
+	})
+	return b
+}

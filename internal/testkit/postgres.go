@@ -1,0 +1,260 @@
+package testkit
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/internal/pglocal"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/migrations"
+)
+
+// startTimeout bounds the start of a server and the making of a template, on a busy machine.
+const startTimeout = 2 * time.Minute
+
+// server is a PostgreSQL, wherever it comes from.
+type server interface {
+	url(database string) string // of a login that may create databases and roles
+	stop() error                // and remove it
+	kill() error                // as a crash
+	freeze() error
+	thaw() error
+	restart(ctx context.Context) error // immediate shutdown, then start on the same data and port
+}
+
+// DB is a test's own database, with all migrations of the truth and the projections. It is dropped when the test ends.
+type DB struct {
+	URL string // of the owner's login
+}
+
+// Postgres returns a private database on a server that the tests of this binary share.
+func Postgres(t testing.TB) *DB {
+	t.Helper()
+	skipIfShort(t)
+	shared.pgOnce.Do(func() { shared.pg, shared.pgErr = findServer() })
+	if shared.pgErr != nil {
+		t.Fatalf("PostgreSQL for the tests: %v", shared.pgErr)
+	}
+	return cloneDB(t, shared.pg)
+}
+
+// Pool returns a pool that acts as role. It is closed when the test ends.
+func (db *DB) Pool(t testing.TB, role postgres.Role) *pgxpool.Pool {
+	t.Helper()
+	cfg := postgres.Config{MaxConns: 16, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute}
+	pool, err := postgres.Open(context.Background(), db.URL, cfg, role, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+// PG is a PostgreSQL of the test's own, as processes. It ends with the test.
+type PG struct{ s server }
+
+// PostgresProcess starts a server that the test may kill, freeze and restart. It does not sync to disk, but as the machine
+// does not fail, a kill loses nothing that was committed. TEST_DATABASE_URL is not used.
+func PostgresProcess(t testing.TB) *PG {
+	t.Helper()
+	skipIfShort(t)
+	s, err := startServer()
+	if err != nil {
+		t.Fatalf("PostgreSQL for the test: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := s.stop(); err != nil {
+			t.Errorf("stop the test's PostgreSQL: %v", err)
+		}
+	})
+	return &PG{s: s}
+}
+
+// DB returns a new migrated database on this server.
+func (p *PG) DB(t testing.TB) *DB {
+	t.Helper()
+	return cloneDB(t, p.s)
+}
+
+// Kill ends the server and all its processes with SIGKILL and returns when they are gone.
+func (p *PG) Kill(t testing.TB) {
+	t.Helper()
+	check(t, "kill PostgreSQL", p.s.kill())
+}
+
+// Freeze stops the server and all its processes with SIGSTOP: connections stay open and nobody answers. It is thawed at the
+// latest when the test ends.
+func (p *PG) Freeze(t testing.TB) {
+	t.Helper()
+	t.Cleanup(func() { check(t, "thaw PostgreSQL", p.s.thaw()) }) // before the freeze: it may fail half-way
+	check(t, "freeze PostgreSQL", p.s.freeze())
+}
+
+// Thaw undoes Freeze; on a server that runs it does nothing.
+func (p *PG) Thaw(t testing.TB) {
+	t.Helper()
+	check(t, "thaw PostgreSQL", p.s.thaw())
+}
+
+// Restart shuts the server down at once if it runs, frozen or not, and starts it on the same data and port.
+func (p *PG) Restart(t testing.TB) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	check(t, "restart PostgreSQL", p.s.restart(ctx))
+}
+
+func check(t testing.TB, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Errorf("%s: %v", what, err)
+	}
+}
+
+func skipIfShort(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("needs a server")
+	}
+}
+
+// findServer returns the server that the tests of this binary share.
+func findServer() (server, error) {
+	if u := os.Getenv("TEST_DATABASE_URL"); u != "" {
+		return newExternal(u)
+	}
+	return startServer()
+}
+
+// startServer starts a server of our own: from local binaries, else in Docker.
+func startServer() (server, error) {
+	if forceDocker() {
+		return startContainer()
+	}
+	s, err := startLocal()
+	if errors.Is(err, pglocal.ErrNoBinaries) {
+		s, derr := startContainer()
+		if derr == nil {
+			return s, nil
+		}
+		return nil, fmt.Errorf("%w; or set TEST_DATABASE_URL; Docker would do as well, but: %w", err, derr)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func forceDocker() bool { return os.Getenv("TEST_SERVERS") == "docker" }
+
+// external is a server that somebody else runs.
+type external struct{ base *url.URL }
+
+func newExternal(u string) (server, error) {
+	base, err := url.Parse(u)
+	if err != nil || !strings.HasPrefix(base.Scheme, "postgres") {
+		return nil, errors.New("TEST_DATABASE_URL is not a URL: want postgres://user:password@host:port/database")
+	}
+	return external{base: base}, nil
+}
+
+func (e external) url(database string) string {
+	u := *e.base
+	if database != "postgres" { // for administration, the database that was given is surely there
+		u.Path = "/" + database
+	}
+	return u.String()
+}
+
+var errExternal = errors.New("the server of TEST_DATABASE_URL is not ours")
+
+func (e external) stop() error                   { return nil }
+func (e external) kill() error                   { return errExternal }
+func (e external) freeze() error                 { return errExternal }
+func (e external) thaw() error                   { return errExternal }
+func (e external) restart(context.Context) error { return errExternal }
+
+// templateLock keeps test binaries that share a server from making the same template at once. The number is of no meaning.
+const templateLock = 4_771_207_533
+
+// ensureTemplate returns the name of a database with all migrations, which it makes when the server has none. Only a whole one
+// is marked as a template.
+func ensureTemplate(ctx context.Context, s server) (name string, err error) {
+	name = "tidings_template_" + migrations.Hash()
+	conn, err := pgx.Connect(ctx, s.url("postgres"))
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, conn.Close(ctx)) }() // also lets go of the lock
+	if _, err := conn.Exec(ctx, `SELECT pg_advisory_lock($1)`, int64(templateLock)); err != nil {
+		return "", err
+	}
+	var whole bool
+	err = conn.QueryRow(ctx, `SELECT datistemplate FROM pg_database WHERE datname = $1`, name).Scan(&whole)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return "", err
+	}
+	if whole {
+		return name, nil
+	}
+	quoted := pgx.Identifier{name}.Sanitize()
+	for _, sql := range []string{`DROP DATABASE IF EXISTS ` + quoted + ` WITH (FORCE)`, `CREATE DATABASE ` + quoted} {
+		if _, err := conn.Exec(ctx, sql); err != nil {
+			return "", err
+		}
+	}
+	for _, set := range []migrations.Set{migrations.Truth, migrations.Projections} {
+		if _, err := migrations.Up(ctx, s.url(name), set); err != nil {
+			return "", err
+		}
+	}
+	_, err = conn.Exec(ctx, `ALTER DATABASE `+quoted+` IS_TEMPLATE true`)
+	return name, err
+}
+
+func cloneDB(t testing.TB, s server) *DB {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	template, err := ensureTemplate(ctx, s)
+	if err != nil {
+		t.Fatalf("make the template database: %v", err)
+	}
+	name := "tidings_test_" + strings.ToLower(rand.Text()[:12])
+	if err := admin(ctx, s, `CREATE DATABASE `+name+` TEMPLATE `+pgx.Identifier{template}.Sanitize()); err != nil {
+		t.Fatalf("make the test's database: %v", err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		if err := admin(ctx, s, `DROP DATABASE IF EXISTS `+name+` WITH (FORCE)`); err != nil && !ended(s) {
+			t.Errorf("drop the test's database: %v", err)
+		}
+	})
+	return &DB{URL: s.url(name)}
+}
+
+// ended reports a server that the test has killed: its databases go with its directory.
+func ended(s server) bool {
+	e, ok := s.(interface{ ended() bool })
+	return ok && e.ended()
+}
+
+func admin(ctx context.Context, s server, sql string) error {
+	conn, err := pgx.Connect(ctx, s.url("postgres"))
+	if err != nil {
+		return err
+	}
+	_, err = conn.Exec(ctx, sql)
+	return errors.Join(err, conn.Close(ctx))
+}

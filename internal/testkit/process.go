@@ -1,0 +1,55 @@
+package testkit
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+)
+
+// stat reads what /proc says of a process: the state's letter and the parent (proc(5), "/proc/pid/stat"). The name before
+// them, in parentheses, may itself hold any character.
+func stat(pid int) (state byte, parent int, ok bool) {
+	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return 0, 0, false
+	}
+	i := bytes.LastIndexByte(b, ')')
+	if i < 0 {
+		return 0, 0, false
+	}
+	if _, err := fmt.Sscanf(string(b[i+1:]), " %c %d", &state, &parent); err != nil {
+		return 0, 0, false
+	}
+	return state, parent, true
+}
+
+func processState(pid int) (byte, bool) {
+	state, _, ok := stat(pid)
+	return state, ok
+}
+
+// tree returns pid and its descendants, parents before children. PostgreSQL's children are in process groups of their own, so
+// no signal to a group reaches them.
+func tree(pid int) ([]int, error) {
+	procs, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return nil, err
+	}
+	children := map[int][]int{}
+	for _, p := range procs {
+		n, err := strconv.Atoi(filepath.Base(p))
+		if err != nil {
+			continue
+		}
+		if _, parent, ok := stat(n); ok {
+			children[parent] = append(children[parent], n)
+		}
+	}
+	pids := []int{pid}
+	for i := 0; i < len(pids); i++ {
+		pids = append(pids, children[pids[i]]...)
+	}
+	return pids, nil
+}
