@@ -1,0 +1,56 @@
+package outbox
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// scrapeTimeout bounds the query of one scrape. A database that does not answer in it leaves the gauges out, which the alert
+// OutboxMetricsAbsent sees.
+const scrapeTimeout = 3 * time.Second
+
+type collector struct {
+	pool *pgxpool.Pool
+	log  *slog.Logger
+
+	lag, dlq, attempts, pending *prometheus.Desc
+}
+
+// NewCollector returns the outbox's gauges, read from the database at each scrape at a cost that does not grow with the
+// backlog. The relay and the archiver both export them, so that a dead relay is seen.
+func NewCollector(pool *pgxpool.Pool, log *slog.Logger) prometheus.Collector {
+	return &collector{
+		pool: pool, log: log.With("component", "outbox"),
+		lag:      prometheus.NewDesc("outbox_lag_seconds", "Age of the oldest outbox message that is due and not published, over all partitions; 0 without any.", nil, nil),
+		dlq:      prometheus.NewDesc("outbox_dlq_depth", "Messages in the outbox's DLQ (counted up to 100000).", nil, nil),
+		attempts: prometheus.NewDesc("outbox_max_attempts", "The most failed attempts of any message that is pending or in the DLQ.", nil, nil),
+		pending:  prometheus.NewDesc("outbox_pending", "Messages not yet published (counted up to 100000 due ones and as many put off).", nil, nil),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{c.lag, c.dlq, c.attempts, c.pending} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
+	defer cancel()
+	s, err := ReadStats(ctx, c.pool)
+	if err != nil {
+		c.log.WarnContext(ctx, "outbox gauges left out of this scrape", "err", err)
+		return
+	}
+	gauge := func(d *prometheus.Desc, v float64) { ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v) }
+	gauge(c.lag, s.LagSeconds)
+	gauge(c.dlq, float64(s.DLQDepth))
+	gauge(c.attempts, float64(s.MaxAttempts))
+	gauge(c.pending, float64(s.Pending))
+}
