@@ -1,0 +1,61 @@
+// Command relay publishes the outbox to JetStream. Any number of them may run at once.
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/sethvargo/go-envconfig"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/migrations"
+	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/relay"
+)
+
+type config struct {
+	DatabaseURL string `env:"DATABASE_URL, required"`
+	OpsAddr     string `env:"OPS_ADDR, default=127.0.0.1:9182"`
+	Postgres    postgres.Config
+	Broker      broker.Config
+	Relay       relay.Config
+}
+
+func main() { daemon.Main("relay", run) }
+
+func run(ctx context.Context, env envconfig.Lookuper) error {
+	var cfg config
+	if err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: &cfg, Lookuper: env}); err != nil {
+		return err
+	}
+	if err := errors.Join(cfg.Postgres.Validate(), cfg.Broker.Validate(), cfg.Relay.Validate()); err != nil {
+		return err
+	}
+	log, reg := slog.Default(), prometheus.NewRegistry()
+	pool, err := postgres.Open(ctx, cfg.DatabaseURL, cfg.Postgres, postgres.RoleSystem, "relay")
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if err := migrations.Check(ctx, pool, migrations.Truth); err != nil {
+		return err
+	}
+	r, err := relay.New(cfg.Relay, pool, cfg.Broker, log, reg)
+	if err != nil {
+		return err
+	}
+	reg.MustRegister(outbox.NewCollector(pool, log))
+	ops := daemon.NewOps(cfg.OpsAddr, reg, log)
+	ops.Ready("relay", r.Ready)
+	ops.Ready("postgres", pool.Ping)
+
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return ops.Run(ctx) })
+	g.Go(func() error { return r.Run(ctx) })
+	return g.Wait()
+}

@@ -1,0 +1,100 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/outbox"
+)
+
+// position is where a partition stands after a catch-up.
+type position struct {
+	tail   uint64 // what outbox_partitions says: the last sequence that was published
+	expect uint64 // what the tail check must name: the same, or 0 once that message has expired
+}
+
+// catchUp reads what the stream holds of the partition after the stored tail, marks those rows, and returns where the
+// partition stands. It is run before the first claim of a partition and after anything but a plain ack.
+func (s *session) catchUp(ctx context.Context, partition int) (position, error) {
+	s.metrics.catchUps.Inc()
+	filter := event.PartitionFilter(s.broker.Prefix, partition)
+	tail, err := outbox.Tail(ctx, s.pool, partition)
+	if err != nil {
+		return position{}, err
+	}
+	state, err := s.stateOf(ctx, filter)
+	if err != nil {
+		return position{}, err
+	}
+	switch {
+	case state.last == tail:
+		return position{tail, tail}, nil
+	case state.last < tail && tail >= state.first:
+		return position{}, fmt.Errorf("%w: partition %d ends at %d, its marks at %d", ErrStreamRefused, partition, state.last, tail)
+	case state.last < tail: // the last message has expired, and the stream says 0 for the partition
+		return position{tail, state.last}, nil
+	}
+	s.at("catch-up")
+	if tail, err = s.markFrom(ctx, filter, partition, tail, state.last); err != nil {
+		return position{}, err
+	}
+	return position{tail, tail}, nil
+}
+
+// errTailMoved reports that another relay moved the stored tail meanwhile: the catch-up begins again.
+var errTailMoved = errors.New("relay: the stored tail moved during the catch-up")
+
+// markFrom marks the rows whose messages stand after tail up to last, in bounded steps, and returns the new tail.
+func (s *session) markFrom(ctx context.Context, filter string, partition int, tail, last uint64) (uint64, error) {
+	consumer, err := s.js.OrderedConsumer(ctx, s.broker.Stream, jetstream.OrderedConsumerConfig{
+		FilterSubjects: []string{filter}, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: tail + 1,
+		HeadersOnly: true, InactiveThreshold: 30 * time.Second, NamePrefix: fmt.Sprintf("relay-catchup-p%02d-%d", partition, time.Now().UnixNano()),
+	})
+	if err != nil {
+		return 0, fmt.Errorf("read partition %d from %d: %w", partition, tail+1, err)
+	}
+	messages, err := consumer.Messages(jetstream.PullMaxMessages(s.cfg.BatchSize), jetstream.PullExpiry(5*time.Second), jetstream.PullHeartbeat(time.Second))
+	if err != nil {
+		return 0, fmt.Errorf("read partition %d from %d: %w", partition, tail+1, err)
+	}
+	defer messages.Stop()
+	m := outbox.Mark{Partition: partition, OldTail: tail}
+	for m.NewTail < last {
+		msg, err := messages.Next(jetstream.NextContext(ctx))
+		if err != nil {
+			return 0, fmt.Errorf("read partition %d after %d: %w", partition, max(m.NewTail, tail), err)
+		}
+		meta, err := msg.Metadata()
+		if err != nil {
+			return 0, fmt.Errorf("read partition %d after %d: %w", partition, max(m.NewTail, tail), err)
+		}
+		m.NewTail = meta.Sequence.Stream
+		id, err := strconv.ParseInt(msg.Headers().Get(event.HeaderOutboxID), 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("%w: message %d of partition %d is not of this system: %s is %q", ErrStreamRefused, m.NewTail, partition,
+				event.HeaderOutboxID, msg.Headers().Get(event.HeaderOutboxID))
+		}
+		m.Rows = append(m.Rows, outbox.Published{ID: id, EventID: msg.Headers().Get(event.HeaderMsgID), Seq: m.NewTail})
+		if len(m.Rows) < s.cfg.BatchSize && m.NewTail < last {
+			continue
+		}
+		held, err := outbox.MarkPublished(ctx, s.pool, s.generation, []outbox.Mark{m})
+		switch {
+		case errors.Is(err, outbox.ErrRowsMissing):
+			return 0, fmt.Errorf("%w: %w", ErrStreamRefused, err)
+		case err != nil:
+			return 0, err
+		case len(held) == 0:
+			return 0, errTailMoved
+		}
+		s.metrics.caughtUp.Add(float64(len(m.Rows)))
+		m = outbox.Mark{Partition: partition, OldTail: m.NewTail, NewTail: m.NewTail, Rows: m.Rows[:0]}
+	}
+	return m.NewTail, nil
+}

@@ -1,0 +1,237 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+// appendPairs writes n transactions of one follow pair each: the state row with its version first, then the outbox row, as the
+// spec's plain SQL does. A pair's status toggles with each.
+func appendPairs(ctx context.Context, pool *pgxpool.Pool, rng *rand.Rand, n int) error {
+	for range n {
+		tx, err := pool.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		err = appendSome(ctx, tx, rng)
+		if err == nil && rng.IntN(10) > 0 {
+			err = tx.Commit(ctx)
+		} else if rerr := tx.Rollback(context.WithoutCancel(ctx)); err == nil {
+			err = rerr
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func appendSome(ctx context.Context, tx pgx.Tx, rng *rand.Rand) error {
+	pairs := map[[2]int]bool{}
+	for range 1 + rng.IntN(3) {
+		pairs[[2]int{1 + rng.IntN(5), 10 + rng.IntN(20)}] = true
+	}
+	for from := 1; from <= 5; from++ { // in key order, so that writers do not deadlock
+		for to := 10; to < 30; to++ {
+			if !pairs[[2]int{from, to}] {
+				continue
+			}
+			var version int64
+			if err := tx.QueryRow(ctx, `
+				INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, $1, $2)
+				ON CONFLICT (tenant_id, follower_id, followee_id) DO UPDATE
+				SET version = follows.version + 1, status = CASE follows.status WHEN 'ACTIVE' THEN 'REMOVED' ELSE 'ACTIVE' END
+				RETURNING version`, from, to).Scan(&version); err != nil {
+				return err
+			}
+			if rng.IntN(20) == 0 { // a slow transaction: others overtake it
+				if _, err := tx.Exec(ctx, `SELECT pg_sleep(0.02)`); err != nil {
+					return err
+				}
+			}
+			if _, err := tx.Exec(ctx, `
+				INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+				VALUES (1, 'follow', $2::bigint, 'created', jsonb_build_object('follower_id', $1::bigint, 'followee_id', $2::bigint, 'version', $3::bigint))`,
+				from, to, version); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// streamed is what a test reads of one message.
+type streamed struct {
+	event.Event
+	version int64
+}
+
+// readStream returns every event of the stream in its order.
+func readStream(t *testing.T, ctx context.Context, b *testkit.Broker) []streamed {
+	t.Helper()
+	js, err := jetstream.New(b.Connect(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := js.Stream(ctx, b.Config().Stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := stream.CachedInfo().State.LastSeq
+	if stream.CachedInfo().State.Msgs == 0 {
+		return nil
+	}
+	consumer, err := js.OrderedConsumer(ctx, b.Config().Stream, jetstream.OrderedConsumerConfig{InactiveThreshold: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	it, err := consumer.Messages()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer it.Stop()
+	var all []streamed
+	for {
+		m, err := it.Next(jetstream.NextMaxWait(10 * time.Second))
+		if err != nil {
+			t.Fatalf("read the stream after %d of %d messages: %v", len(all), last, err)
+		}
+		meta, err := m.Metadata()
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := event.Decode(m.Subject(), m.Headers(), m.Data())
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.Seq = meta.Sequence.Stream
+		s := streamed{Event: e}
+		if _, rest, ok := strings.Cut(string(m.Data()), `"version": `); ok {
+			s.version, _ = strconv.ParseInt(strings.TrimRight(rest[:strings.IndexAny(rest, ",}")], " "), 10, 64)
+		}
+		all = append(all, s)
+		if e.Seq == last {
+			return all
+		}
+	}
+}
+
+// checkStream fails unless every committed row is on the stream exactly once and marked with its sequence, the versions of each
+// pair rise by exactly one, and every message's Tidings-Prev is the partition's previous sequence.
+func checkStream(t *testing.T, ctx context.Context, pool *pgxpool.Pool, b *testkit.Broker) {
+	t.Helper()
+	type row struct {
+		ID        int64
+		EventID   string
+		Pair      string
+		Version   int64
+		StreamSeq *int64
+	}
+	rows, _ := pool.Query(ctx, `
+		SELECT id, event_id::text, aggregate_id || '<-' || coalesce(payload ->> 'follower_id', '?'), coalesce((payload ->> 'version')::bigint, 0), stream_seq
+		  FROM outbox_messages ORDER BY id`)
+	committed, err := pgx.CollectRows(rows, pgx.RowToStructByPos[row])
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := make(map[string]row, len(committed))
+	for _, r := range committed {
+		want[r.EventID] = r
+	}
+	versions, tails, seen := map[string]int64{}, map[int]uint64{}, map[string]uint64{}
+	duplicates, foreign, inversions, gaps, unmarked := 0, 0, 0, 0, 0
+	messages := readStream(t, ctx, b)
+	for _, m := range messages {
+		r, ok := want[m.ID]
+		if !ok {
+			foreign++
+			continue
+		}
+		if _, ok := seen[m.ID]; ok {
+			duplicates++
+			continue
+		}
+		seen[m.ID] = m.Seq
+		if r.StreamSeq == nil || uint64(*r.StreamSeq) != m.Seq {
+			unmarked++
+		}
+		if r.Version != versions[r.Pair]+1 {
+			inversions++
+		}
+		versions[r.Pair] = r.Version
+		prev := m.Seq - 1
+		if m.HasPrev {
+			prev = m.Prev
+		}
+		if prev != tails[m.Partition] {
+			gaps++
+		}
+		tails[m.Partition] = m.Seq
+	}
+	missing := len(want) - len(seen)
+	if missing+duplicates+foreign+inversions+gaps+unmarked > 0 {
+		t.Errorf("%d rows, %d messages: %d missing, %d duplicates, %d unknown, %d versions not rising by one, %d wrong Tidings-Prev, %d not marked with their sequence",
+			len(want), len(messages), missing, duplicates, foreign, inversions, gaps, unmarked)
+	}
+}
+
+// awaitDrained waits until no row is pending.
+func awaitDrained(t *testing.T, ctx context.Context, pool *pgxpool.Pool, within time.Duration) {
+	t.Helper()
+	testkit.Eventually(t, within, "every row to be published", func() (bool, error) {
+		var pending int
+		if err := pool.QueryRow(ctx, `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`).Scan(&pending); err != nil {
+			return false, nil // the server may be restarting: ask again
+		}
+		return pending == 0, nil
+	})
+}
+
+// start runs a relay until the returned function is called, which waits for its end.
+func start(t *testing.T, r *Relay) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := r.Run(ctx); err != nil {
+			t.Errorf("relay: %v", err)
+		}
+	})
+	var once sync.Once
+	stop = func() { once.Do(func() { cancel(); wg.Wait() }) }
+	t.Cleanup(stop)
+	return stop
+}
+
+func seeded(t *testing.T) *rand.Rand {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	return rand.New(rand.NewPCG(seed, seed))
+}
+
+func insertRow(t *testing.T, pool *pgxpool.Pool, aggregate int64, eventType string, extra ...string) (id int64) {
+	t.Helper()
+	payload := "{}"
+	if len(extra) > 0 {
+		payload = extra[0]
+	}
+	if err := pool.QueryRow(t.Context(), `
+		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'post', $1, $2, $3::jsonb) RETURNING id`,
+		aggregate, eventType, payload).Scan(&id); err != nil {
+		t.Fatal(fmt.Errorf("insert: %w", err))
+	}
+	return id
+}

@@ -1,0 +1,70 @@
+package relay
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/event"
+)
+
+type metrics struct {
+	throughput prometheus.Counter
+	failures   *prometheus.CounterVec // event_type
+	dead       prometheus.Counter
+	partitions prometheus.Gauge
+	stuck      prometheus.Gauge
+	refused    prometheus.Gauge
+	catchUps   prometheus.Counter
+	caughtUp   prometheus.Counter
+	conflicts  prometheus.Counter
+	errors     *prometheus.CounterVec   // stage
+	seconds    *prometheus.HistogramVec // stage
+	batchRows  prometheus.Histogram
+}
+
+// otherEvents is the label of event types that are not in the catalogue: anybody may write rows, so the label must be bounded.
+const otherEvents = "other"
+
+func newMetrics(reg prometheus.Registerer) *metrics {
+	m := &metrics{
+		throughput: prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_throughput_total", Help: "Outbox messages published and marked by this relay."}),
+		failures: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "outbox_failures_total",
+			Help: "Failed attempts of outbox messages that cannot be published as they are."}, []string{"event_type"}),
+		dead:       prometheus.NewCounter(prometheus.CounterOpts{Name: "relay_rows_dead_total", Help: "Outbox messages moved to the DLQ."}),
+		partitions: prometheus.NewGauge(prometheus.GaugeOpts{Name: "relay_partitions", Help: "Partitions that this relay holds."}),
+		stuck:      prometheus.NewGauge(prometheus.GaugeOpts{Name: "outbox_partitions_stuck", Help: "Partitions that wait for `tidings repair stream`."}),
+		refused:    prometheus.NewGauge(prometheus.GaugeOpts{Name: "relay_stream_refused", Help: "1 while the stream as a whole waits for `tidings repair stream`."}),
+		catchUps:   prometheus.NewCounter(prometheus.CounterOpts{Name: "relay_catch_ups_total", Help: "Catch-ups begun: one per partition taken over, and one per outcome unknown."}),
+		caughtUp:   prometheus.NewCounter(prometheus.CounterOpts{Name: "relay_rows_caught_up_total", Help: "Outbox messages that a catch-up found on the stream."}),
+		conflicts:  prometheus.NewCounter(prometheus.CounterOpts{Name: "relay_conflicts_total", Help: "Publishes that the tail check or the duplicate check refused."}),
+		errors:     prometheus.NewCounterVec(prometheus.CounterOpts{Name: "relay_errors_total", Help: "Errors by stage; none of them loses or doubles anything."}, []string{"stage"}),
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "relay_stage_seconds", Help: "Time of one piece of work by stage.",
+			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 15)}, []string{"stage"}),
+		batchRows: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "relay_publish_rows", Help: "Rows per publish.",
+			Buckets: []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000}}),
+	}
+	for _, t := range append(event.EventTypes(), otherEvents) {
+		m.failures.WithLabelValues(t)
+	}
+	for _, stage := range []string{stageClaim, stagePublish, stageMark, stageCatchUp} {
+		m.errors.WithLabelValues(stage)
+		m.seconds.WithLabelValues(stage)
+	}
+	reg.MustRegister(m.throughput, m.failures, m.dead, m.partitions, m.stuck, m.refused, m.catchUps, m.caughtUp, m.conflicts, m.errors, m.seconds, m.batchRows)
+	return m
+}
+
+// The stages of the pipeline, as the metrics name them.
+const (
+	stageClaim   = "claim"
+	stagePublish = "publish"
+	stageMark    = "mark"
+	stageCatchUp = "catch-up"
+)
+
+func (m *metrics) failed(e *event.Event) {
+	label := otherEvents
+	if _, known := event.Known(e.AggregateType, e.Type, 1); known {
+		label = e.AggregateType + "." + e.Type
+	}
+	m.failures.WithLabelValues(label).Inc()
+}

@@ -1,0 +1,367 @@
+package relay
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/internal/lease"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childEnv) != "" {
+		child()
+		return
+	}
+	testkit.Main(m)
+}
+
+func testConfig() Config {
+	return Config{BatchSize: 500, BatchBytes: 4 << 20, PollInterval: 20 * time.Millisecond, PublishTimeout: 2 * time.Second, Publishers: 4,
+		DrainTimeout: 5 * time.Second, Lease: lease.Config{TTL: time.Second}}
+}
+
+func newRelay(t *testing.T, pool *pgxpool.Pool, b *testkit.Broker) *Relay {
+	t.Helper()
+	r, err := New(testConfig(), pool, b.Config(), testkit.Logger(t), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestTwoRelaysPublishEveryCommittedRowOnceAndInOrder(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	b := testkit.NATS(t)
+	start(t, newRelay(t, pool, b))
+	start(t, newRelay(t, pool, b))
+	rng := seeded(t)
+	done := make(chan error, 4)
+	for range 4 {
+		seed := rng.Uint64()
+		go func() { done <- appendPairs(t.Context(), pool, newRand(seed), 150) }()
+	}
+	for range 4 {
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	}
+	awaitDrained(t, t.Context(), pool, 20*time.Second)
+	checkStream(t, t.Context(), pool, b)
+}
+
+func TestAPoisonRowHoldsBackItsAggregateAloneAndEndsInTheDLQ(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	b := testkit.NATS(t)
+	before := insertRow(t, pool, 7, "created")
+	poison := insertRow(t, pool, 7, "not a token")
+	behind := insertRow(t, pool, 7, "edited")
+	other := insertRow(t, pool, 8, "created")
+	start(t, newRelay(t, pool, b))
+
+	published := func() []int64 {
+		var ids []int64
+		for _, m := range readStream(t, t.Context(), b) {
+			ids = append(ids, m.OutboxID)
+		}
+		return ids
+	}
+	attempts := func() (n int) {
+		err := pool.QueryRow(t.Context(), `SELECT attempts FROM outbox_messages WHERE id = $1`, poison).Scan(&n)
+		if err != nil {
+			return -1
+		}
+		return n
+	}
+	testkit.Eventually(t, 10*time.Second, "the first attempt to fail and the others to be published", func() (bool, error) {
+		var pending int
+		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`).Scan(&pending)
+		return pending == 2 && attempts() == 1, err
+	})
+	var wait float64
+	if err := pool.QueryRow(t.Context(), `SELECT extract(epoch FROM available_at - now()) FROM outbox_messages WHERE id = $1`, poison).Scan(&wait); err != nil || wait < 20 || wait > 30 {
+		t.Errorf("the first retry is due in %.1f s: want about 30 (%v)", wait, err)
+	}
+	for n := 1; n <= outbox.MaxAttempts; n++ { // as if the back-off had passed
+		if _, err := pool.Exec(t.Context(), `UPDATE outbox_messages SET available_at = inserted_at + interval '1 us' WHERE delayed AND processed_at IS NULL`); err != nil {
+			t.Fatal(err)
+		}
+		testkit.Eventually(t, 10*time.Second, "the next attempt", func() (bool, error) {
+			a := attempts()
+			return a == n+1 || a == -1 && n == outbox.MaxAttempts, nil
+		})
+	}
+	awaitDrained(t, t.Context(), pool, 10*time.Second)
+	got := published()
+	where := map[int64]int{}
+	for i, id := range got {
+		where[id] = i
+	}
+	if len(got) != 3 || len(where) != 3 || where[before] > where[behind] {
+		t.Errorf("published %v: want %d and %d in this order, and %d", got, before, behind, other)
+	}
+	var dead int
+	var lastError string
+	if err := pool.QueryRow(t.Context(), `SELECT attempts, last_error FROM outbox_messages_dlq WHERE id = $1`, poison).Scan(&dead, &lastError); err != nil {
+		t.Fatal(err)
+	}
+	if dead != outbox.MaxAttempts+1 || !strings.Contains(lastError, "event_type") {
+		t.Errorf("in the DLQ with %d attempts and the error %q", dead, lastError)
+	}
+}
+
+func TestAMessageOverTheServersLimitIsPoisonAndNotAnOutage(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	b := testkit.NATS(t)
+	insertRow(t, pool, 7, "created", `"`+strings.Repeat("x", 2<<20)+`"`)
+	insertRow(t, pool, 8, "created")
+	start(t, newRelay(t, pool, b))
+	testkit.Eventually(t, 10*time.Second, "one row published and one failed", func() (bool, error) {
+		var ok bool
+		err := pool.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE processed_at IS NOT NULL) = 1 AND max(attempts) = 1 FROM outbox_messages`).Scan(&ok)
+		return ok, err
+	})
+}
+
+func TestARowThatIsNotYetDueWaitsAndHoldsBackItsAggregate(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	b := testkit.NATS(t)
+	var delayed int64
+	if err := pool.QueryRow(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at)
+		VALUES (1, 'post', 7, 'created', '{}', now() + interval '1 hour') RETURNING id`).Scan(&delayed); err != nil {
+		t.Fatal(err)
+	}
+	behind := insertRow(t, pool, 7, "edited")
+	other := insertRow(t, pool, 8, "created")
+	start(t, newRelay(t, pool, b))
+	testkit.Eventually(t, 10*time.Second, "the other aggregate's row, and the held one parked", func() (bool, error) {
+		var ok bool
+		err := pool.QueryRow(t.Context(), `SELECT (SELECT processed_at IS NOT NULL FROM outbox_messages WHERE id = $1) AND (SELECT delayed FROM outbox_messages WHERE id = $2)`,
+			other, behind).Scan(&ok)
+		return ok, err
+	})
+	if stats, err := outbox.ReadStats(t.Context(), pool); err != nil || stats.Pending != 2 || stats.Delayed != 2 || stats.LagSeconds != 0 {
+		t.Errorf("stats are %+v, %v: want 2 pending, both delayed, no lag", stats, err)
+	}
+	if _, err := pool.Exec(t.Context(), `UPDATE outbox_messages SET available_at = inserted_at + interval '1 us' WHERE delayed`); err != nil {
+		t.Fatal(err)
+	}
+	awaitDrained(t, t.Context(), pool, 10*time.Second)
+	var ids []int64
+	for _, m := range readStream(t, t.Context(), b) {
+		ids = append(ids, m.OutboxID)
+	}
+	if diff := cmp.Diff([]int64{other, delayed, behind}, ids); diff != "" {
+		t.Errorf("stream (-want +got):\n%s", diff)
+	}
+}
+
+func TestABrokerOutageBurnsNoAttempt(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	b := testkit.NATSProcess(t)
+	r := newRelay(t, pool, b)
+	start(t, r)
+	insertRow(t, pool, 1, "created")
+	awaitDrained(t, t.Context(), pool, 10*time.Second)
+	b.Kill(t)
+	for i := range int64(20) {
+		insertRow(t, pool, i, "created")
+	}
+	testkit.Eventually(t, 10*time.Second, "the relay to say that it is not ready", func() (bool, error) { return r.Ready(t.Context()) != nil, nil })
+	b.Restart(t)
+	awaitDrained(t, t.Context(), pool, 20*time.Second)
+	var attempts int
+	if err := pool.QueryRow(t.Context(), `SELECT max(attempts) FROM outbox_messages`).Scan(&attempts); err != nil || attempts != 0 {
+		t.Errorf("%d attempts were burned (%v)", attempts, err)
+	}
+	if n := len(readStream(t, t.Context(), b)); n != 21 {
+		t.Errorf("%d messages on the stream: want 21", n)
+	}
+}
+
+func TestAStreamThatDoesNotContinueTheDatabaseIsRefused(t *testing.T) {
+	for name, damage := range map[string]func(t *testing.T, pool *pgxpool.Pool, js jetstream.JetStream, stream string){
+		"the stream is gone": func(t *testing.T, _ *pgxpool.Pool, js jetstream.JetStream, name string) {
+			if err := js.DeleteStream(t.Context(), name); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"the stream was made anew": func(t *testing.T, _ *pgxpool.Pool, js jetstream.JetStream, name string) {
+			stream, err := js.Stream(t.Context(), name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cfg := stream.CachedInfo().Config
+			if err := js.DeleteStream(t.Context(), name); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := js.CreateStream(t.Context(), cfg); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"the stream ends before the marks": func(t *testing.T, pool *pgxpool.Pool, _ jetstream.JetStream, _ string) {
+			if _, err := pool.Exec(t.Context(), `UPDATE outbox_partitions SET tail_seq = 1000 WHERE partition = 3`); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"the database is new and the stream is not": func(t *testing.T, pool *pgxpool.Pool, _ jetstream.JetStream, _ string) {
+			if _, err := pool.Exec(t.Context(), `DELETE FROM outbox_stream`); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+			b := testkit.NATS(t)
+			insertRow(t, pool, 1, "created")
+			stop := start(t, newRelay(t, pool, b))
+			awaitDrained(t, t.Context(), pool, 10*time.Second)
+			stop()
+			js, err := jetstream.New(b.Connect(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			damage(t, pool, js, b.Config().Stream)
+			if _, err := newRelay(t, pool, b).connect(t.Context()); !errors.Is(err, ErrStreamRefused) {
+				t.Errorf("got %v, want ErrStreamRefused", err)
+			}
+			insertRow(t, pool, 2, "created")
+			r := newRelay(t, pool, b)
+			start(t, r)
+			testkit.Eventually(t, 5*time.Second, "the relay to name the repair", func() (bool, error) {
+				err := r.Ready(t.Context())
+				return err != nil && strings.Contains(err.Error(), "tidings repair stream"), nil
+			})
+		})
+	}
+}
+
+func TestADatabaseThatWentBackInTimeStopsThePartition(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	b := testkit.NATS(t)
+	insertRow(t, pool, 1, "created")
+	stop := start(t, newRelay(t, pool, b))
+	awaitDrained(t, t.Context(), pool, 10*time.Second)
+	stop()
+	// The row was published and marked; then the database lost both, and gave the id out again.
+	if _, err := pool.Exec(t.Context(), `UPDATE outbox_partitions SET tail_seq = 0`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), `UPDATE outbox_messages SET event_id = gen_random_uuid(), processed_at = NULL, stream_seq = NULL`); err != nil {
+		t.Fatal(err)
+	}
+	r := newRelay(t, pool, b)
+	s, err := r.connect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.nc.Close()
+	partition := readStream(t, t.Context(), b)[0].Partition
+	if _, err := s.catchUp(t.Context(), partition); !errors.Is(err, ErrStreamRefused) || !errors.Is(err, outbox.ErrRowsMissing) {
+		t.Errorf("got %v, want ErrStreamRefused and ErrRowsMissing", err)
+	}
+	var pending int
+	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`).Scan(&pending); err != nil || pending != 1 {
+		t.Errorf("the row with the reused id was marked published (%v)", err)
+	}
+}
+
+func TestAPartitionWhoseLastMessageExpiredGoesOn(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	b := testkit.NATS(t)
+	insertRow(t, pool, 1, "created")
+	stop := start(t, newRelay(t, pool, b))
+	awaitDrained(t, t.Context(), pool, 10*time.Second)
+	stop()
+	js, err := jetstream.New(b.Connect(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := js.Stream(t.Context(), b.Config().Stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Purge(t.Context()); err != nil { // what age does, at once
+		t.Fatal(err)
+	}
+	insertRow(t, pool, 1, "edited")
+	start(t, newRelay(t, pool, b))
+	awaitDrained(t, t.Context(), pool, 10*time.Second)
+	messages := readStream(t, t.Context(), b)
+	if len(messages) != 1 || messages[0].Prev != 1 || messages[0].Seq != 2 {
+		t.Errorf("got %+v: want message 2 that names 1 as the previous one", messages)
+	}
+}
+
+func TestOnlyAPlainAckIsASuccess(t *testing.T) {
+	for name, c := range map[string]struct {
+		answer   string
+		count    int
+		first    uint64
+		conflict bool
+	}{
+		"one message stored":             {`{"stream":"EVENTS","seq":7}`, 1, 7, false},
+		"a batch stored":                 {`{"stream":"EVENTS","seq":9,"batch":"b","count":3}`, 3, 7, false},
+		"a duplicate is not":             {`{"stream":"EVENTS","seq":7,"duplicate":true}`, 1, 0, true},
+		"a batch of another size is not": {`{"stream":"EVENTS","seq":9,"batch":"b","count":2}`, 3, 0, false},
+		"a wrong last sequence is not":   {`{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 5"}}`, 1, 0, true},
+		"on a replicated stream neither": {`{"error":{"code":400,"err_code":10164}}`, 3, 0, true},
+		"a duplicate in the batch":       {`{"error":{"code":400,"err_code":10201}}`, 3, 0, true},
+		"an incomplete batch is not":     {`{"error":{"code":400,"err_code":10176}}`, 3, 0, false},
+		"a full stream is not":           {`{"error":{"code":503,"err_code":10077,"description":"maximum bytes exceeded"}}`, 1, 0, false},
+		"an answer of another kind":      {`+OK`, 1, 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			first, err := readAck([]byte(c.answer), c.count)
+			if first != c.first || (err == nil) != (c.first > 0) || errors.Is(err, errConflict) != c.conflict {
+				t.Errorf("got %d, %v", first, err)
+			}
+		})
+	}
+}
+
+func TestPlainSubscribersGetWhatIsStored(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	b := testkit.NATS(t)
+	nc := b.Connect(t)
+	live := make(chan *nats.Msg, 10)
+	if _, err := nc.ChanSubscribe(b.Config().LivePrefix+".>", live); err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	start(t, newRelay(t, pool, b))
+	insertRow(t, pool, 1, "created")
+	select {
+	case m := <-live:
+		if !strings.HasSuffix(m.Subject, ".t1.post.created") || m.Header.Get("Nats-Sequence") != "1" {
+			t.Errorf("got %s %v", m.Subject, m.Header)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("nothing on live.> within 10 s")
+	}
+}
+
+func TestConfigurationOutOfBoundsIsRefused(t *testing.T) {
+	err := Config{}.Validate()
+	for _, name := range []string{"RELAY_BATCH_SIZE", "RELAY_BATCH_BYTES", "RELAY_POLL_INTERVAL", "RELAY_PUBLISH_TIMEOUT", "RELAY_PUBLISHERS", "RELAY_DRAIN_TIMEOUT", "LEASE_TTL"} {
+		if err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("the error does not name %s: %v", name, err)
+		}
+	}
+	if err := testConfig().Validate(); err != nil {
+		t.Error(err)
+	}
+}
