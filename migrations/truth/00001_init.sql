@@ -248,6 +248,7 @@ END $$;
 -- +goose StatementEnd
 
 GRANT SELECT, INSERT, UPDATE ON follows, comments, comment_keys, threads TO tidings_api, tidings_writer;
+GRANT DELETE ON comment_keys TO tidings_api; -- the key of a create that is refused after all is given back
 GRANT SELECT ON outbox_messages_archive, api_tokens TO tidings_api;
 GRANT SELECT, INSERT ON outbox_messages TO tidings_api, tidings_writer;
 GRANT SELECT, DELETE ON outbox_messages_dlq TO tidings_api;
