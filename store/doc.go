@@ -1,0 +1,19 @@
+// Package store is the write model: follows and comments, and the tokens of those who write.
+//
+// Each write commits its state and its event in one transaction, the state row first (which takes the entity's lock), then the
+// outbox row:
+//
+//	Follow      (none) ──▶ ACTIVE v1        Unfollow   ACTIVE ──▶ REMOVED        a write that changes nothing makes no event
+//	            REMOVED ──▶ ACTIVE
+//	Create      (none) ──▶ ACTIVE v1        NONE, or PENDING in a premoderated thread
+//	Edit        ACTIVE ──▶ ACTIVE           while NONE, APPROVED or PENDING
+//	Delete      ACTIVE ──▶ DELETED          final; the row, its body and its replies stay
+//
+// The write functions take slices of one tenant's writes and return one outcome per item: an item that is refused does not
+// hold back the others. Their error says that the transaction as a whole failed, and then nothing was written, unless the
+// answer to COMMIT itself was lost. Items of a slice that write the same entity are applied in the slice's order.
+//
+// Rows are locked in the order of their keys, so two slices never wait for each other in a circle.
+//
+// The package does not authorise: a token acts for every user of its tenant. It does not read lists, which are projections.
+package store

@@ -1,0 +1,185 @@
+package store
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/outbox"
+)
+
+// AnyVersion as IfVersion writes whatever version the comment has.
+const AnyVersion = 0
+
+// CommentEdit replaces a comment's body.
+type CommentEdit struct {
+	Meta
+	CommentID string // a UUID in lower case
+	IfVersion int64  // the version that the writer saw, or AnyVersion
+	Body      string // trimmed before it is kept
+}
+
+// CommentDelete is an author's withdrawal of a comment. It is final.
+type CommentDelete struct {
+	Meta
+	CommentID string // a UUID in lower case
+	IfVersion int64  // the version that the writer saw, or AnyVersion
+}
+
+// heldSQL names the comments of @comment_ids and locks those that exist in key order: an UPDATE alone locks in the order of its plan.
+const heldSQL = `
+WITH wanted AS (
+  SELECT * FROM unnest(@comment_ids::uuid[], @if_versions::bigint[], @bodies::text[]) AS w(comment_id, if_version, body)
+), held AS (
+  SELECT w.*
+    FROM comments c JOIN wanted w ON c.tenant_id = @tenant::bigint AND c.comment_id = w.comment_id
+   ORDER BY c.comment_id
+     FOR NO KEY UPDATE OF c
+)`
+
+// commentEditSQL replaces bodies, where the version is the expected one, the author and moderation left the comment, and the
+// body differs.
+// Index: comments_pkey.   Locks: the comments, in key order, whether or not they change.
+const commentEditSQL = heldSQL + `
+UPDATE /* store.comment_edit */ comments c
+   SET body = h.body, version = c.version + 1, updated_at = GREATEST(now(), c.updated_at)
+  FROM held h
+ WHERE c.tenant_id = @tenant::bigint AND c.comment_id = h.comment_id AND (h.if_version = 0 OR c.version = h.if_version)
+   AND c.author_state = 'ACTIVE' AND c.moderation_state NOT IN ('HIDDEN', 'REMOVED') AND c.body <> h.body
+RETURNING ` + commentColumns
+
+// Edit replaces the bodies of comments. The outcome's error is ErrNotFound, a *StaleError, a *StateError, or says what is wrong
+// with the body. An edit to the body that the comment has changes nothing and makes no event.
+func (s *Store) Edit(ctx context.Context, tenant int64, edits []CommentEdit) ([]CommentOutcome, error) {
+	changes := make([]change, len(edits))
+	for i, e := range edits {
+		body, err := trimBody(e.Body)
+		changes[i] = change{meta: e.Meta, id: e.CommentID, ifVersion: e.IfVersion, body: body, err: err}
+	}
+	return s.change(ctx, tenant, changes, event.Edited, commentEditSQL, func(c event.Comment) bool {
+		return c.AuthorState == event.AuthorActive && c.ModerationState != event.ModerationHidden && c.ModerationState != event.ModerationRemoved
+	})
+}
+
+// commentDeleteSQL withdraws comments, where the version is the expected one and the author had left it. The row stays: replies
+// hang on it, and so does its permalink.
+// Index: comments_pkey.   Locks: the comments, in key order, whether or not they change.
+const commentDeleteSQL = heldSQL + `
+UPDATE /* store.comment_delete */ comments c
+   SET author_state = 'DELETED', version = c.version + 1, updated_at = GREATEST(now(), c.updated_at)
+  FROM held h
+ WHERE c.tenant_id = @tenant::bigint AND c.comment_id = h.comment_id AND (h.if_version = 0 OR c.version = h.if_version)
+   AND c.author_state = 'ACTIVE'
+RETURNING ` + commentColumns
+
+// Delete withdraws comments for their author. The outcome's error is ErrNotFound, a *StaleError or a *StateError: deleted or
+// erased comments cannot be deleted again. What moderation did to a comment does not keep its author from deleting it.
+func (s *Store) Delete(ctx context.Context, tenant int64, deletes []CommentDelete) ([]CommentOutcome, error) {
+	changes := make([]change, len(deletes))
+	for i, d := range deletes {
+		changes[i] = change{meta: d.Meta, id: d.CommentID, ifVersion: d.IfVersion}
+	}
+	return s.change(ctx, tenant, changes, event.Deleted, commentDeleteSQL, func(c event.Comment) bool {
+		return c.AuthorState == event.AuthorActive
+	})
+}
+
+type change struct {
+	meta      Meta
+	id        string
+	ifVersion int64
+	body      string
+	err       error
+}
+
+func (c change) check() error {
+	if c.err != nil {
+		return c.err
+	}
+	if err := checkMeta(c.meta); err != nil {
+		return err
+	}
+	return checkUUID("comment", c.id)
+}
+
+// change runs one guarded transition. allowed is the guard's part about states, to tell why it let nothing through.
+func (s *Store) change(ctx context.Context, tenant int64, changes []change, eventType, transitionSQL string, allowed func(event.Comment) bool) ([]CommentOutcome, error) {
+	out := make([]CommentOutcome, len(changes))
+	turns := rounds(len(changes), func(i int) (string, bool) {
+		out[i].Err = changes[i].check()
+		return changes[i].id, out[i].Err == nil
+	})
+	if len(turns) == 0 {
+		return out, nil
+	}
+	err := s.write(ctx, tenant, func(tx pgx.Tx) error {
+		for _, turn := range turns {
+			for _, i := range turn {
+				out[i] = CommentOutcome{} // a second attempt starts afresh
+			}
+			if err := changeTurn(ctx, tx, tenant, changes, turn, eventType, transitionSQL, allowed, out); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("comment %s, %d of tenant %d: %w", eventType, len(changes), tenant, err)
+	}
+	return out, nil
+}
+
+func changeTurn(ctx context.Context, tx pgx.Tx, tenant int64, changes []change, turn []int, eventType, transitionSQL string,
+	allowed func(event.Comment) bool, out []CommentOutcome) error {
+	n := len(turn)
+	ids, versions, bodies := make([]string, n), make([]int64, n), make([]string, n)
+	index := make(map[string]int, n)
+	for k, i := range turn {
+		ids[k], versions[k], bodies[k] = changes[i].id, changes[i].ifVersion, changes[i].body
+		index[ids[k]] = i
+	}
+	rows, _ := tx.Query(ctx, transitionSQL, pgx.StrictNamedArgs{"tenant": tenant, "comment_ids": ids, "if_versions": versions, "bodies": bodies})
+	changed, err := pgx.CollectRows(rows, pgx.RowToStructByPos[commentRow])
+	if err != nil {
+		return fmt.Errorf("write %d comments: %w", n, err)
+	}
+	events := make([]event.Event, len(changed))
+	for k, r := range changed {
+		i := index[r.CommentID]
+		out[i] = CommentOutcome{Comment: r.wire(), Changed: true}
+		if events[k], err = commentEvent(tenant, out[i].Comment, eventType, changes[i].meta); err != nil {
+			return err
+		}
+	}
+	if err := outbox.Append(ctx, tx, events); err != nil {
+		return err
+	}
+	if len(changed) == n {
+		return nil
+	}
+	// The statement locked what exists, so this is what its guard saw.
+	current, err := getComments(ctx, tx, tenant, ids)
+	if err != nil {
+		return err
+	}
+	for _, i := range turn {
+		if out[i].Changed {
+			continue
+		}
+		row, ok := current[changes[i].id]
+		c := row.wire()
+		switch {
+		case !ok:
+			out[i].Err = ErrNotFound
+		case changes[i].ifVersion != AnyVersion && changes[i].ifVersion != c.Version:
+			out[i].Err = &StaleError{Current: c}
+		case !allowed(c):
+			out[i].Err = &StateError{Current: c}
+		default: // the body it had
+			out[i].Comment = c
+		}
+	}
+	return nil
+}

@@ -1,0 +1,107 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+)
+
+// Errors of single items. API edges map them to answers.
+var (
+	// ErrNotFound reports an entity that the tenant does not have.
+	ErrNotFound = errors.New("store: not found")
+	// ErrInvalid reports a value that no caller should have let through, such as an id that is not positive.
+	ErrInvalid = errors.New("store: invalid value")
+	// ErrSelfFollow reports a user who would follow themself.
+	ErrSelfFollow = errors.New("store: a user cannot follow themself")
+)
+
+// Meta says who wrote an item, and within which trace.
+type Meta struct {
+	Actor       string // who did it, in events and history; required
+	TraceParent string // W3C traceparent of the request, or empty
+}
+
+// Store writes and reads the truth. It is safe for concurrent use.
+type Store struct {
+	pool *pgxpool.Pool
+	slug func() string // random; a test makes it collide
+}
+
+// New returns a Store on pool, whose connections act as postgres.RoleAPI.
+func New(pool *pgxpool.Pool) *Store { return &Store{pool: pool, slug: newSlug} }
+
+// write runs fn in a read-write transaction of the tenant. fn may run more than once, so it starts its outcomes afresh.
+func (s *Store) write(ctx context.Context, tenant int64, fn func(tx pgx.Tx) error) error {
+	return postgres.InTenant(ctx, s.pool, tenant, pgx.TxOptions{}, fn)
+}
+
+func (s *Store) read(ctx context.Context, tenant int64, fn func(tx pgx.Tx) error) error {
+	return postgres.InTenant(ctx, s.pool, tenant, pgx.TxOptions{AccessMode: pgx.ReadOnly}, fn)
+}
+
+// rounds splits the indexes 0..n-1 for which key reports ok so that no key comes twice in a round and equal keys keep their
+// order. A set-based statement takes one round.
+func rounds[K comparable](n int, key func(i int) (k K, ok bool)) [][]int {
+	var all [][]int
+	seen := make(map[K]int, n)
+	for i := range n {
+		k, ok := key(i)
+		if !ok {
+			continue
+		}
+		r := seen[k]
+		seen[k]++
+		if r == len(all) {
+			all = append(all, nil)
+		}
+		all[r] = append(all[r], i)
+	}
+	return all
+}
+
+func checkMeta(m Meta) error {
+	if !ValidActor(m.Actor) {
+		return fmt.Errorf("%w: actor %.80q", ErrInvalid, m.Actor)
+	}
+	return nil
+}
+
+func wireTime(t time.Time) event.Time { return event.Time{Time: t.UTC()} }
+
+func notFound(err error) error {
+	if errors.Is(err, pgx.ErrNoRows) {
+		return ErrNotFound
+	}
+	return err
+}
+
+// MaxActorBytes bounds the name of an actor.
+const MaxActorBytes = 200
+
+// ValidActor reports whether s can name an actor: 1 to MaxActorBytes bytes of printable UTF-8 without blanks at its ends.
+func ValidActor(s string) bool {
+	if s == "" || len(s) > MaxActorBytes || strings.TrimSpace(s) != s || !utf8.ValidString(s) {
+		return false
+	}
+	return strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0
+}
+
+// checkUUID wants the form that PostgreSQL writes: outcomes are matched to items by it.
+func checkUUID(what, s string) error {
+	if u, err := uuid.Parse(s); err != nil || u.String() != s {
+		return fmt.Errorf("%w: %s %.80q is not a UUID in lower case", ErrInvalid, what, s)
+	}
+	return nil
+}
