@@ -1,0 +1,664 @@
+package store_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/store"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+const tenant = 7
+
+func meta() store.Meta {
+	return store.Meta{Actor: "tester", TraceParent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
+}
+
+type fixture struct {
+	*store.Store
+	system *pgxpool.Pool
+}
+
+func open(t *testing.T) fixture {
+	t.Helper()
+	db := testkit.Postgres(t)
+	return fixture{store.New(db.Pool(t, postgres.RoleAPI)), db.Pool(t, postgres.RoleSystem)}
+}
+
+// told is what an outbox message says.
+type told struct {
+	Aggregate   string
+	AggregateID int64
+	Type        string
+	Payload     map[string]any
+}
+
+// events returns what the outbox has, in the order of its ids.
+func (f fixture) events(t *testing.T) []told {
+	t.Helper()
+	rows, _ := f.system.Query(t.Context(), `SELECT aggregate_type, aggregate_id, event_type, payload FROM outbox_messages ORDER BY id`)
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[told])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func (f fixture) follow(t *testing.T, a, b int64) store.FollowOutcome {
+	t.Helper()
+	out, err := f.Follow(t.Context(), tenant, []store.FollowWrite{{Meta: meta(), FollowerID: a, FolloweeID: b}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out[0]
+}
+
+func (f fixture) unfollow(t *testing.T, a, b int64) store.FollowOutcome {
+	t.Helper()
+	out, err := f.Unfollow(t.Context(), tenant, []store.FollowWrite{{Meta: meta(), FollowerID: a, FolloweeID: b}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out[0]
+}
+
+func TestFollowTransitions(t *testing.T) {
+	f := open(t)
+	first := f.follow(t, 1, 2)
+	if !first.Changed || first.Follow.Version != 1 || first.Follow.Status != event.StatusActive {
+		t.Fatalf("first follow: %+v", first)
+	}
+	if again := f.follow(t, 1, 2); again.Changed || !cmp.Equal(again.Follow, first.Follow) {
+		t.Errorf("a repeated follow: got %+v, want %+v unchanged", again, first.Follow)
+	}
+	gone := f.unfollow(t, 1, 2)
+	if !gone.Changed || gone.Follow.Version != 2 || gone.Follow.Status != event.StatusRemoved || gone.Follow.PositionedAt != first.Follow.PositionedAt {
+		t.Errorf("unfollow: %+v", gone)
+	}
+	if again := f.unfollow(t, 1, 2); again.Changed || !cmp.Equal(again.Follow, gone.Follow) {
+		t.Errorf("a repeated unfollow: got %+v, want %+v unchanged", again, gone.Follow)
+	}
+	back := f.follow(t, 1, 2)
+	if !back.Changed || back.Follow.Version != 3 || back.Follow.CreatedAt != first.Follow.CreatedAt ||
+		!back.Follow.PositionedAt.After(first.Follow.PositionedAt.Time) {
+		t.Errorf("follow again: %+v: want version 3, the first created_at and a later positioned_at", back)
+	}
+	if never := f.unfollow(t, 8, 9); never.Changed || never.Follow.Version != 0 {
+		t.Errorf("unfollow of a pair that never was: %+v", never)
+	}
+	got, err := f.GetFollow(t.Context(), tenant, 1, 2)
+	if err != nil || !cmp.Equal(got, back.Follow) {
+		t.Errorf("get: %+v, %v: want %+v", got, err, back.Follow)
+	}
+	if _, err := f.GetFollow(t.Context(), tenant, 2, 1); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("get of a pair that never was: %v", err)
+	}
+	if _, err := f.GetFollow(t.Context(), tenant+1, 1, 2); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("get by another tenant: %v", err)
+	}
+
+	events := f.events(t)
+	if len(events) != 3 {
+		t.Fatalf("%d events, want 3: %+v", len(events), events)
+	}
+	for i, want := range []struct {
+		eventType string
+		outcome   store.FollowOutcome
+	}{{event.Created, first}, {event.Removed, gone}, {event.Created, back}} {
+		state := want.outcome.Follow
+		state.Actor = "tester"
+		wantEvent := told{event.AggregateFollow, 2, want.eventType, asMap(t, state)}
+		if diff := cmp.Diff(wantEvent, events[i]); diff != "" {
+			t.Errorf("event %d (-want +got):\n%s", i, diff)
+		}
+	}
+	var trace string
+	if err := f.system.QueryRow(t.Context(), `SELECT DISTINCT trace_id FROM outbox_messages`).Scan(&trace); err != nil || trace != meta().TraceParent {
+		t.Errorf("trace_id %q, %v", trace, err)
+	}
+}
+
+func asMap(t *testing.T, v any) map[string]any {
+	t.Helper()
+	b, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m map[string]any
+	if err := json.Unmarshal(b, &m); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func TestFollowOfASliceGivesEachItemItsOutcome(t *testing.T) {
+	f := open(t)
+	f.follow(t, 3, 4)
+	item := func(a, b int64) store.FollowWrite {
+		return store.FollowWrite{Meta: meta(), FollowerID: a, FolloweeID: b}
+	}
+	out, err := f.Follow(t.Context(), tenant, []store.FollowWrite{
+		item(9, 1), item(3, 4), item(5, 5), item(1, 9), item(9, 1), item(0, 1), item(1, -2), {FollowerID: 1, FolloweeID: 2},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, o := range out {
+		got = append(got, fmt.Sprintf("%t v%d %t", o.Changed, o.Follow.Version, o.Err != nil))
+	}
+	want := []string{"true v1 false", "false v1 false", "false v0 true", "true v1 false", "false v1 false", "false v0 true", "false v0 true", "false v0 true"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("outcomes (-want +got):\n%s", diff)
+	}
+	if !errors.Is(out[2].Err, store.ErrSelfFollow) || !errors.Is(out[5].Err, store.ErrInvalid) || !errors.Is(out[7].Err, store.ErrInvalid) {
+		t.Errorf("errors: %v, %v, %v", out[2].Err, out[5].Err, out[7].Err)
+	}
+	if n := len(f.events(t)); n != 3 {
+		t.Errorf("%d events, want 3", n)
+	}
+}
+
+func TestConcurrentTogglesLeaveOneEventPerVersion(t *testing.T) {
+	f := open(t)
+	var wg sync.WaitGroup
+	for worker := range 8 {
+		wg.Go(func() {
+			for i := range 10 {
+				w := []store.FollowWrite{{Meta: meta(), FollowerID: 1, FolloweeID: 2}, {Meta: meta(), FollowerID: 3, FolloweeID: 2}}
+				if worker%2 == 1 {
+					w[0], w[1] = w[1], w[0] // slices in the other order must not deadlock
+				}
+				var err error
+				if (worker+i)%2 == 0 {
+					_, err = f.Follow(t.Context(), tenant, w)
+				} else {
+					_, err = f.Unfollow(t.Context(), tenant, w)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	versions := map[string]int64{}
+	for i, e := range f.events(t) {
+		who := e.Payload["follower_id"].(string)
+		versions[who]++
+		if v := int64(e.Payload["version"].(float64)); v != versions[who] {
+			t.Fatalf("event %d of follower %s has version %d, want %d", i, who, v, versions[who])
+		}
+		wantType := event.Removed
+		if e.Payload["status"] == event.StatusActive {
+			wantType = event.Created
+		}
+		if e.Type != wantType {
+			t.Errorf("event %d: type %s with status %s", i, e.Type, e.Payload["status"])
+		}
+	}
+	for _, follower := range []int64{1, 3} {
+		got, err := f.GetFollow(t.Context(), tenant, follower, 2)
+		if err != nil || got.Version != versions[fmt.Sprint(follower)] {
+			t.Errorf("follower %d is at %+v, %v: want version %d", follower, got, err, versions[fmt.Sprint(follower)])
+		}
+	}
+}
+
+func (f fixture) create(t *testing.T, c store.NewComment) store.CommentOutcome {
+	t.Helper()
+	if c.Actor == "" {
+		c.Meta = meta()
+	}
+	out, err := f.Create(t.Context(), tenant, []store.NewComment{c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out[0]
+}
+
+func (f fixture) mustCreate(t *testing.T, c store.NewComment) event.Comment {
+	t.Helper()
+	out := f.create(t, c)
+	if out.Err != nil || !out.Changed {
+		t.Fatalf("create %+v: %+v", c, out)
+	}
+	return out.Comment
+}
+
+func (f fixture) edit(t *testing.T, id string, version int64, body string) store.CommentOutcome {
+	t.Helper()
+	out, err := f.Edit(t.Context(), tenant, []store.CommentEdit{{Meta: meta(), CommentID: id, IfVersion: version, Body: body}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out[0]
+}
+
+func (f fixture) delete(t *testing.T, id string, version int64) store.CommentOutcome {
+	t.Helper()
+	out, err := f.Delete(t.Context(), tenant, []store.CommentDelete{{Meta: meta(), CommentID: id, IfVersion: version}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out[0]
+}
+
+// moderate does by hand what moderation will do.
+func (f fixture) moderate(t *testing.T, id, state string) {
+	t.Helper()
+	if _, err := f.system.Exec(t.Context(), `UPDATE comments SET moderation_state = $2, version = version + 1 WHERE comment_id = $1`, id, state); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCommentIsCreatedWithItsPlaceAndItsEvent(t *testing.T) {
+	f := open(t)
+	first := f.mustCreate(t, store.NewComment{PostID: 10, AuthorID: 3, Body: "  hello\n"})
+	reply := f.mustCreate(t, store.NewComment{PostID: 10, AuthorID: 4, ParentID: first.CommentID, Body: "hi"})
+	segment := `[0-9a-f]{14}[0-9a-hjkmnp-tv-z]{8}`
+	if !regexp.MustCompile(`^`+segment+`$`).MatchString(first.Path) || !strings.HasSuffix(first.Path, first.Slug) {
+		t.Errorf("path %q with slug %q", first.Path, first.Slug)
+	}
+	if reply.Path[:len(first.Path)+1] != first.Path+"/" || store.Depth(first.Path) != 1 || store.Depth(reply.Path) != 2 {
+		t.Errorf("reply at %q below %q", reply.Path, first.Path)
+	}
+	micros := fmt.Sprintf("%014x", first.CreatedAt.UnixMicro())
+	if !strings.HasPrefix(first.Path, micros) {
+		t.Errorf("path %q does not begin with the time %s", first.Path, micros)
+	}
+	if !reply.CreatedAt.After(first.CreatedAt.Time) || first.Body != "hello" || first.Version != 1 || first.State() != "visible" ||
+		first.UpdatedAt != first.CreatedAt {
+		t.Errorf("first %+v, reply %+v", first, reply)
+	}
+	for _, want := range []event.Comment{first, reply} {
+		got, err := f.GetComment(t.Context(), tenant, want.CommentID)
+		if diff := cmp.Diff(want, got); err != nil || diff != "" {
+			t.Errorf("get (-want +got): %v\n%s", err, diff)
+		}
+	}
+	if _, err := f.GetComment(t.Context(), tenant+1, first.CommentID); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("get by another tenant: %v", err)
+	}
+	events := f.events(t)
+	first.Actor, reply.Actor = "tester", "tester"
+	want := []told{{event.AggregateComment, 10, event.Created, asMap(t, first)}, {event.AggregateComment, 10, event.Created, asMap(t, reply)}}
+	if diff := cmp.Diff(want, events); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+}
+
+func TestCreateRefusals(t *testing.T) {
+	f := open(t)
+	ctx := t.Context()
+	parent := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "parent"})
+	deleted := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "deleted"})
+	f.delete(t, deleted.CommentID, 1)
+	hidden := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "hidden"})
+	f.moderate(t, hidden.CommentID, event.ModerationHidden)
+	if _, err := f.system.Exec(ctx, `INSERT INTO threads (tenant_id, object, metadata) VALUES
+		($1, '{"post_id": "2", "locked": true}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t"}'),
+		($1, '{"post_id": "3", "locked": true}', '{"version_id": 1, "version_state": "ARCHIVED", "created_by": "t"}'),
+		($1, '{"post_id": "3", "premoderated": true}', '{"version_id": 2, "version_state": "LATEST", "created_by": "t"}')`, tenant); err != nil {
+		t.Fatal(err)
+	}
+	deep := f.mustCreate(t, store.NewComment{PostID: 4, AuthorID: 1, Body: "1"})
+	for i := 2; i <= store.MaxDepth; i++ {
+		deep = f.mustCreate(t, store.NewComment{PostID: 4, AuthorID: 1, ParentID: deep.CommentID, Body: fmt.Sprint(i)})
+	}
+	before := len(f.events(t))
+	for name, c := range map[string]struct {
+		in   store.NewComment
+		want error
+	}{
+		"no body":                  {store.NewComment{PostID: 1, AuthorID: 1, Body: ""}, store.ErrBodyEmpty},
+		"a body of white space":    {store.NewComment{PostID: 1, AuthorID: 1, Body: " \t\n\u00a0"}, store.ErrBodyEmpty},
+		"a body too long":          {store.NewComment{PostID: 1, AuthorID: 1, Body: strings.Repeat("é", store.MaxBodyBytes/2) + "x"}, store.ErrBodyTooLong},
+		"NUL in the body":          {store.NewComment{PostID: 1, AuthorID: 1, Body: "a\x00b"}, store.ErrBodyText},
+		"invalid UTF-8":            {store.NewComment{PostID: 1, AuthorID: 1, Body: "a\xff"}, store.ErrBodyText},
+		"no author":                {store.NewComment{PostID: 1, Body: "x"}, store.ErrInvalid},
+		"no post":                  {store.NewComment{AuthorID: 1, Body: "x"}, store.ErrInvalid},
+		"a parent that is no id":   {store.NewComment{PostID: 1, AuthorID: 1, Body: "x", ParentID: "x"}, store.ErrInvalid},
+		"a key with a blank":       {store.NewComment{PostID: 1, AuthorID: 1, Body: "x", Key: "a b"}, store.ErrInvalid},
+		"a key too long":           {store.NewComment{PostID: 1, AuthorID: 1, Body: "x", Key: strings.Repeat("k", 256)}, store.ErrInvalid},
+		"an unknown parent":        {store.NewComment{PostID: 1, AuthorID: 1, Body: "x", ParentID: "00000000-0000-7000-8000-000000000000"}, store.ErrParentUnknown},
+		"a parent of another post": {store.NewComment{PostID: 9, AuthorID: 1, Body: "x", ParentID: parent.CommentID}, store.ErrParentUnknown},
+		"a deleted parent":         {store.NewComment{PostID: 1, AuthorID: 1, Body: "x", ParentID: deleted.CommentID}, store.ErrParentGone},
+		"a hidden parent":          {store.NewComment{PostID: 1, AuthorID: 1, Body: "x", ParentID: hidden.CommentID}, store.ErrParentGone},
+		"a locked thread":          {store.NewComment{PostID: 2, AuthorID: 1, Body: "x"}, store.ErrThreadLocked},
+		"below the deepest":        {store.NewComment{PostID: 4, AuthorID: 1, Body: "x", ParentID: deep.CommentID}, store.ErrTooDeep},
+	} {
+		if c.in.Key == "" {
+			c.in.Key = "refused"
+		}
+		if out := f.create(t, c.in); !errors.Is(out.Err, c.want) || out.Changed {
+			t.Errorf("%s: got %+v, want %v", name, out, c.want)
+		}
+	}
+	if out, err := f.Create(ctx, tenant+1, []store.NewComment{{Meta: meta(), PostID: 1, AuthorID: 1, Body: "x", ParentID: parent.CommentID}}); err != nil ||
+		!errors.Is(out[0].Err, store.ErrParentUnknown) {
+		t.Errorf("a parent of another tenant: %+v, %v", out, err)
+	}
+	if after := len(f.events(t)); after != before {
+		t.Errorf("%d events, want %d: refused creates make none", after, before)
+	}
+	var keys int
+	if err := f.system.QueryRow(ctx, `SELECT count(*) FROM comment_keys`).Scan(&keys); err != nil || keys != 0 {
+		t.Errorf("%d keys are taken, %v: refused creates take none", keys, err)
+	}
+	if c := f.mustCreate(t, store.NewComment{PostID: 3, AuthorID: 1, Body: "x"}); c.State() != "pending" {
+		t.Errorf("in a premoderated thread: %s, want pending", c.State())
+	}
+	if c := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: strings.Repeat("x", store.MaxBodyBytes) + "\n"}); len(c.Body) != store.MaxBodyBytes {
+		t.Errorf("the longest body has %d bytes", len(c.Body))
+	}
+}
+
+func TestIdempotencyKeys(t *testing.T) {
+	f := open(t)
+	in := store.NewComment{PostID: 1, AuthorID: 5, Body: "once", Key: "k1"}
+	first := f.mustCreate(t, in)
+	again := f.create(t, in)
+	if again.Err != nil || !again.Replayed || again.Changed || !cmp.Equal(again.Comment, first) {
+		t.Errorf("replay: %+v, want %+v", again, first)
+	}
+	if out := f.edit(t, first.CommentID, 1, "twice"); !out.Changed {
+		t.Fatalf("edit: %+v", out)
+	}
+	if out := f.delete(t, first.CommentID, 2); !out.Changed {
+		t.Fatalf("delete: %+v", out)
+	}
+	if again := f.create(t, in); !again.Replayed || !cmp.Equal(again.Comment, first) {
+		t.Errorf("replay after edit and delete: %+v, want the first result %+v", again, first)
+	}
+	for name, other := range map[string]store.NewComment{
+		"another body":   {PostID: 1, AuthorID: 5, Body: "other", Key: "k1"},
+		"another post":   {PostID: 2, AuthorID: 5, Body: "once", Key: "k1"},
+		"another parent": {PostID: 1, AuthorID: 5, Body: "once", Key: "k1", ParentID: first.CommentID},
+	} {
+		if out := f.create(t, other); !errors.Is(out.Err, store.ErrKeyReused) {
+			t.Errorf("%s: %+v, want ErrKeyReused", name, out)
+		}
+	}
+	if c := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 6, Body: "once", Key: "k1"}); c.CommentID == first.CommentID {
+		t.Error("another author's key gave the same comment")
+	}
+	in.Meta = meta()
+	if out, err := f.Create(t.Context(), tenant+1, []store.NewComment{in}); err != nil || out[0].Replayed {
+		t.Errorf("another tenant's key: %+v, %v", out, err)
+	}
+	// A slice that names one key twice.
+	a, b, c := in, in, in
+	a.Key, b.Key, c.Key, c.Body = "k2", "k2", "k2", "other"
+	out, err := f.Create(t.Context(), tenant, []store.NewComment{a, b, c, in})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !out[0].Changed || !out[1].Replayed || out[1].Comment.CommentID != out[0].Comment.CommentID || !errors.Is(out[2].Err, store.ErrKeyReused) || !out[3].Replayed {
+		t.Errorf("a key twice in a slice: %+v", out)
+	}
+}
+
+func TestAReplayIsGivenThoughTheParentWentMeanwhile(t *testing.T) {
+	f := open(t)
+	parent := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "parent"})
+	in := store.NewComment{PostID: 1, AuthorID: 2, Body: "reply", ParentID: parent.CommentID, Key: "k"}
+	first := f.mustCreate(t, in)
+	f.delete(t, parent.CommentID, 1)
+	if again := f.create(t, in); !again.Replayed || !cmp.Equal(again.Comment, first) {
+		t.Errorf("got %+v, want the first result", again)
+	}
+}
+
+func TestAPartlyRefusedSliceWritesTheRest(t *testing.T) {
+	f := open(t)
+	out, err := f.Create(t.Context(), tenant, []store.NewComment{
+		{Meta: meta(), PostID: 1, AuthorID: 1, Body: "a", Key: "a"},
+		{Meta: meta(), PostID: 1, AuthorID: 1, Body: "b", Key: "b", ParentID: "00000000-0000-7000-8000-000000000000"},
+		{Meta: meta(), PostID: 1, AuthorID: 1, Body: "c"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !out[0].Changed || !errors.Is(out[1].Err, store.ErrParentUnknown) || !out[2].Changed {
+		t.Errorf("outcomes: %+v", out)
+	}
+	if n := len(f.events(t)); n != 2 {
+		t.Errorf("%d events, want 2", n)
+	}
+	f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "another", Key: "b"}) // the refused one gave its key back
+}
+
+func TestConcurrentEqualCreatesMakeOneComment(t *testing.T) {
+	f := open(t)
+	const n = 50
+	ids := make([]string, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			out, err := f.Create(t.Context(), tenant, []store.NewComment{{Meta: meta(), PostID: 1, AuthorID: 1, Body: "same", Key: "k"}})
+			if err != nil || out[0].Err != nil {
+				t.Errorf("create: %v, %+v", err, out)
+				return
+			}
+			ids[i] = out[0].Comment.CommentID
+		})
+	}
+	wg.Wait()
+	for _, id := range ids {
+		if id != ids[0] {
+			t.Fatalf("two comments: %s and %s", id, ids[0])
+		}
+	}
+	if events := f.events(t); len(events) != 1 {
+		t.Errorf("%d events, want 1", len(events))
+	}
+}
+
+func TestEdit(t *testing.T) {
+	f := open(t)
+	c := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "one"})
+	edited := f.edit(t, c.CommentID, 1, " two ")
+	if !edited.Changed || edited.Comment.Version != 2 || edited.Comment.Body != "two" || edited.Comment.CreatedAt != c.CreatedAt || edited.Comment.Path != c.Path {
+		t.Errorf("edit: %+v", edited)
+	}
+	if same := f.edit(t, c.CommentID, 2, "two"); same.Err != nil || same.Changed || !cmp.Equal(same.Comment, edited.Comment) {
+		t.Errorf("edit to the same body: %+v", same)
+	}
+	if any := f.edit(t, c.CommentID, store.AnyVersion, "three"); !any.Changed || any.Comment.Version != 3 {
+		t.Errorf("edit of any version: %+v", any)
+	}
+	var stale *store.StaleError
+	if out := f.edit(t, c.CommentID, 2, "four"); !errors.As(out.Err, &stale) || stale.Current.Version != 3 || stale.Current.Body != "three" {
+		t.Errorf("edit of a stale version: %+v", out)
+	}
+	if out := f.edit(t, "00000000-0000-7000-8000-000000000000", 1, "x"); !errors.Is(out.Err, store.ErrNotFound) {
+		t.Errorf("edit of an unknown comment: %+v", out)
+	}
+	if out := f.edit(t, c.CommentID, 3, " "); !errors.Is(out.Err, store.ErrBodyEmpty) {
+		t.Errorf("edit to nothing: %+v", out)
+	}
+	if out, err := f.Edit(t.Context(), tenant+1, []store.CommentEdit{{Meta: meta(), CommentID: c.CommentID, Body: "theirs"}}); err != nil || !errors.Is(out[0].Err, store.ErrNotFound) {
+		t.Errorf("edit by another tenant: %+v, %v", out, err)
+	}
+	var wrong *store.StateError
+	for state, allowed := range map[string]bool{
+		event.ModerationPending: true, event.ModerationApproved: true, event.ModerationHidden: false, event.ModerationRemoved: false,
+	} {
+		f.moderate(t, c.CommentID, state)
+		out := f.edit(t, c.CommentID, store.AnyVersion, "while "+state)
+		if allowed != (out.Err == nil) || !allowed && !errors.As(out.Err, &wrong) {
+			t.Errorf("edit while %s: %+v", state, out)
+		}
+	}
+	out, err := f.Edit(t.Context(), tenant, []store.CommentEdit{
+		{Meta: meta(), CommentID: f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "a"}).CommentID, IfVersion: 1, Body: "b"},
+		{Meta: meta(), CommentID: c.CommentID, IfVersion: 1, Body: "b"},
+	})
+	if err != nil || !out[0].Changed || out[1].Err == nil {
+		t.Errorf("a slice of edits: %+v, %v", out, err)
+	}
+}
+
+func TestDelete(t *testing.T) {
+	f := open(t)
+	c := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "secret"})
+	reply := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "reply", ParentID: c.CommentID})
+	var stale *store.StaleError
+	if out := f.delete(t, c.CommentID, 4); !errors.As(out.Err, &stale) {
+		t.Errorf("delete of a version that is not: %+v", out)
+	}
+	gone := f.delete(t, c.CommentID, 1)
+	if !gone.Changed || gone.Comment.Version != 2 || gone.Comment.State() != "deleted" {
+		t.Errorf("delete: %+v", gone)
+	}
+	var wrong *store.StateError
+	if out := f.delete(t, c.CommentID, 2); !errors.As(out.Err, &wrong) || wrong.Current.Version != 2 {
+		t.Errorf("delete again: %+v", out)
+	}
+	if out := f.edit(t, c.CommentID, 2, "back"); !errors.As(out.Err, &wrong) {
+		t.Errorf("edit of a deleted comment: %+v", out)
+	}
+	if kept, err := f.GetComment(t.Context(), tenant, c.CommentID); err != nil || kept.Body != "secret" {
+		t.Errorf("the truth keeps the body: %+v, %v", kept, err)
+	}
+	if left, err := f.GetComment(t.Context(), tenant, reply.CommentID); err != nil || !left.Visible() {
+		t.Errorf("the reply stays: %+v, %v", left, err)
+	}
+	hidden := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "hidden"})
+	f.moderate(t, hidden.CommentID, event.ModerationHidden)
+	if out := f.delete(t, hidden.CommentID, 2); !out.Changed {
+		t.Errorf("delete of a hidden comment: %+v", out)
+	}
+	if out := f.delete(t, "00000000-0000-7000-8000-000000000000", 1); !errors.Is(out.Err, store.ErrNotFound) {
+		t.Errorf("delete of an unknown comment: %+v", out)
+	}
+	for _, e := range f.events(t) {
+		if e.Type == event.Deleted && (e.Payload["body"] != "" || e.Payload["author_state"] != event.AuthorDeleted) {
+			t.Errorf("a deleted comment's event: %+v", e.Payload)
+		}
+	}
+}
+
+func TestConcurrentEditsOfOneVersionChangeItOnce(t *testing.T) {
+	f := open(t)
+	c := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "one"})
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	changed := 0
+	for i := range 20 {
+		wg.Go(func() {
+			out, err := f.Edit(t.Context(), tenant, []store.CommentEdit{{Meta: meta(), CommentID: c.CommentID, IfVersion: 1, Body: fmt.Sprint("edit ", i)}})
+			var stale *store.StaleError
+			switch {
+			case err != nil:
+				t.Error(err)
+			case out[0].Changed:
+				mu.Lock()
+				changed++
+				mu.Unlock()
+			case !errors.As(out[0].Err, &stale) || stale.Current.Version != 2:
+				t.Errorf("got %+v, want a stale version", out[0])
+			}
+		})
+	}
+	wg.Wait()
+	if changed != 1 || len(f.events(t)) != 2 {
+		t.Errorf("%d edits changed it, %d events: want 1 and 2", changed, len(f.events(t)))
+	}
+}
+
+func TestTokens(t *testing.T) {
+	f := open(t)
+	ctx := t.Context()
+	token, err := store.CreateToken(ctx, f.system, 3, "importer", []string{store.RoleRead, store.RoleWrite}, time.Time{})
+	if err != nil || !regexp.MustCompile(`^tdg_[A-Za-z0-9_-]{43}$`).MatchString(token) {
+		t.Fatalf("token %q, %v", token, err)
+	}
+	want := store.Principal{TenantID: 3, Name: "importer", Roles: []string{store.RoleRead, store.RoleWrite}}
+	if got, err := f.Authenticate(ctx, token); err != nil || !cmp.Equal(got, want) || !got.Has(store.RoleWrite) || got.Has(store.RoleAdmin) {
+		t.Errorf("authenticate: %+v, %v", got, err)
+	}
+	refused := func(name, token string) {
+		t.Helper()
+		if _, err := f.Authenticate(ctx, token); !errors.Is(err, store.ErrUnauthenticated) {
+			t.Errorf("%s: %v, want ErrUnauthenticated", name, err)
+		}
+	}
+	refused("an unknown token", token+"x")
+	refused("nothing", "")
+	if _, err := store.CreateToken(ctx, f.system, 3, "importer", []string{store.RoleRead}, time.Time{}); !errors.Is(err, store.ErrTokenExists) {
+		t.Errorf("a name twice: %v", err)
+	}
+	old, err := store.CreateToken(ctx, f.system, 3, "old", []string{store.RoleRead}, time.Now().Add(-time.Minute))
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused("an expired token", old)
+	for name, create := range map[string]func() error{
+		"no role": func() error { _, err := store.CreateToken(ctx, f.system, 3, "a", nil, time.Time{}); return err },
+		"unknown role": func() error {
+			_, err := store.CreateToken(ctx, f.system, 3, "a", []string{"root"}, time.Time{})
+			return err
+		},
+		"no name": func() error {
+			_, err := store.CreateToken(ctx, f.system, 3, "", store.Roles(), time.Time{})
+			return err
+		},
+		"no tenant": func() error {
+			_, err := store.CreateToken(ctx, f.system, 0, "a", store.Roles(), time.Time{})
+			return err
+		},
+		"a blank token": func() error { return store.EnsureToken(ctx, f.system, 3, "a", "a b", store.Roles()) },
+	} {
+		if err := create(); !errors.Is(err, store.ErrInvalid) {
+			t.Errorf("%s: %v, want ErrInvalid", name, err)
+		}
+	}
+	for range 2 {
+		if err := store.EnsureToken(ctx, f.system, 1, "dev", "first", store.Roles()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if p, err := f.Authenticate(ctx, "first"); err != nil || p.TenantID != 1 {
+		t.Errorf("ensured: %+v, %v", p, err)
+	}
+	if err := store.EnsureToken(ctx, f.system, 1, "dev", "second", store.Roles()); err != nil {
+		t.Fatal(err)
+	}
+	refused("a replaced token", "first")
+	if _, err := f.system.Exec(ctx, `UPDATE api_tokens SET revoked_at = now() WHERE name = 'importer'`); err != nil {
+		t.Fatal(err)
+	}
+	refused("a revoked token", token)
+}
+
+func TestAWriteThatFailsLeavesNothing(t *testing.T) {
+	f := open(t)
+	if _, err := f.system.Exec(t.Context(), `SELECT 1`); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := f.Follow(ctx, tenant, []store.FollowWrite{{Meta: meta(), FollowerID: 1, FolloweeID: 2}}); err == nil {
+		t.Error("follow with an ended context: no error")
+	}
+	if _, err := f.GetFollow(t.Context(), tenant, 1, 2); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("a pair is there: %v", err)
+	}
+}
