@@ -1,0 +1,703 @@
+package api_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/api"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/store"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+const tenant = 1
+
+type fixture struct {
+	http.Handler
+	system *pgxpool.Pool
+	reg    *prometheus.Registry
+	token  string // of tenant, with every role
+}
+
+func config() api.Config {
+	return api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 128 << 10, RequestTimeout: 10 * time.Second}
+}
+
+func open(t *testing.T) fixture {
+	t.Helper()
+	db := testkit.Postgres(t)
+	f := fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}
+	pool := db.Pool(t, postgres.RoleAPI)
+	var err error
+	f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool), Projections: pool, Log: testkit.Logger(t), Reg: f.reg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.token = f.newToken(t, tenant, "tester", store.Roles()...)
+	return f
+}
+
+func (f fixture) newToken(t *testing.T, tenant int64, name string, roles ...string) string {
+	t.Helper()
+	token, err := store.CreateToken(t.Context(), f.system, tenant, name, roles, time.Time{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return token
+}
+
+type answer struct {
+	*http.Response
+	body string
+	json map[string]any
+}
+
+// do sends a request with the fixture's token. Headers are "Name: value"; one of no value is taken away.
+func (f fixture) do(t *testing.T, method, path, body string, headers ...string) answer {
+	t.Helper()
+	r := httptest.NewRequestWithContext(t.Context(), method, "/", strings.NewReader(body))
+	r.URL.Path, r.URL.RawQuery, _ = strings.Cut(path, "?")
+	r.Header.Set("Authorization", "Bearer "+f.token)
+	if body != "" {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	for _, h := range headers {
+		name, value, found := strings.Cut(h, ": ")
+		if !found {
+			r.Header.Del(name)
+			continue
+		}
+		r.Header.Set(name, value)
+	}
+	w := httptest.NewRecorder()
+	f.ServeHTTP(w, r)
+	a := answer{Response: w.Result()}
+	raw, err := io.ReadAll(a.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.body = string(raw)
+	if strings.Contains(a.Header.Get("Content-Type"), "json") && len(raw) > 0 {
+		if err := json.Unmarshal(raw, &a.json); err != nil {
+			t.Fatalf("%s %s: %v in %q", method, path, err, raw)
+		}
+	}
+	return a
+}
+
+func (a answer) text(field string) string { s, _ := a.json[field].(string); return s }
+
+func (f fixture) want(t *testing.T, status int, method, path, body string, headers ...string) answer {
+	t.Helper()
+	a := f.do(t, method, path, body, headers...)
+	if a.StatusCode != status {
+		t.Fatalf("%s %s %s: %d %s, want %d", method, path, body, a.StatusCode, a.body, status)
+	}
+	return a
+}
+
+func (f fixture) comment(t *testing.T, post int, body string) answer {
+	t.Helper()
+	return f.want(t, 201, "POST", fmt.Sprintf("/v1/posts/%d/comments", post), fmt.Sprintf(`{"author_id":"3","body":%q}`, body))
+}
+
+// rows counts the rows of every table of the truth that the API writes.
+func (f fixture) rows(t *testing.T) map[string]int64 {
+	t.Helper()
+	counts := make(map[string]int64)
+	for _, table := range []string{"follows", "comments", "comment_keys", "threads", "outbox_messages", "outbox_messages_dlq", "api_tokens"} {
+		var n int64
+		var changed string
+		if err := f.system.QueryRow(t.Context(), `SELECT count(*), coalesce(max(xmin::text::bigint)::text, '') FROM `+table).Scan(&n, &changed); err != nil {
+			t.Fatal(err)
+		}
+		counts[table+" "+changed] = n
+	}
+	return counts
+}
+
+func TestFollowOverHTTP(t *testing.T) {
+	f := open(t)
+	const path = "/v1/follows/7/42"
+	f.want(t, 404, "GET", path, "")
+	f.want(t, 204, "DELETE", path, "")
+	first := f.want(t, 201, "PUT", path, "", "Tidings-Actor: José", "Traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+	if first.text("follower_id") != "7" || first.text("followee_id") != "42" || first.text("status") != "ACTIVE" || first.json["version"] != 1.0 ||
+		first.Header.Get("ETag") != `"1"` {
+		t.Errorf("PUT: %s %v", first.body, first.Header)
+	}
+	if _, err := time.Parse("2006-01-02T15:04:05.000000Z", first.text("created_at")); err != nil {
+		t.Errorf("created_at: %v", err)
+	}
+	again := f.want(t, 200, "PUT", path, "")
+	get := f.want(t, 200, "GET", path, "")
+	if again.body != first.body || get.body != first.body {
+		t.Errorf("PUT again %s, GET %s: want %s", again.body, get.body, first.body)
+	}
+	if a := f.want(t, 304, "GET", path, "", `If-None-Match: "1"`); a.body != "" {
+		t.Errorf("304 with a body: %q", a.body)
+	}
+	f.want(t, 200, "GET", path, "", `If-None-Match: "2"`)
+	f.want(t, 204, "DELETE", path, "")
+	if a := f.want(t, 204, "DELETE", path, ""); a.body != "" {
+		t.Errorf("204 with a body: %q", a.body)
+	}
+	f.want(t, 404, "GET", path, "")
+	if back := f.want(t, 201, "PUT", path, ""); back.json["version"] != 3.0 {
+		t.Errorf("followed again: %s", back.body)
+	}
+	f.want(t, 201, "PUT", "/v1/follows/9223372036854775807/1", "")
+
+	rows, _ := f.system.Query(t.Context(), `SELECT event_type || ' ' || (payload->>'actor') || ' ' || coalesce(trace_id, '-')
+		FROM outbox_messages WHERE aggregate_id = 42 ORDER BY id`)
+	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"created José 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "removed tester -", "created tester -"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+}
+
+func TestCommentOverHTTP(t *testing.T) {
+	f := open(t)
+	const thread = "/v1/posts/5/comments"
+	created := f.want(t, 201, "POST", thread, `{"author_id":"3","body":" hello \ud83d\ude00\n"}`, "Idempotency-Key: k1")
+	id, path := created.text("comment_id"), "/v1/comments/"+created.text("comment_id")
+	want := map[string]any{
+		"comment_id": id, "post_id": "5", "author_id": "3", "slug": created.text("slug"), "depth": 1.0, "body": "hello 😀", "state": "visible",
+		"version": 1.0, "created_at": created.text("created_at"), "updated_at": created.text("created_at"),
+	}
+	if diff := cmp.Diff(want, created.json); diff != "" || created.Header.Get("ETag") != `"1"` || created.Header.Get("Location") != path {
+		t.Errorf("create (-want +got):\n%s%v", diff, created.Header)
+	}
+	if again := f.want(t, 201, "POST", thread, `{"body":"hello 😀","author_id":"3","parent_id":null}`, "Idempotency-Key: k1"); again.body != created.body ||
+		again.Header.Get("Idempotency-Replayed") != "true" {
+		t.Errorf("replay: %s %v", again.body, again.Header)
+	}
+	reply := f.want(t, 201, "POST", thread, fmt.Sprintf(`{"author_id":"4","body":"hi","parent_id":%q}`, strings.ToUpper(id)))
+	if reply.text("parent_id") != id || reply.json["depth"] != 2.0 {
+		t.Errorf("reply: %s", reply.body)
+	}
+	if get := f.want(t, 200, "GET", "/v1/comments/"+strings.ToUpper(id), ""); get.body != created.body || get.Header.Get("ETag") != `"1"` {
+		t.Errorf("get: %s", get.body)
+	}
+	f.want(t, 304, "GET", path, "", `If-None-Match: "9", W/"1"`)
+
+	edited := f.want(t, 200, "PATCH", path, `{"body":"bye"}`, `If-Match: "1"`)
+	if edited.json["version"] != 2.0 || edited.text("body") != "bye" || edited.Header.Get("ETag") != `"2"` {
+		t.Errorf("edit: %s", edited.body)
+	}
+	if same := f.want(t, 200, "PATCH", path, `{"body":" bye"}`, `If-Match: "2"`); same.body != edited.body {
+		t.Errorf("an edit to the same body: %s", same.body)
+	}
+	stale := f.want(t, 412, "PATCH", path, `{"body":"no"}`, `If-Match: "1"`)
+	if diff := cmp.Diff(edited.json, stale.json["current"]); diff != "" {
+		t.Errorf("412 has the current one (-want +got):\n%s", diff)
+	}
+	f.want(t, 412, "DELETE", path, "", `If-Match: "1"`)
+	f.want(t, 412, "DELETE", path, "", `If-Match: W/"2"`)
+	f.want(t, 204, "DELETE", path, "", `If-Match: "2"`)
+	gone := f.want(t, 200, "GET", path, "")
+	wantGone := maps.Clone(edited.json)
+	delete(wantGone, "body")
+	delete(wantGone, "author_id")
+	wantGone["state"], wantGone["version"], wantGone["updated_at"] = "deleted", 3.0, gone.text("updated_at")
+	if diff := cmp.Diff(wantGone, gone.json); diff != "" {
+		t.Errorf("a tombstone (-want +got):\n%s", diff)
+	}
+	for _, method := range []string{"PATCH", "DELETE"} {
+		a := f.want(t, 409, method, path, `{"body":"x"}`, `If-Match: "3"`)
+		if diff := cmp.Diff(gone.json, a.json["current"]); diff != "" || a.text("code") != "comment-gone" {
+			t.Errorf("%s: 409 has the current one (-want +got):\n%s", method, diff)
+		}
+	}
+	f.want(t, 200, "PATCH", "/v1/comments/"+reply.text("comment_id"), `{"body":"whatever version"}`, `If-Match: *`)
+}
+
+// TestBadInput has the refusals: each is a 4xx problem whose code the route documents, and nothing is written.
+func TestBadInput(t *testing.T) {
+	f := open(t)
+	const post = "/v1/posts/5/comments"
+	parent := f.comment(t, 5, "parent").text("comment_id")
+	elsewhere := f.comment(t, 6, "elsewhere").text("comment_id")
+	deleted := f.comment(t, 5, "deleted").text("comment_id")
+	f.want(t, 204, "DELETE", "/v1/comments/"+deleted, "", `If-Match: "1"`)
+	f.want(t, 201, "POST", post, `{"author_id":"3","body":"keyed"}`, "Idempotency-Key: k")
+	f.want(t, 201, "PUT", "/v1/follows/1/2", "")
+	if _, err := f.system.Exec(t.Context(), `INSERT INTO threads (tenant_id, object, metadata)
+		VALUES ($1, '{"post_id": "8", "locked": true}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t"}')`, tenant); err != nil {
+		t.Fatal(err)
+	}
+	foreign := f
+	foreign.token = f.newToken(t, 2, "foreigner", store.Roles()...)
+	theirs := foreign.comment(t, 5, "theirs").text("comment_id")
+	reader, writer := f.newToken(t, tenant, "reader", store.RoleRead), f.newToken(t, tenant, "writer", store.RoleWrite)
+
+	body := func(b string) string { return fmt.Sprintf(`{"author_id":"3","body":%s}`, b) }
+	reply := func(to string) string { return fmt.Sprintf(`{"author_id":"3","body":"x","parent_id":%s}`, to) }
+	type c struct {
+		name, method, path, body string
+		headers                  []string
+		status                   int
+		code, at                 string // at: the pointer, parameter or header that errors names
+	}
+	cases := []c{
+		{"no token", "PUT", "/v1/follows/1/3", "", []string{"Authorization"}, 401, "unauthenticated", ""},
+		{"a wrong token", "PUT", "/v1/follows/1/3", "", []string{"Authorization: Bearer tdg_wrong"}, 401, "unauthenticated", ""},
+		{"another scheme", "PUT", "/v1/follows/1/3", "", []string{"Authorization: Basic " + f.token}, 401, "unauthenticated", ""},
+		{"a token of NUL and bytes", "PUT", "/v1/follows/1/3", "", []string{"Authorization: Bearer \x00\xff"}, 401, "unauthenticated", ""},
+		{"no token and a bad body", "POST", post, `{`, []string{"Authorization"}, 401, "unauthenticated", ""},
+		{"no token and a bad id", "PUT", "/v1/follows/0/x", "", []string{"Authorization"}, 401, "unauthenticated", ""},
+		{"a reader writes", "PUT", "/v1/follows/1/3", "", []string{"Authorization: Bearer " + reader}, 403, "role-missing", ""},
+		{"a writer reads", "GET", "/v1/follows/1/2", "", []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
+		{"a reader sends a bad body", "POST", post, `{`, []string{"Authorization: Bearer " + reader}, 403, "role-missing", ""},
+		{"a self-follow", "PUT", "/v1/follows/7/7", "", nil, 422, "self-follow", "followee_id"},
+		{"the end of a self-follow", "DELETE", "/v1/follows/7/7", "", nil, 422, "self-follow", "followee_id"},
+		{"an actor of control characters", "PUT", "/v1/follows/1/3", "", []string{"Tidings-Actor: a\tb"}, 400, "header-invalid", "Tidings-Actor"},
+		{"an actor of invalid UTF-8", "PUT", "/v1/follows/1/3", "", []string{"Tidings-Actor: \xff"}, 400, "header-invalid", "Tidings-Actor"},
+		{"an actor too long", "PUT", "/v1/follows/1/3", "", []string{"Tidings-Actor: " + strings.Repeat("a", 201)}, 400, "header-invalid", "Tidings-Actor"},
+		{"an unknown member", "POST", post, `{"author_id":"3","body":"x","extra":1}`, nil, 422, "validation-failed", "#/extra"},
+		{"a member in another case", "POST", post, `{"author_id":"3","Body":"x"}`, nil, 400, "json-invalid", "#"},
+		{"a member twice", "POST", post, `{"author_id":"3","body":"x","body":"y"}`, nil, 400, "json-invalid", "#"},
+		{"no body member", "POST", post, `{"author_id":"3"}`, nil, 422, "validation-failed", "#"},
+		{"no author", "POST", post, `{"body":"x"}`, nil, 422, "validation-failed", "#"},
+		{"a body that is a number", "POST", post, body(`5`), nil, 422, "validation-failed", "#/body"},
+		{"a body that is null", "POST", post, body(`null`), nil, 422, "validation-failed", "#/body"},
+		{"an author that is a number", "POST", post, `{"author_id":3,"body":"x"}`, nil, 422, "validation-failed", "#/author_id"},
+		{"author 0", "POST", post, `{"author_id":"0","body":"x"}`, nil, 422, "validation-failed", "#/author_id"},
+		{"author -1", "POST", post, `{"author_id":"-1","body":"x"}`, nil, 422, "validation-failed", "#/author_id"},
+		{"author 2^63", "POST", post, `{"author_id":"9223372036854775808","body":"x"}`, nil, 422, "validation-failed", "#/author_id"},
+		{"author 1e3", "POST", post, `{"author_id":"1e3","body":"x"}`, nil, 422, "validation-failed", "#/author_id"},
+		{"an array", "POST", post, `[]`, nil, 422, "validation-failed", "#"},
+		{"null", "POST", post, `null`, nil, 422, "validation-failed", "#"},
+		{"nothing", "POST", post, ``, nil, 400, "bad-request", ""},
+		{"half an object", "POST", post, `{"author_id":"3",`, nil, 400, "json-invalid", "#"},
+		{"two objects", "POST", post, body(`"x"`) + body(`"y"`), nil, 400, "json-invalid", "#"},
+		{"invalid UTF-8", "POST", post, body("\"a\xffb\""), nil, 400, "json-invalid", "#"},
+		{"half of a surrogate pair", "POST", post, body(`"\ud83d"`), nil, 400, "json-invalid", "#"},
+		{"NUL", "POST", post, body(`"a\u0000b"`), nil, 422, "body-invalid", "#/body"},
+		{"an empty body", "POST", post, body(`""`), nil, 422, "body-empty", "#/body"},
+		{"a body of white space", "POST", post, body(`" \n\t\u2003"`), nil, 422, "body-empty", "#/body"},
+		{"a body too long", "POST", post, body(`"` + strings.Repeat("x", 16385) + `"`), nil, 422, "body-too-long", "#/body"},
+		{"a request too large", "POST", post, body(`"` + strings.Repeat("x", 140000) + `"`), nil, 413, "request-too-large", ""},
+		{"nested too deep", "POST", post, strings.Repeat("[", 100000), nil, 400, "json-invalid", "#"},
+		{"not JSON by its type", "POST", post, body(`"x"`), []string{"Content-Type: application/x-www-form-urlencoded"}, 415, "unsupported-media-type", "#"},
+		{"a parent that is no UUID", "POST", post, reply(`"x"`), nil, 422, "validation-failed", "#/parent_id"},
+		{"a parent that is a number", "POST", post, reply(`5`), nil, 422, "validation-failed", "#/parent_id"},
+		{"an unknown parent", "POST", post, reply(`"00000000-0000-7000-8000-000000000000"`), nil, 422, "parent-unknown", "#/parent_id"},
+		{"a parent of another post", "POST", post, reply(`"` + elsewhere + `"`), nil, 422, "parent-unknown", "#/parent_id"},
+		{"a parent of another tenant", "POST", post, reply(`"` + theirs + `"`), nil, 422, "parent-unknown", "#/parent_id"},
+		{"a parent that is gone", "POST", post, reply(`"` + deleted + `"`), nil, 409, "parent-gone", "#/parent_id"},
+		{"a locked thread", "POST", "/v1/posts/8/comments", body(`"x"`), nil, 409, "thread-locked", ""},
+		{"a key used with another body", "POST", post, body(`"other"`), []string{"Idempotency-Key: k"}, 422, "idempotency-key-reused", "Idempotency-Key"},
+		{"a key with a blank", "POST", post, body(`"x"`), []string{"Idempotency-Key: a b"}, 422, "validation-failed", "Idempotency-Key"},
+		{"a key of other letters", "POST", post, body(`"x"`), []string{"Idempotency-Key: é"}, 422, "validation-failed", "Idempotency-Key"},
+		{"a key too long", "POST", post, body(`"x"`), []string{"Idempotency-Key: " + strings.Repeat("k", 256)}, 422, "validation-failed", "Idempotency-Key"},
+		{"an empty key", "POST", post, body(`"x"`), []string{"Idempotency-Key: "}, 400, "header-invalid", "Idempotency-Key"},
+		{"an edit without If-Match", "PATCH", "/v1/comments/" + parent, `{"body":"x"}`, nil, 428, "if-match-missing", ""},
+		{"a deletion without If-Match", "DELETE", "/v1/comments/" + parent, "", nil, 428, "if-match-missing", ""},
+		{"an If-Match without quotes", "PATCH", "/v1/comments/" + parent, `{"body":"x"}`, []string{"If-Match: 1"}, 400, "header-invalid", "If-Match"},
+		{"an If-Match of no version", "PATCH", "/v1/comments/" + parent, `{"body":"x"}`, []string{`If-Match: "abc"`}, 412, "version-stale", ""},
+		{"a stale If-Match", "DELETE", "/v1/comments/" + parent, "", []string{`If-Match: "2"`}, 412, "version-stale", ""},
+		{"an edit of a gone comment", "PATCH", "/v1/comments/" + deleted, `{"body":"x"}`, []string{`If-Match: "2"`}, 409, "comment-gone", ""},
+		{"a second deletion", "DELETE", "/v1/comments/" + deleted, "", []string{`If-Match: "2"`}, 409, "comment-gone", ""},
+		{"an edit to nothing", "PATCH", "/v1/comments/" + parent, `{"body":" "}`, []string{`If-Match: "1"`}, 422, "body-empty", "#/body"},
+		{"an edit with an unknown member", "PATCH", "/v1/comments/" + parent, `{"body":"x","author_id":"1"}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#/author_id"},
+		{"an edit of an unknown comment", "PATCH", "/v1/comments/00000000-0000-7000-8000-000000000000", `{"body":"x"}`, []string{`If-Match: "1"`}, 404, "not-found", ""},
+		{"an edit of another tenant's comment", "PATCH", "/v1/comments/" + theirs, `{"body":"x"}`, []string{`If-Match: "1"`}, 404, "not-found", ""},
+		{"a deletion of another tenant's comment", "DELETE", "/v1/comments/" + theirs, "", []string{`If-Match: *`}, 404, "not-found", ""},
+		{"another tenant's comment", "GET", "/v1/comments/" + theirs, "", nil, 404, "not-found", ""},
+		{"an unknown comment", "GET", "/v1/comments/00000000-0000-7000-8000-000000000000", "", nil, 404, "not-found", ""},
+		{"a comment that is no UUID", "GET", "/v1/comments/1", "", nil, 422, "validation-failed", "id"},
+		{"a comment in braces", "GET", "/v1/comments/{" + parent + "}", "", nil, 422, "validation-failed", "id"},
+		{"an order that is none", "GET", post + "?order=best", "", nil, 422, "validation-failed", "order"},
+		{"an unknown parameter", "GET", post + "?offset=5", "", nil, 422, "validation-failed", "offset"},
+		{"a parameter twice", "GET", post + "?limit=5&limit=6", "", nil, 400, "bad-request", "limit"},
+		{"an empty parameter", "GET", post + "?cursor=", "", nil, 400, "bad-request", "cursor"},
+		{"a query that is none", "GET", post + "?limit=%zz", "", nil, 400, "bad-request", ""},
+	}
+	for _, id := range []string{"0", "-1", "+1", "01", "9223372036854775808", "99999999999999999999", "1.5", "1e3", "x", " 1", "1\x00", "\xff", "0x10", "٣"} {
+		cases = append(cases,
+			c{"follower " + id, "PUT", "/v1/follows/" + id + "/2", "", nil, 422, "validation-failed", "follower_id"},
+			c{"followee " + id, "PUT", "/v1/follows/2/" + id, "", nil, 422, "validation-failed", "followee_id"},
+			c{"follow of " + id, "GET", "/v1/follows/" + id + "/2", "", nil, 422, "validation-failed", "follower_id"},
+			c{"unfollow of " + id, "DELETE", "/v1/follows/" + id + "/2", "", nil, 422, "validation-failed", "follower_id"},
+			c{"user " + id, "GET", "/v1/users/" + id + "/counts", "", nil, 422, "validation-failed", "id"},
+			c{"followers of " + id, "GET", "/v1/users/" + id + "/followers", "", nil, 422, "validation-failed", "id"},
+			c{"post " + id, "POST", "/v1/posts/" + id + "/comments", body(`"x"`), nil, 422, "validation-failed", "post_id"},
+			c{"thread of " + id, "GET", "/v1/posts/" + id + "/comments", "", nil, 422, "validation-failed", "post_id"},
+		)
+	}
+	for _, path := range []string{"/v1/users/1/followers", "/v1/users/1/following", post, post + "?order=threaded"} {
+		sep := "?"
+		if strings.Contains(path, "?") {
+			sep = "&"
+		}
+		for _, limit := range []string{"0", "201", "-1", "abc", "1.5", "99999999999999999999"} {
+			cases = append(cases, c{path + " by " + limit, "GET", path + sep + "limit=" + limit, "", nil, 422, "validation-failed", "limit"})
+		}
+		for _, cursor := range []string{"x", "AAAA", "%25", strings.Repeat("A", 5000)} {
+			cases = append(cases, c{path + " from " + cursor[:1], "GET", path + sep + "cursor=" + cursor, "", nil, 400, "cursor-invalid", "cursor"})
+		}
+	}
+
+	documented := f.documented(t)
+	before := f.rows(t)
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			a := f.do(t, c.method, c.path, c.body, c.headers...)
+			if a.StatusCode != c.status || a.text("code") != c.code {
+				t.Fatalf("got %d %s, want %d %s", a.StatusCode, a.body, c.status, c.code)
+			}
+			if got := a.Header.Get("Content-Type"); got != "application/problem+json" {
+				t.Errorf("Content-Type %q", got)
+			}
+			if a.json["status"] != float64(c.status) || a.text("title") == "" || a.text("type") != "/docs#"+c.code || a.text("request_id") != a.Header.Get("X-Request-Id") {
+				t.Errorf("problem %s", a.body)
+			}
+			if c.at != "" && !strings.Contains(a.body, fmt.Sprintf("%q", c.at)) {
+				t.Errorf("problem %s does not name %s", a.body, c.at)
+			}
+			if strings.Contains(a.body, `"value"`) {
+				t.Errorf("problem %s echoes the value", a.body)
+			}
+			if codes := documented(c.method, c.path); !strings.Contains(codes[fmt.Sprint(c.status)], "`"+c.code+"`") {
+				t.Errorf("%s is not documented: %v", c.code, codes)
+			}
+		})
+	}
+	if diff := cmp.Diff(before, f.rows(t)); diff != "" {
+		t.Errorf("something was written (-before +after):\n%s", diff)
+	}
+}
+
+// documented finds the descriptions of a path's answers in the OpenAPI document.
+func (f fixture) documented(t *testing.T) func(method, path string) map[string]string {
+	t.Helper()
+	spec := f.want(t, 200, "GET", "/v1/openapi.json", "", "Authorization")
+	paths := spec.json["paths"].(map[string]any)
+	return func(method, path string) map[string]string {
+		path, _, _ = strings.Cut(path, "?")
+		got := strings.Split(path, "/")
+		codes := make(map[string]string)
+		for pattern, item := range paths {
+			want := strings.Split(pattern, "/")
+			if len(want) != len(got) || !slices.EqualFunc(want, got, func(w, g string) bool { return w == g || strings.HasPrefix(w, "{") }) {
+				continue
+			}
+			op, ok := item.(map[string]any)[strings.ToLower(method)].(map[string]any)
+			if !ok {
+				continue
+			}
+			for status, r := range op["responses"].(map[string]any) {
+				codes[status], _ = r.(map[string]any)["description"].(string)
+			}
+		}
+		return codes
+	}
+}
+
+func TestUnknownRoutesAndMethodsAreProblems(t *testing.T) {
+	f := open(t)
+	for _, c := range []struct {
+		method, path string
+		status       int
+		code, allow  string
+	}{
+		{"GET", "/", 404, "not-found", ""},
+		{"GET", "/v2/follows/1/2", 404, "not-found", ""},
+		{"GET", "/v1/follows/1", 404, "not-found", ""},
+		{"GET", "/v1/follows/1/2/", 404, "not-found", ""},
+		{"GET", "//v1/follows/1/2", 404, "not-found", ""},
+		{"GET", "/v1/../v1/follows/1/2", 404, "not-found", ""},
+		{"OPTIONS", "*", 404, "not-found", ""},
+		{"POST", "/v1/follows/1/2", 405, "method-not-allowed", "GET, HEAD, PUT, DELETE"},
+		{"DELETE", "/v1/posts/1/comments", 405, "method-not-allowed", "GET, HEAD, POST"},
+		{"BREW", "/v1/comments/1", 405, "method-not-allowed", "GET, HEAD, PATCH, DELETE"},
+		{"POST", "/v1/openapi.json", 405, "method-not-allowed", "GET, HEAD"},
+	} {
+		a := f.do(t, c.method, c.path, "")
+		if a.StatusCode != c.status || a.text("code") != c.code || a.Header.Get("Allow") != c.allow || a.Header.Get("Content-Type") != "application/problem+json" {
+			t.Errorf("%s %s: %d %s %v", c.method, c.path, a.StatusCode, a.body, a.Header)
+		}
+	}
+}
+
+func TestEveryRouteNeedsAToken(t *testing.T) {
+	f := open(t)
+	spec := f.want(t, 200, "GET", "/v1/openapi.json", "", "Authorization")
+	n := 0
+	for path, item := range spec.json["paths"].(map[string]any) {
+		for method := range item.(map[string]any) {
+			n++
+			if a := f.do(t, strings.ToUpper(method), path, "{", "Authorization"); a.StatusCode != 401 || a.Header.Get("WWW-Authenticate") == "" {
+				t.Errorf("%s %s: %d %s", method, path, a.StatusCode, a.body)
+			}
+		}
+	}
+	if n != 11 {
+		t.Errorf("%d routes, want 11", n)
+	}
+}
+
+func TestDocuments(t *testing.T) {
+	f := open(t)
+	spec := f.want(t, 200, "GET", "/v1/openapi.json", "", "Authorization")
+	if spec.text("openapi") != "3.1.0" || strings.Contains(spec.body, "ErrorModel") {
+		t.Errorf("the document: %.200s", spec.body)
+	}
+	var got []string
+	for path, item := range spec.json["paths"].(map[string]any) {
+		for method := range item.(map[string]any) {
+			got = append(got, strings.ToUpper(method)+" "+path)
+		}
+	}
+	slices.Sort(got)
+	want := []string{
+		"DELETE /v1/comments/{id}", "DELETE /v1/follows/{follower_id}/{followee_id}", "GET /v1/comments/{id}",
+		"GET /v1/follows/{follower_id}/{followee_id}", "GET /v1/posts/{post_id}/comments", "GET /v1/users/{id}/counts",
+		"GET /v1/users/{id}/followers", "GET /v1/users/{id}/following", "PATCH /v1/comments/{id}", "POST /v1/posts/{post_id}/comments",
+		"PUT /v1/follows/{follower_id}/{followee_id}",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("routes (-want +got):\n%s", diff)
+	}
+	yaml := f.want(t, 200, "GET", "/v1/openapi.yaml", "", "Authorization")
+	page := f.want(t, 200, "GET", "/docs", "", "Authorization")
+	for _, body := range []string{yaml.body, page.body} {
+		if !strings.Contains(body, "/v1/posts/{post_id}/comments") || !strings.Contains(body, "parent-gone") {
+			t.Errorf("a document without its routes: %.300s", body)
+		}
+	}
+	if strings.Contains(page.body, "http://") || strings.Contains(page.body, "https://") || strings.Contains(page.body, "<script") {
+		t.Error("the page fetches something from elsewhere")
+	}
+}
+
+func (f fixture) exec(t *testing.T, sql string, args ...any) {
+	t.Helper()
+	if _, err := f.system.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// walk reads a list to its end.
+func (f fixture) walk(t *testing.T, path string, limit int) (items []map[string]any, pages int) {
+	t.Helper()
+	next := ""
+	for {
+		p := fmt.Sprintf("%s&limit=%d", path, limit)
+		if next != "" {
+			p += "&cursor=" + next
+		}
+		a := f.want(t, 200, "GET", p, "")
+		page := a.json["items"].([]any)
+		for _, item := range page {
+			items = append(items, item.(map[string]any))
+		}
+		pages++
+		next = a.text("next")
+		if next == "" {
+			return items, pages
+		}
+		if len(page) != limit {
+			t.Fatalf("page %d has %d items, want %d", pages, len(page), limit)
+		}
+	}
+}
+
+func TestListsAndCountsComeFromTheProjection(t *testing.T) {
+	f := open(t)
+	// 250 followers of 42, many at the same time; 1 follows 9 users, one no more; another tenant has an edge too.
+	f.exec(t, `INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at)
+		SELECT 1, g, 42, true, 1, timestamptz '2026-01-01' + (g / 20) * interval '1 microsecond' FROM generate_series(100, 349) g
+		UNION ALL SELECT 1, 1, g, g <> 55, 1, timestamptz '2026-01-01' FROM generate_series(50, 59) g
+		UNION ALL SELECT 2, 5000, 42, true, 1, timestamptz '2026-01-01'`)
+	f.exec(t, `INSERT INTO follower_counts (tenant_id, user_id, followers, following) VALUES (1, 42, 250, 0), (1, 1, 0, 9), (2, 42, 1, 0)`)
+	f.exec(t, `INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id, last_processed_at)
+		VALUES ('followercounts', 'p00', 5, '2026-02-03T04:05:06.789012Z')`)
+
+	counts := f.want(t, 200, "GET", "/v1/users/42/counts", "")
+	if diff := cmp.Diff(map[string]any{"followers": 250.0, "following": 0.0, "as_of": "2026-02-03T04:05:06.789012Z"}, counts.json); diff != "" {
+		t.Errorf("counts (-want +got):\n%s", diff)
+	}
+	if unknown := f.want(t, 200, "GET", "/v1/users/77/counts", ""); unknown.json["followers"] != 0.0 || unknown.json["following"] != 0.0 {
+		t.Errorf("an unknown user: %s", unknown.body)
+	}
+	if empty := f.want(t, 200, "GET", "/v1/users/77/followers", ""); !strings.Contains(empty.body, `"items":[]`) || strings.Contains(empty.body, "next") ||
+		empty.text("as_of") != "2026-02-03T04:05:06.789012Z" {
+		t.Errorf("an unknown user's followers: %s", empty.body)
+	}
+	for _, limit := range []int{1, 7, 50, 125, 200} {
+		items, pages := f.walk(t, "/v1/users/42/followers?", limit)
+		if want := (250 + limit - 1) / limit; len(items) != 250 || pages != want {
+			t.Errorf("limit %d: %d items on %d pages, want 250 on %d", limit, len(items), pages, want)
+		}
+		for i, item := range items {
+			if want := fmt.Sprint(349 - i); item["user_id"] != want {
+				t.Fatalf("limit %d, item %d: %v, want user %s", limit, i, item, want)
+			}
+		}
+	}
+	if a := f.want(t, 200, "GET", "/v1/users/42/followers", ""); len(a.json["items"].([]any)) != 50 {
+		t.Errorf("%d items by default, want 50", len(a.json["items"].([]any)))
+	}
+	following, _ := f.walk(t, "/v1/users/1/following?", 4)
+	if len(following) != 9 {
+		t.Errorf("following %d, want 9", len(following))
+	}
+
+	// A cursor belongs to its list and its tenant.
+	cursor := f.want(t, 200, "GET", "/v1/users/42/followers?limit=1", "").text("next")
+	foreign := f
+	foreign.token = f.newToken(t, 2, "foreigner", store.Roles()...)
+	for name, a := range map[string]answer{
+		"another user":   f.do(t, "GET", "/v1/users/43/followers?cursor="+cursor, ""),
+		"another list":   f.do(t, "GET", "/v1/users/42/following?cursor="+cursor, ""),
+		"a thread":       f.do(t, "GET", "/v1/posts/42/comments?cursor="+cursor, ""),
+		"another tenant": foreign.do(t, "GET", "/v1/users/42/followers?cursor="+cursor, ""),
+	} {
+		if a.StatusCode != 400 || a.text("code") != "cursor-invalid" {
+			t.Errorf("a cursor of %s: %d %s", name, a.StatusCode, a.body)
+		}
+	}
+	if theirs, _ := foreign.walk(t, "/v1/users/42/followers?", 50); len(theirs) != 1 || theirs[0]["user_id"] != "5000" {
+		t.Errorf("another tenant's followers: %v", theirs)
+	}
+}
+
+func TestThreadPages(t *testing.T) {
+	f := open(t)
+	// 30 first comments, the even ones with two replies each; every comment of them at the same time as its neighbour.
+	f.exec(t, `INSERT INTO thread_comments (tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state,
+			version, created_at, updated_at, visible, shown)
+		SELECT 1, ('00000000-0000-7000-8000-' || lpad(n::text, 12, '0'))::uuid, 5, NULL, 's' || n, p, 3, 'body ' || n, 'ACTIVE', 'NONE', 1, t, t, true, true
+		  FROM (SELECT g AS n, lpad(to_hex(g / 2), 14, '0') || lpad(g::text, 8, '0') AS p, timestamptz '2026-01-01' + (g / 2) * interval '1 microsecond' AS t
+		          FROM generate_series(1, 30) g) x`)
+	f.exec(t, `INSERT INTO thread_comments (tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state,
+			version, created_at, updated_at, visible, shown)
+		SELECT 1, ('00000000-0000-7000-9000-' || lpad(n::text || r::text, 12, '0'))::uuid, 5, c.comment_id, 'r' || n || r, c.path || '/' || lpad(r::text, 22, '0'), 4,
+		       'reply', 'ACTIVE', 'NONE', 1, c.created_at + interval '1 second', c.created_at + interval '1 second', true, true
+		  FROM generate_series(2, 30, 2) n CROSS JOIN generate_series(1, 2) r JOIN thread_comments c ON c.slug = 's' || n`)
+	f.exec(t, `UPDATE thread_comments SET author_state = 'DELETED', visible = false, visible_descendants = 2 WHERE slug = 's4'`)
+	f.exec(t, `UPDATE thread_comments SET author_state = 'DELETED', visible = false, shown = false WHERE slug = 's3'`)
+
+	for _, order := range []struct{ name, sql string }{
+		{"oldest", `SELECT slug FROM thread_comments WHERE visible ORDER BY created_at, comment_id`},
+		{"threaded", `SELECT slug FROM thread_comments WHERE shown ORDER BY path`},
+	} {
+		rows, _ := f.system.Query(t.Context(), order.sql)
+		want, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, limit := range []int{1, 4, 29, 200} {
+			items, _ := f.walk(t, "/v1/posts/5/comments?order="+order.name, limit)
+			var got []string
+			for _, item := range items {
+				got = append(got, item["slug"].(string))
+				if item["slug"] == "s4" && (item["state"] != "deleted" || item["body"] != nil || item["author_id"] != nil) {
+					t.Errorf("a tombstone: %v", item)
+				}
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("%s by %d (-want +got):\n%s", order.name, limit, diff)
+			}
+		}
+	}
+	cursor := f.want(t, 200, "GET", "/v1/posts/5/comments?limit=1", "").text("next")
+	if a := f.do(t, "GET", "/v1/posts/5/comments?order=threaded&cursor="+cursor, ""); a.text("code") != "cursor-invalid" {
+		t.Errorf("a cursor of the other order: %d %s", a.StatusCode, a.body)
+	}
+	if a := f.want(t, 200, "GET", "/v1/posts/6/comments", ""); !strings.Contains(a.body, `"items":[]`) || a.text("as_of") != "1970-01-01T00:00:00.000000Z" {
+		t.Errorf("an unknown post: %s", a.body)
+	}
+}
+
+func TestARevokedTokenEndsWithinASecond(t *testing.T) {
+	f := open(t)
+	f.want(t, 404, "GET", "/v1/follows/1/2", "")
+	f.exec(t, `UPDATE api_tokens SET revoked_at = now()`)
+	testkit.Eventually(t, 3*time.Second, "the token to be refused", func() (bool, error) {
+		return f.do(t, "GET", "/v1/follows/1/2", "").StatusCode == 401, nil
+	})
+}
+
+func TestMetricsAndRequestIDs(t *testing.T) {
+	f := open(t)
+	a := f.want(t, 404, "GET", "/v1/follows/1/2", "", "X-Request-Id: abc-1")
+	if a.Header.Get("X-Request-Id") != "abc-1" {
+		t.Errorf("the request's id: %v", a.Header)
+	}
+	if a := f.do(t, "GET", "/nope", "", "X-Request-Id: a b"); a.Header.Get("X-Request-Id") == "a b" || a.Header.Get("X-Request-Id") == "" {
+		t.Errorf("an id that is none: %v", a.Header)
+	}
+	f.do(t, "GET", "/v1/follows/3/4", "")
+	f.do(t, "BREW", "/v1/follows/3/4", "")
+	series := make(map[string]float64)
+	families, err := f.reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		for _, m := range family.Metric {
+			name := family.GetName()
+			for _, l := range m.Label {
+				name += " " + l.GetValue()
+			}
+			series[name] = m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
+		}
+	}
+	const route = "/v1/follows/{follower_id}/{followee_id}"
+	for name, want := range map[string]float64{
+		"api_requests_total 404 GET " + route: 2, "api_requests_total 200 GET " + route: 0, "api_requests_total 201 PUT " + route: 0,
+		"api_requests_total 404 GET none": 1, "api_requests_total 405 other none": 1,
+		"api_request_seconds GET " + route: 2, "api_request_seconds PATCH /v1/comments/{id}": 0,
+	} {
+		if got, ok := series[name]; !ok || got != want {
+			t.Errorf("%s is %v (%t), want %v", name, got, ok, want)
+		}
+	}
+}
+
+func TestADatabaseThatIsAwayIsA503(t *testing.T) {
+	pg := testkit.PostgresProcess(t)
+	db := pg.DB(t)
+	f := fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}
+	pool := db.Pool(t, postgres.RoleAPI)
+	var err error
+	if f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool), Projections: pool, Log: testkit.Logger(t), Reg: f.reg}); err != nil {
+		t.Fatal(err)
+	}
+	f.token = f.newToken(t, tenant, "tester", store.Roles()...)
+	f.want(t, 201, "PUT", "/v1/follows/1/2", "")
+	pg.Kill(t)
+	for _, c := range [][2]string{{"PUT", "/v1/follows/1/3"}, {"GET", "/v1/follows/1/2"}, {"GET", "/v1/users/1/counts"}, {"GET", "/v1/posts/1/comments"}} {
+		a := f.do(t, c[0], c[1], "")
+		if a.StatusCode != 503 || a.text("code") != "unavailable" || a.Header.Get("Retry-After") == "" || a.Header.Get("Content-Type") != "application/problem+json" {
+			t.Errorf("%s %s: %d %s %v", c[0], c[1], a.StatusCode, a.body, a.Header)
+		}
+	}
+	pg.Restart(t)
+	testkit.Eventually(t, 10*time.Second, "writes to work again", func() (bool, error) {
+		return f.do(t, "PUT", "/v1/follows/1/3", "").StatusCode == 201, nil
+	})
+	f.want(t, 200, "GET", "/v1/follows/1/2", "")
+}

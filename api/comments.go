@@ -1,0 +1,269 @@
+package api
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/projections/threadcache"
+	"github.com/tidings/tidings/store"
+)
+
+// Comment is how a comment looks. One that is gone (hidden, removed, deleted, erased) is a tombstone: it has its place in the
+// thread and says why, but neither author nor body.
+type Comment struct {
+	CommentID string     `json:"comment_id" format:"uuid"`
+	PostID    event.ID   `json:"post_id"`
+	ParentID  string     `json:"parent_id,omitempty" format:"uuid" doc:"Absent on a first comment."`
+	AuthorID  event.ID   `json:"author_id,omitempty" doc:"Absent on a tombstone."`
+	Slug      string     `json:"slug" doc:"Short and unique within the post: the permalink."`
+	Depth     int        `json:"depth" doc:"1 for a first comment."`
+	Body      string     `json:"body,omitempty" doc:"Absent on a tombstone."`
+	State     string     `json:"state" enum:"visible,pending,hidden,removed,deleted,erased"`
+	Version   int64      `json:"version" doc:"Rises by one with each change; also the ETag."`
+	CreatedAt event.Time `json:"created_at" format:"date-time"`
+	UpdatedAt event.Time `json:"updated_at" format:"date-time"`
+}
+
+func commentOf(c event.Comment) *Comment {
+	v := &Comment{
+		CommentID: c.CommentID, PostID: c.PostID, ParentID: c.ParentID, AuthorID: c.AuthorID, Slug: c.Slug, Depth: store.Depth(c.Path),
+		Body: c.Body, State: c.State(), Version: c.Version, CreatedAt: c.CreatedAt, UpdatedAt: c.UpdatedAt,
+	}
+	if v.State != "visible" && v.State != "pending" {
+		v.AuthorID, v.Body = 0, ""
+	}
+	return v
+}
+
+// CommentList is one page.
+type CommentList struct {
+	Items []*Comment `json:"items" nullable:"false"`
+	Next  string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
+	AsOf  event.Time `json:"as_of" format:"date-time" doc:"When the list was current."`
+}
+
+// userID is an id in a body.
+type userID string
+
+// Schema describes the id.
+func (userID) Schema(huma.Registry) *huma.Schema { return idSchema() }
+
+type createInput struct {
+	PostID id     `path:"post_id"`
+	Key    string `header:"Idempotency-Key" pattern:"^[!-~]{1,255}$" patternDescription:"1 to 255 visible ASCII characters" doc:"Makes the create safe to repeat: with the same author and key the first answer is given again."`
+	Body   struct {
+		AuthorID userID     `json:"author_id"`
+		Body     string     `json:"body" doc:"1 to 16384 bytes of UTF-8 after trimming."`
+		ParentID *commentID `json:"parent_id,omitempty" doc:"The comment of the same post that this one replies to."`
+	}
+}
+
+// CommentPath names a comment.
+type CommentPath struct {
+	ID commentID `path:"id"`
+}
+
+type commentGetInput struct {
+	CommentPath
+	IfNoneMatch string `header:"If-None-Match" doc:"An ETag: 304 while it is still the one."`
+}
+
+type editInput struct {
+	CommentPath
+	IfMatch string `header:"If-Match" doc:"Required: the ETag that the edit is about, or *."`
+	Body    struct {
+		Body string `json:"body" doc:"1 to 16384 bytes of UTF-8 after trimming."`
+	}
+}
+
+type deleteInput struct {
+	CommentPath
+	IfMatch string `header:"If-Match" doc:"Required: the ETag that the deletion is about, or *."`
+}
+
+type commentOutput struct {
+	Status   int
+	ETag     string `header:"ETag"`
+	Location string `header:"Location"`
+	Replayed string `header:"Idempotency-Replayed" doc:"true when an earlier request with this key had made the comment."`
+	Body     *Comment
+}
+
+type threadInput struct {
+	PostID id     `path:"post_id"`
+	Order  string `query:"order" default:"oldest" enum:"oldest,threaded" doc:"oldest: visible comments by age. threaded: each comment, then its replies; a gone comment with a visible one below it is a tombstone."`
+	Page
+}
+
+type threadOutput struct{ Body CommentList }
+
+func (s *server) commentRoutes() {
+	const post, comment, tag = "/v1/posts/{post_id}/comments", "/v1/comments/{id}", "Comments"
+	body := []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType, codeBodyEmpty, codeBodyTooLong, codeBodyInvalid}
+	register(s, route{
+		method: http.MethodPost, path: post, id: "create-comment", tag: tag, role: store.RoleWrite, status: http.StatusCreated,
+		summary:     "Write a comment, or a reply",
+		description: "In a premoderated thread the comment starts pending.",
+		codes:       append(body[:len(body):len(body)], codeParentUnknown, codeParentGone, codeThreadLocked, codeTooDeep, codeKeyReused),
+	}, s.createComment)
+	register(s, route{
+		method: http.MethodGet, path: post, id: "list-comments", tag: tag, role: store.RoleRead, status: http.StatusOK,
+		summary: "List the comments of a post", description: "From a projection. A post that nobody knows has none.",
+		codes: []string{codeCursorInvalid},
+	}, s.listComments)
+	register(s, route{
+		method: http.MethodGet, path: comment, id: "get-comment", tag: tag, role: store.RoleRead, status: http.StatusOK,
+		summary:     "Read a comment",
+		description: "From the truth. A comment that is gone is a tombstone: its state, but neither author nor body.",
+		codes:       []string{codeNotFound},
+		also:        map[int]string{http.StatusNotModified: "If-None-Match names the version."},
+	}, s.getComment)
+	register(s, route{
+		method: http.MethodPatch, path: comment, id: "edit-comment", tag: tag, role: store.RoleWrite, status: http.StatusOK,
+		summary:     "Replace a comment's body",
+		description: "An edit to the body that it has changes nothing: 200 with the same version, and no event.",
+		codes:       append(body[:len(body):len(body)], codeNotFound, codeCommentGone, codeVersionStale, codeIfMatchMissing),
+	}, s.editComment)
+	register(s, route{
+		method: http.MethodDelete, path: comment, id: "delete-comment", tag: tag, role: store.RoleWrite, status: http.StatusNoContent,
+		summary:     "Withdraw a comment for its author",
+		description: "Final. Replies stay.",
+		codes:       []string{codeNotFound, codeCommentGone, codeVersionStale, codeIfMatchMissing},
+	}, s.deleteComment)
+}
+
+func (s *server) createComment(ctx context.Context, in *createInput) (*commentOutput, error) {
+	author, err := s.parseID("#/author_id", string(in.Body.AuthorID))
+	if err != nil {
+		return nil, err
+	}
+	c := store.NewComment{Meta: callerOf(ctx).meta, PostID: in.PostID.int64(), AuthorID: author, Body: in.Body.Body, Key: in.Key}
+	if in.Body.ParentID != nil {
+		c.ParentID = in.Body.ParentID.lower()
+	}
+	out, err := s.store.Create(ctx, callerOf(ctx).TenantID, []store.NewComment{c})
+	if err != nil {
+		return nil, err
+	}
+	if out[0].Err != nil {
+		return nil, out[0].Err
+	}
+	answer := &commentOutput{
+		Status: http.StatusCreated, ETag: etag(out[0].Comment.Version), Location: "/v1/comments/" + out[0].Comment.CommentID,
+		Body: commentOf(out[0].Comment),
+	}
+	if out[0].Replayed {
+		answer.Replayed = "true"
+	}
+	return answer, nil
+}
+
+func (s *server) getComment(ctx context.Context, in *commentGetInput) (*commentOutput, error) {
+	c, err := s.store.GetComment(ctx, callerOf(ctx).TenantID, in.ID.lower())
+	if err != nil {
+		return nil, err
+	}
+	return &commentOutput{Status: okOr304(in.IfNoneMatch, c.Version), ETag: etag(c.Version), Body: commentOf(c)}, nil
+}
+
+// ifVersion reads the If-Match that a write needs.
+func (s *server) ifVersion(ifMatch string) (int64, error) {
+	if ifMatch == "" {
+		return 0, s.problems.problem(codeIfMatchMissing, "")
+	}
+	v, ok := versionOf(ifMatch)
+	if !ok {
+		return 0, s.problems.problem(codeHeaderInvalid, "", FieldError{Detail: `want one ETag, such as "3", or *`, Header: "If-Match"})
+	}
+	return v, nil
+}
+
+func (s *server) editComment(ctx context.Context, in *editInput) (*commentOutput, error) {
+	version, err := s.ifVersion(in.IfMatch)
+	if err != nil {
+		return nil, err
+	}
+	out, err := s.store.Edit(ctx, callerOf(ctx).TenantID, []store.CommentEdit{
+		{Meta: callerOf(ctx).meta, CommentID: in.ID.lower(), IfVersion: version, Body: in.Body.Body},
+	})
+	if err != nil {
+		return nil, err
+	}
+	if out[0].Err != nil {
+		return nil, out[0].Err
+	}
+	return &commentOutput{Status: http.StatusOK, ETag: etag(out[0].Comment.Version), Body: commentOf(out[0].Comment)}, nil
+}
+
+func (s *server) deleteComment(ctx context.Context, in *deleteInput) (*noContent, error) {
+	version, err := s.ifVersion(in.IfMatch)
+	if err != nil {
+		return nil, err
+	}
+	out, err := s.store.Delete(ctx, callerOf(ctx).TenantID, []store.CommentDelete{
+		{Meta: callerOf(ctx).meta, CommentID: in.ID.lower(), IfVersion: version},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return nil, out[0].Err
+}
+
+// oldestCursor is what a cursor of a chronological page carries.
+type oldestCursor struct {
+	At event.Time `json:"t"`
+	ID string     `json:"c"`
+}
+
+func (s *server) listComments(ctx context.Context, in *threadInput) (*threadOutput, error) {
+	tenant, post := callerOf(ctx).TenantID, in.PostID.int64()
+	l := list{tenant: tenant, name: "comments " + in.Order, of: post}
+	var read func(tx pgx.Tx) ([]event.Comment, error)
+	var last func(event.Comment) any
+	switch in.Order {
+	case "threaded":
+		var after string
+		if in.Cursor != "" {
+			if err := s.cursors.decode(l, in.Cursor, &after); err != nil {
+				return nil, err
+			}
+		}
+		read = func(tx pgx.Tx) ([]event.Comment, error) {
+			return threadcache.Threaded(ctx, tx, post, after, in.Limit+1)
+		}
+		last = func(c event.Comment) any { return c.Path }
+	default:
+		var after *threadcache.OldestCursor
+		if in.Cursor != "" {
+			var c oldestCursor
+			if err := s.cursors.decode(l, in.Cursor, &c); err != nil {
+				return nil, err
+			}
+			after = &threadcache.OldestCursor{CreatedAt: c.At.Time, CommentID: c.ID}
+		}
+		read = func(tx pgx.Tx) ([]event.Comment, error) { return threadcache.Oldest(ctx, tx, post, after, in.Limit+1) }
+		last = func(c event.Comment) any { return oldestCursor{At: c.CreatedAt, ID: c.CommentID} }
+	}
+	var rows []event.Comment
+	asOf, err := s.project(ctx, tenant, threadCacheConsumer, func(tx pgx.Tx) error {
+		var err error
+		rows, err = read(tx)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	rows, next, err := newPage(s, l, in.Limit, rows, last)
+	if err != nil {
+		return nil, err
+	}
+	items := make([]*Comment, len(rows))
+	for i, c := range rows {
+		items[i] = commentOf(c)
+	}
+	return &threadOutput{Body: CommentList{Items: items, Next: next, AsOf: asOf}}, nil
+}

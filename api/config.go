@@ -1,0 +1,45 @@
+package api
+
+import (
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Config is the API's environment.
+type Config struct {
+	Addr           string        `env:"API_ADDR, default=127.0.0.1:8080"`   // where it listens
+	CursorKey      string        `env:"API_CURSOR_KEY"`                     // signs cursors: 32 bytes or more in hexadecimal or base64, the same on every API process
+	MaxBodyBytes   int64         `env:"API_MAX_BODY_BYTES, default=131072"` // of a request, 1 KiB..16 MiB; a comment of 16 KiB may take 96 KiB of JSON
+	RequestTimeout time.Duration `env:"API_REQUEST_TIMEOUT, default=10s"`   // for one request, 100ms..25s: below what the server gives it to arrive
+}
+
+// Validate reports every value out of bounds.
+func (c Config) Validate() error {
+	var errs []error
+	if _, err := c.cursorKey(); err != nil {
+		errs = append(errs, err)
+	}
+	if c.MaxBodyBytes < 1<<10 || c.MaxBodyBytes > 16<<20 {
+		errs = append(errs, fmt.Errorf("API_MAX_BODY_BYTES is %d: want 1024..16777216", c.MaxBodyBytes))
+	}
+	if c.RequestTimeout < 100*time.Millisecond || c.RequestTimeout > 25*time.Second {
+		errs = append(errs, fmt.Errorf("API_REQUEST_TIMEOUT is %s: want 100ms..25s", c.RequestTimeout))
+	}
+	return errors.Join(errs...)
+}
+
+const minCursorKey = 32 // bytes
+
+func (c Config) cursorKey() ([]byte, error) {
+	for _, decode := range []func(string) ([]byte, error){
+		hex.DecodeString, base64.StdEncoding.DecodeString, base64.URLEncoding.DecodeString, base64.RawStdEncoding.DecodeString, base64.RawURLEncoding.DecodeString,
+	} {
+		if key, err := decode(c.CursorKey); err == nil && len(key) >= minCursorKey {
+			return key, nil
+		}
+	}
+	return nil, fmt.Errorf("API_CURSOR_KEY is not %d bytes or more in hexadecimal or base64 (openssl rand -hex %d makes one)", minCursorKey, minCursorKey)
+}

@@ -1,0 +1,59 @@
+package api
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+)
+
+// errCursor reports a cursor that was not given by this list of this tenant, or was changed since.
+var errCursor = errors.New("api: invalid cursor")
+
+const (
+	cursorMACLen = 16   // bytes of the HMAC that travel
+	maxCursorLen = 4096 // characters; the longest path of a comment takes about 2,000
+)
+
+// cursors signs where a page ended. A cursor carries the sort values of the page's last item, so it holds however much is
+// written meanwhile, on every API process with the same key.
+type cursors struct{ key []byte }
+
+// list names the list that a cursor belongs to; a cursor of another is refused.
+type list struct {
+	tenant int64
+	name   string // route and order
+	of     int64  // the user or the post
+}
+
+func (c cursors) mac(l list, payload []byte) []byte {
+	h := hmac.New(sha256.New, c.key)
+	fmt.Fprintf(h, "tidings cursor 1\n%d\n%s\n%d\n", l.tenant, l.name, l.of)
+	h.Write(payload)
+	return h.Sum(nil)[:cursorMACLen]
+}
+
+func (c cursors) encode(l list, last any) (string, error) {
+	payload, err := json.Marshal(last)
+	if err != nil {
+		return "", fmt.Errorf("encode a cursor of %s: %w", l.name, err)
+	}
+	return base64.RawURLEncoding.EncodeToString(append(c.mac(l, payload), payload...)), nil
+}
+
+// decode reads what encode wrote into v, or returns errCursor.
+func (c cursors) decode(l list, cursor string, v any) error {
+	raw, err := base64.RawURLEncoding.Strict().DecodeString(cursor)
+	if err != nil || len(raw) < cursorMACLen || len(cursor) > maxCursorLen {
+		return errCursor
+	}
+	if !hmac.Equal(raw[:cursorMACLen], c.mac(l, raw[cursorMACLen:])) {
+		return errCursor
+	}
+	if err := json.Unmarshal(raw[cursorMACLen:], v); err != nil {
+		return errCursor
+	}
+	return nil
+}

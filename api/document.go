@@ -1,0 +1,130 @@
+package api
+
+import (
+	"bytes"
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"html/template"
+	"maps"
+	"net/http"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/yaml"
+)
+
+// Paths of the documents. They hold nothing of any tenant, so they need no token.
+const (
+	openAPIPath = "/v1/openapi"
+	docsPath    = "/docs"
+)
+
+func newOpenAPI() *huma.OpenAPI {
+	return &huma.OpenAPI{
+		OpenAPI: "3.1.0",
+		Info: &huma.Info{
+			Title: "Tidings", Version: "1",
+			Description: "Follows and comments. Every answer outside 2xx and 304 is an RFC 9457 problem with a stable code.",
+		},
+		Components: &huma.Components{
+			Schemas: huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer),
+			SecuritySchemes: map[string]*huma.SecurityScheme{
+				"token": {Type: "http", Scheme: "bearer", Description: "A service token of a tenant. Tidings-Actor says for whom it acts."},
+			},
+		},
+		Security: []map[string][]string{{"token": {}}},
+	}
+}
+
+func (s *server) problemSchema() *huma.Schema {
+	return s.api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[Problem](), true, "Problem")
+}
+
+// documentRoutes serves the OpenAPI document and a page made of it, both as they are now: after all routes.
+func (s *server) documentRoutes() error {
+	spec, err := s.document()
+	if err != nil {
+		return fmt.Errorf("write the OpenAPI document: %w", err)
+	}
+	var inYAML bytes.Buffer
+	if err := yaml.Convert(&inYAML, bytes.NewReader(spec)); err != nil {
+		return fmt.Errorf("write the OpenAPI document as YAML: %w", err)
+	}
+	page, err := s.docsPage()
+	if err != nil {
+		return fmt.Errorf("write the page about the API: %w", err)
+	}
+	serve := func(path, contentType string, body []byte) {
+		s.metrics.begin(path, http.MethodGet, http.StatusOK)
+		s.mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", contentType)
+			_, _ = w.Write(body) // the client went away; there is nobody to tell
+		})
+	}
+	serve(openAPIPath+".json", "application/openapi+json", spec)
+	serve(openAPIPath+".yaml", "application/openapi+yaml", inYAML.Bytes())
+	serve(docsPath, "text/html; charset=utf-8", page)
+	return nil
+}
+
+// document is the OpenAPI document without the framework's own error model, which no answer has.
+func (s *server) document() ([]byte, error) {
+	raw, err := json.Marshal(s.api.OpenAPI())
+	if err != nil {
+		return nil, err
+	}
+	var doc map[string]any
+	if err := json.Unmarshal(raw, &doc); err != nil {
+		return nil, err
+	}
+	if components, ok := doc["components"].(map[string]any); ok {
+		if schemas, ok := components["schemas"].(map[string]any); ok {
+			delete(schemas, "ErrorModel")
+			delete(schemas, "ErrorDetail")
+		}
+	}
+	return json.MarshalIndent(doc, "", " ")
+}
+
+//go:embed docs.html.tmpl
+var docsTemplate string
+
+type docsOperation struct {
+	Method, Path string
+	Op           *huma.Operation
+	Responses    []docsResponse
+}
+
+type docsResponse struct {
+	Status string
+	Lines  []string
+}
+
+// docsPage is plain HTML: a page that fetched a renderer from elsewhere would not work on a machine without the internet.
+func (s *server) docsPage() ([]byte, error) {
+	doc := s.api.OpenAPI()
+	var ops []docsOperation
+	for _, path := range slices.Sorted(maps.Keys(doc.Paths)) {
+		item := doc.Paths[path]
+		for _, o := range []*huma.Operation{item.Get, item.Put, item.Post, item.Patch, item.Delete} {
+			if o == nil {
+				continue
+			}
+			d := docsOperation{Method: o.Method, Path: path, Op: o}
+			for _, status := range slices.Sorted(maps.Keys(o.Responses)) {
+				d.Responses = append(d.Responses, docsResponse{status, strings.Split(strings.ReplaceAll(o.Responses[status].Description, "`", ""), "\n")})
+			}
+			ops = append(ops, d)
+		}
+	}
+	t, err := template.New("docs").Parse(docsTemplate)
+	if err != nil {
+		return nil, err
+	}
+	var page bytes.Buffer
+	err = t.Execute(&page, map[string]any{"Info": doc.Info, "Operations": ops, "Problems": s.problems.kinds, "Spec": openAPIPath})
+	return page.Bytes(), err
+}

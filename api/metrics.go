@@ -1,0 +1,47 @@
+package api
+
+import (
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+type metrics struct {
+	requests *prometheus.CounterVec
+	seconds  *prometheus.HistogramVec
+}
+
+func newMetrics(reg prometheus.Registerer) *metrics {
+	m := &metrics{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "api_requests_total", Help: "Requests answered, by route pattern, method and status code.",
+		}, []string{"route", "method", "code"}),
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "api_request_seconds", Help: "Time from a request's headers to its answer.",
+			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
+		}, []string{"route", "method"}),
+	}
+	reg.MustRegister(m.requests, m.seconds)
+	return m
+}
+
+// begin makes the series of a route start at 0.
+func (m *metrics) begin(route, method string, status int) {
+	m.requests.WithLabelValues(route, method, strconv.Itoa(status))
+	m.seconds.WithLabelValues(route, method)
+}
+
+func (m *metrics) observe(route, method string, status int, took time.Duration) {
+	if !slices.Contains(methods(), method) {
+		method = "other" // the client's to choose
+	}
+	m.requests.WithLabelValues(route, method, strconv.Itoa(status)).Inc()
+	m.seconds.WithLabelValues(route, method).Observe(took.Seconds())
+}
+
+func methods() []string {
+	return []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}
+}

@@ -1,0 +1,248 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/store"
+)
+
+// Problem is an RFC 9457 problem detail. Programs branch on Code.
+type Problem struct {
+	Type      string       `json:"type" doc:"Where the code is explained." format:"uri-reference"`
+	Title     string       `json:"title" doc:"What the code means."`
+	Status    int          `json:"status"`
+	Code      string       `json:"code" doc:"Stable; what programs branch on."`
+	Detail    string       `json:"detail,omitempty" doc:"What was wrong with this request."`
+	Errors    []FieldError `json:"errors,omitempty"`
+	Current   *Comment     `json:"current,omitempty" doc:"The comment as it is now, where its version or state did not fit."`
+	RequestID string       `json:"request_id,omitempty" doc:"The X-Request-Id of the answer."`
+}
+
+// FieldError says what was wrong, and where: in the body, in a parameter of path or query, or in a header.
+type FieldError struct {
+	Detail    string `json:"detail"`
+	Pointer   string `json:"pointer,omitempty" doc:"Into the body, as a URI fragment (RFC 6901)."`
+	Parameter string `json:"parameter,omitempty"`
+	Header    string `json:"header,omitempty"`
+}
+
+func (p *Problem) Error() string { return p.Code + ": " + p.Detail }
+
+// GetStatus is the answer's status.
+func (p *Problem) GetStatus() int { return p.Status }
+
+// ContentType is that of RFC 9457.
+func (p *Problem) ContentType(string) string { return "application/problem+json" }
+
+// Codes of problems.
+const (
+	codeBadRequest        = "bad-request"
+	codeJSONInvalid       = "json-invalid"
+	codeCursorInvalid     = "cursor-invalid"
+	codeHeaderInvalid     = "header-invalid"
+	codeUnauthenticated   = "unauthenticated"
+	codeRoleMissing       = "role-missing"
+	codeNotFound          = "not-found"
+	codeMethodNotAllowed  = "method-not-allowed"
+	codeRequestTimeout    = "request-timeout"
+	codeParentGone        = "parent-gone"
+	codeThreadLocked      = "thread-locked"
+	codeCommentGone       = "comment-gone"
+	codeVersionStale      = "version-stale"
+	codeRequestTooLarge   = "request-too-large"
+	codeMediaType         = "unsupported-media-type"
+	codeValidation        = "validation-failed"
+	codeSelfFollow        = "self-follow"
+	codeBodyEmpty         = "body-empty"
+	codeBodyTooLong       = "body-too-long"
+	codeBodyInvalid       = "body-invalid"
+	codeParentUnknown     = "parent-unknown"
+	codeTooDeep           = "too-deep"
+	codeKeyReused         = "idempotency-key-reused"
+	codeIfMatchMissing    = "if-match-missing"
+	codeInternal          = "internal"
+	codeUnavailable       = "unavailable"
+	retryAfter            = "1" // seconds
+	problemMediaType      = "application/problem+json"
+	wwwAuthenticateHeader = "WWW-Authenticate"
+)
+
+// problemKind is one line of the table: every code, its status, and the store's error that it stands for.
+type problemKind struct {
+	Code   string
+	Status int
+	Title  string
+	is     error
+	at     FieldError // where, for errors about one place
+}
+
+// problemKinds is the one table of what the API answers outside 2xx and 304.
+func problemKinds() []problemKind {
+	body := FieldError{Pointer: "#/body"}
+	parent := FieldError{Pointer: "#/parent_id"}
+	return []problemKind{
+		{Code: codeBadRequest, Status: 400, Title: "The request cannot be read"},
+		{Code: codeJSONInvalid, Status: 400, Title: "The body is not one JSON value of valid UTF-8 text with unique member names"},
+		{Code: codeCursorInvalid, Status: 400, Title: "The cursor is not one that this list gave", is: errCursor, at: FieldError{Parameter: "cursor"}},
+		{Code: codeHeaderInvalid, Status: 400, Title: "A header has a value that it cannot have"},
+		{Code: codeUnauthenticated, Status: 401, Title: "The bearer token is missing, unknown, expired or revoked", is: store.ErrUnauthenticated},
+		{Code: codeRoleMissing, Status: 403, Title: "The token lacks the role that the route needs"},
+		{Code: codeNotFound, Status: 404, Title: "There is no such thing", is: store.ErrNotFound},
+		{Code: codeMethodNotAllowed, Status: 405, Title: "The route does not have this method"},
+		{Code: codeRequestTimeout, Status: 408, Title: "The request took too long to arrive"},
+		{Code: codeParentGone, Status: 409, Title: "The parent is not visible", is: store.ErrParentGone, at: parent},
+		{Code: codeThreadLocked, Status: 409, Title: "The thread takes no more comments", is: store.ErrThreadLocked},
+		{Code: codeCommentGone, Status: 409, Title: "The comment's state does not allow this; current has it"},
+		{Code: codeVersionStale, Status: 412, Title: "The comment has another version; current has it"},
+		{Code: codeRequestTooLarge, Status: 413, Title: "The request's body is too large"},
+		{Code: codeMediaType, Status: 415, Title: "The body is not application/json"},
+		{Code: codeValidation, Status: 422, Title: "Some values are not valid; errors names them", is: store.ErrInvalid},
+		{Code: codeSelfFollow, Status: 422, Title: "A user cannot follow themself", is: store.ErrSelfFollow, at: FieldError{Parameter: "followee_id"}},
+		{Code: codeBodyEmpty, Status: 422, Title: "The comment's body is empty", is: store.ErrBodyEmpty, at: body},
+		{Code: codeBodyTooLong, Status: 422, Title: fmt.Sprintf("The comment's body takes more than %d bytes", store.MaxBodyBytes), is: store.ErrBodyTooLong, at: body},
+		{Code: codeBodyInvalid, Status: 422, Title: "The comment's body holds NUL or invalid UTF-8", is: store.ErrBodyText, at: body},
+		{Code: codeParentUnknown, Status: 422, Title: "The parent is not a comment of this post", is: store.ErrParentUnknown, at: parent},
+		{Code: codeTooDeep, Status: 422, Title: fmt.Sprintf("Replies nest at most %d deep", store.MaxDepth), is: store.ErrTooDeep, at: parent},
+		{Code: codeKeyReused, Status: 422, Title: "The Idempotency-Key was used with another request", is: store.ErrKeyReused, at: FieldError{Header: "Idempotency-Key"}},
+		{Code: codeIfMatchMissing, Status: 428, Title: "The request needs If-Match with the version that it is about"},
+		{Code: codeInternal, Status: 500, Title: "The server is at fault"},
+		{Code: codeUnavailable, Status: 503, Title: "A database is away for now; try again"},
+	}
+}
+
+// problemTable is problemKinds, ready for lookups.
+type problemTable struct {
+	kinds  []problemKind
+	byCode map[string]problemKind
+}
+
+func newProblemTable() problemTable {
+	t := problemTable{kinds: problemKinds(), byCode: make(map[string]problemKind)}
+	for _, k := range t.kinds {
+		t.byCode[k.Code] = k
+	}
+	return t
+}
+
+func (t problemTable) problem(code, detail string, at ...FieldError) *Problem {
+	k, ok := t.byCode[code]
+	if !ok {
+		panic("api: no problem has the code " + code)
+	}
+	return &Problem{Type: "/docs#" + code, Title: k.Title, Status: k.Status, Code: code, Detail: detail, Errors: at}
+}
+
+// of finds the problem that an error stands for. logged says that the error itself is for the log and not for the client.
+func (t problemTable) of(err error) (p *Problem, logged bool) {
+	var stale *store.StaleError
+	var state *store.StateError
+	switch {
+	case errors.As(err, &p):
+		return p, false
+	case errors.As(err, &stale):
+		p = t.problem(codeVersionStale, fmt.Sprintf("the comment is at version %d", stale.Current.Version))
+		p.Current = commentOf(stale.Current)
+		return p, false
+	case errors.As(err, &state):
+		p = t.problem(codeCommentGone, "the comment is "+state.Current.State())
+		p.Current = commentOf(state.Current)
+		return p, false
+	}
+	for _, k := range t.kinds {
+		if k.is != nil && errors.Is(err, k.is) {
+			p := t.problem(k.Code, "")
+			if k.at != (FieldError{}) {
+				at := k.at
+				at.Detail = k.Title
+				p.Errors = []FieldError{at}
+			}
+			return p, false
+		}
+	}
+	if postgres.IsTransient(err) {
+		return t.problem(codeUnavailable, ""), true
+	}
+	return t.problem(codeInternal, ""), true
+}
+
+// fromHuma translates the framework's own refusals: parsing and validation.
+func (t problemTable) fromHuma(e *huma.ErrorModel) *Problem {
+	code := codeBadRequest
+	switch e.Status {
+	case http.StatusBadRequest:
+		if len(e.Errors) > 0 && e.Errors[0].Location == "body" {
+			code = codeJSONInvalid
+		}
+	case http.StatusRequestTimeout:
+		code = codeRequestTimeout
+	case http.StatusRequestEntityTooLarge:
+		code = codeRequestTooLarge
+	case http.StatusUnsupportedMediaType:
+		code = codeMediaType
+	case http.StatusUnprocessableEntity:
+		code = codeValidation
+	case http.StatusInternalServerError:
+		code = codeInternal
+	}
+	p := t.problem(code, e.Detail)
+	for _, d := range e.Errors {
+		if d != nil {
+			p.Errors = append(p.Errors, fieldError(d.Location, d.Message))
+		}
+	}
+	return p
+}
+
+// fieldError translates a location such as body.items[3].tags, path.id, query.limit or header.If-Match.
+func fieldError(location, detail string) FieldError {
+	f := FieldError{Detail: detail}
+	in, rest, _ := strings.Cut(location, ".")
+	switch in {
+	case "body":
+		f.Pointer = "#"
+		if rest != "" {
+			f.Pointer += "/" + strings.NewReplacer("~", "~0", "/", "~1", ".", "/", "[", "/", "]", "").Replace(rest)
+		}
+	case "path", "query":
+		f.Parameter = rest
+	case "header":
+		f.Header = rest
+	}
+	return f
+}
+
+// write sends the problem outside of the framework.
+func (p *Problem) write(w http.ResponseWriter) {
+	h := w.Header()
+	h.Set("Content-Type", problemMediaType)
+	for name, value := range p.headers() {
+		h.Set(name, value)
+	}
+	w.WriteHeader(p.Status)
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	_ = enc.Encode(p) // the client went away; there is nobody to tell
+}
+
+func (p *Problem) headers() map[string]string {
+	switch p.Code {
+	case codeUnauthenticated:
+		return map[string]string{wwwAuthenticateHeader: `Bearer realm="tidings"`}
+	case codeUnavailable:
+		return map[string]string{"Retry-After": retryAfter}
+	}
+	return nil
+}
+
+// clientGone reports an error that only says that nobody waits for the answer.
+func clientGone(ctx context.Context, err error) bool {
+	return errors.Is(err, context.Canceled) && errors.Is(ctx.Err(), context.Canceled)
+}

@@ -1,0 +1,391 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"net/url"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/store"
+)
+
+// Deps are what the API works with. Projections acts as postgres.RoleAPI.
+type Deps struct {
+	Store       *store.Store
+	Projections *pgxpool.Pool
+	Log         *slog.Logger
+	Reg         prometheus.Registerer
+}
+
+type server struct {
+	cfg         Config
+	store       *store.Store
+	projections *pgxpool.Pool
+	log         *slog.Logger
+	metrics     *metrics
+	auth        *authenticator
+	cursors     cursors
+	problems    problemTable
+	mux         *http.ServeMux
+	api         huma.API
+}
+
+// New returns the API as a handler. It starts nothing and connects to nothing.
+func New(cfg Config, deps Deps) (http.Handler, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("configure the API: %w", err)
+	}
+	key, err := cfg.cursorKey()
+	if err != nil {
+		return nil, err
+	}
+	s := &server{
+		cfg: cfg, store: deps.Store, projections: deps.Projections, log: deps.Log.With("component", "api"), metrics: newMetrics(deps.Reg),
+		auth: newAuthenticator(deps.Store), cursors: cursors{key}, problems: newProblemTable(), mux: http.NewServeMux(),
+	}
+	jsonFormat := huma.Format{Marshal: huma.DefaultJSONFormat.Marshal, Unmarshal: strictJSON}
+	s.api = humago.New(s.mux, huma.Config{
+		OpenAPI:                      newOpenAPI(),
+		Formats:                      map[string]huma.Format{"application/json": jsonFormat, "json": jsonFormat}, // the latter: any +json
+		DefaultFormat:                "application/json",
+		RejectUnknownQueryParameters: true,
+		Transformers:                 []huma.Transformer{s.transform},
+	})
+	s.followRoutes()
+	s.userRoutes()
+	s.commentRoutes()
+	if err := s.documentRoutes(); err != nil {
+		return nil, err
+	}
+	s.mux.HandleFunc("/", s.noRoute)
+	return s, nil
+}
+
+const requestIDHeader = "X-Request-Id"
+
+type contextKey int
+
+const (
+	requestIDKey contextKey = iota
+	callerKey
+)
+
+func requestID(ctx context.Context) string {
+	id, _ := ctx.Value(requestIDKey).(string)
+	return id
+}
+
+// ServeHTTP gives a request its id and its deadline, and answers for handlers that panic.
+func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	start := time.Now()
+	id := r.Header.Get(requestIDHeader)
+	if !validRequestID(id) {
+		id = uuid.NewString()
+	}
+	ctx, cancel := context.WithTimeout(context.WithValue(r.Context(), requestIDKey, id), s.cfg.RequestTimeout)
+	defer cancel()
+	r = r.WithContext(ctx)
+	rec := &recorder{ResponseWriter: w}
+	rec.Header().Set(requestIDHeader, id)
+	rec.Header().Set("X-Content-Type-Options", "nosniff")
+	defer func() {
+		if cause := recover(); cause != nil {
+			s.recovered(rec, r, cause)
+		}
+		_, route, _ := strings.Cut(r.Pattern, " ")
+		if route == "" {
+			route = "none"
+		}
+		took := time.Since(start)
+		s.metrics.observe(route, r.Method, rec.code(), took)
+		s.log.DebugContext(ctx, "request", "method", r.Method, "route", route, "status", rec.code(), "seconds", took.Seconds(), "request_id", id)
+	}()
+	if p := s.checkURL(r); p != nil {
+		s.refuse(rec, r, p)
+		return
+	}
+	s.mux.ServeHTTP(rec, r)
+}
+
+// recovered answers for a handler that panicked. The framework panics when it cannot write an answer: then nobody waits for it.
+func (s *server) recovered(rec *recorder, r *http.Request, cause any) {
+	if cause == http.ErrAbortHandler {
+		panic(cause)
+	}
+	if rec.status != 0 {
+		s.log.DebugContext(r.Context(), "answer cut short", "request_id", requestID(r.Context()), "err", cause)
+		return
+	}
+	s.log.ErrorContext(r.Context(), "handler panicked", "request_id", requestID(r.Context()), "err", cause)
+	s.refuse(rec, r, s.problems.problem(codeInternal, ""))
+}
+
+func (s *server) refuse(w http.ResponseWriter, r *http.Request, p *Problem) {
+	p.RequestID = requestID(r.Context())
+	p.write(w)
+}
+
+// checkURL refuses what the mux would redirect, and queries that can be read in more than one way.
+func (s *server) checkURL(r *http.Request) *Problem {
+	if p := r.URL.Path; !strings.HasPrefix(p, "/") || strings.TrimSuffix(p, "/") != strings.TrimSuffix(path.Clean(p), "/") {
+		return s.problems.problem(codeNotFound, "the path is not canonical")
+	}
+	q, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return s.problems.problem(codeBadRequest, "the query cannot be read")
+	}
+	for name, values := range q {
+		if len(values) > 1 || values[0] == "" {
+			return s.problems.problem(codeBadRequest, "a query parameter has no value, or more than one",
+				FieldError{Detail: "want one value", Parameter: name})
+		}
+	}
+	return nil
+}
+
+// noRoute tells a wrong method from a wrong path.
+func (s *server) noRoute(w http.ResponseWriter, r *http.Request) {
+	var allowed []string
+	for _, m := range methods() {
+		probe := &http.Request{Method: m, URL: r.URL, Host: r.Host}
+		if _, pattern := s.mux.Handler(probe); pattern != "/" && pattern != "" {
+			allowed = append(allowed, m)
+		}
+	}
+	if len(allowed) == 0 {
+		s.refuse(w, r, s.problems.problem(codeNotFound, "there is no such route"))
+		return
+	}
+	w.Header().Set("Allow", strings.Join(allowed, ", "))
+	s.refuse(w, r, s.problems.problem(codeMethodNotAllowed, "the route has "+strings.Join(allowed, ", ")))
+}
+
+// recorder remembers the status of the answer.
+type recorder struct {
+	http.ResponseWriter
+	status int
+}
+
+func (r *recorder) WriteHeader(status int) {
+	if r.status == 0 {
+		r.status = status
+	}
+	r.ResponseWriter.WriteHeader(status)
+}
+
+func (r *recorder) Write(b []byte) (int, error) {
+	if r.status == 0 {
+		r.status = http.StatusOK
+	}
+	return r.ResponseWriter.Write(b)
+}
+
+// Unwrap lets http.ResponseController find the connection.
+func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
+
+func (r *recorder) code() int {
+	if r.status == 0 {
+		return http.StatusOK
+	}
+	return r.status
+}
+
+func validRequestID(id string) bool {
+	if id == "" || len(id) > 100 {
+		return false
+	}
+	return strings.IndexFunc(id, func(c rune) bool {
+		return (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && !strings.ContainsRune("-_.:", c)
+	}) < 0
+}
+
+// caller is who sent a request, and within which trace.
+type caller struct {
+	store.Principal
+	meta store.Meta
+}
+
+func callerOf(ctx context.Context) caller {
+	c, _ := ctx.Value(callerKey).(caller)
+	return c
+}
+
+// route describes one operation of /v1.
+type route struct {
+	method, path string
+	id           string // operationId
+	tag          string
+	summary      string
+	description  string
+	role         string
+	status       int            // of success
+	also         map[int]string // further answers without a problem
+	codes        []string       // beyond those that every route has
+}
+
+// register adds a route: token and role first, then the body, then the framework's validation, then handle.
+func register[I, O any](s *server, r route, handle func(ctx context.Context, in *I) (*O, error)) {
+	codes := append([]string{codeBadRequest, codeHeaderInvalid, codeUnauthenticated, codeRoleMissing, codeValidation, codeInternal, codeUnavailable}, r.codes...)
+	op := huma.Operation{
+		Method: r.method, Path: r.path, OperationID: r.id, Summary: r.summary, Description: r.description, Tags: []string{r.tag},
+		DefaultStatus: r.status, Security: []map[string][]string{{"token": {r.role}}}, Responses: s.problemResponses(codes),
+		BodyReadTimeout: -1, // guard has read it
+	}
+	for status, what := range r.also {
+		op.Responses[fmt.Sprint(status)] = &huma.Response{Description: what}
+	}
+	op.Middlewares = huma.Middlewares{func(ctx huma.Context, next func(huma.Context)) { s.guard(ctx, r, next) }}
+	s.metrics.begin(r.path, r.method, r.status)
+	huma.Register(s.api, op, func(ctx context.Context, in *I) (*O, error) {
+		out, err := handle(ctx, in)
+		if err != nil {
+			return nil, s.toProblem(ctx, err)
+		}
+		return out, nil
+	})
+}
+
+// toProblem turns an error into what the client is told, and logs what the client is not told.
+func (s *server) toProblem(ctx context.Context, err error) error {
+	p, logged := s.problems.of(err)
+	if logged && !clientGone(ctx, err) {
+		level := slog.LevelError
+		if p.Code == codeUnavailable {
+			level = slog.LevelWarn
+		}
+		s.log.Log(ctx, level, "request failed", "request_id", requestID(ctx), "code", p.Code, "err", err)
+	}
+	if h := p.headers(); h != nil {
+		header := make(http.Header)
+		for name, value := range h {
+			header.Set(name, value)
+		}
+		return huma.ErrorWithHeaders(p, header)
+	}
+	return p
+}
+
+// transform makes every problem one of the table's, with the request's id.
+func (s *server) transform(ctx huma.Context, _ string, v any) (any, error) {
+	switch e := v.(type) {
+	case *huma.ErrorModel:
+		p := s.problems.fromHuma(e)
+		p.RequestID = requestID(ctx.Context())
+		return p, nil
+	case *Problem:
+		e.RequestID = requestID(ctx.Context())
+	}
+	return v, nil
+}
+
+// guard authenticates the caller, checks the role and reads the body, in this order: who may not come in learns nothing else.
+func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
+	r, w := humago.Unwrap(hctx)
+	ctx := hctx.Context()
+	c, err := s.caller(ctx, r)
+	if err == nil && !c.Has(op.role) {
+		err = s.problems.problem(codeRoleMissing, fmt.Sprintf("the route needs the role %s", op.role))
+	}
+	if err == nil && hctx.Operation().RequestBody != nil {
+		err = s.readBody(w, r)
+	}
+	if err != nil {
+		p, _ := s.problems.of(s.toProblem(ctx, err))
+		s.refuse(w, r, p)
+		return
+	}
+	next(huma.WithValue(hctx, callerKey, c))
+}
+
+func (s *server) caller(ctx context.Context, r *http.Request) (caller, error) {
+	if len(r.Header.Values("Authorization")) > 1 {
+		return caller{}, store.ErrUnauthenticated
+	}
+	p, err := s.auth.principal(ctx, r.Header.Get("Authorization"))
+	if err != nil {
+		return caller{}, err
+	}
+	for _, name := range []string{"Tidings-Actor", "Idempotency-Key", "If-Match"} {
+		if v := r.Header.Values(name); len(v) > 1 || len(v) == 1 && v[0] == "" {
+			return caller{}, s.problems.problem(codeHeaderInvalid, "", FieldError{Detail: "want one value", Header: name})
+		}
+	}
+	actor := r.Header.Get("Tidings-Actor")
+	if actor == "" {
+		actor = p.Name
+	} else if !store.ValidActor(actor) {
+		return caller{}, s.problems.problem(codeHeaderInvalid, "", FieldError{
+			Detail: fmt.Sprintf("want 1 to %d bytes of printable UTF-8", store.MaxActorBytes), Header: "Tidings-Actor",
+		})
+	}
+	return caller{Principal: p, meta: store.Meta{Actor: actor, TraceParent: traceParent(r.Header.Values("Traceparent"))}}, nil
+}
+
+// readBody reads the body into memory, so that what goes wrong on the way is the client's error and not the framework's.
+func (s *server) readBody(w http.ResponseWriter, r *http.Request) error {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.cfg.MaxBodyBytes))
+	var tooLarge *http.MaxBytesError
+	var timeout net.Error
+	switch {
+	case errors.As(err, &tooLarge):
+		return s.problems.problem(codeRequestTooLarge, fmt.Sprintf("the limit is %d bytes", tooLarge.Limit))
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return s.problems.problem(codeRequestTimeout, "")
+	case err != nil:
+		return s.problems.problem(codeBadRequest, "the body cannot be read")
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	return nil
+}
+
+// traceParent returns the header's value if it is one of W3C Trace Context level 1, else nothing: a bad one is to be ignored.
+func traceParent(values []string) string {
+	if len(values) != 1 || len(values[0]) != 55 {
+		return ""
+	}
+	parts := strings.Split(values[0], "-")
+	if len(parts) != 4 || len(parts[0]) != 2 || len(parts[1]) != 32 || len(parts[2]) != 16 || parts[0] == "ff" {
+		return ""
+	}
+	for i, p := range parts {
+		if strings.Trim(p, "0123456789abcdef") != "" || (i == 1 || i == 2) && strings.Trim(p, "0") == "" {
+			return ""
+		}
+	}
+	return values[0]
+}
+
+// problemResponses describes the answers with these codes, one per status.
+func (s *server) problemResponses(codes []string) map[string]*huma.Response {
+	byStatus := make(map[int][]string)
+	for _, k := range s.problems.kinds {
+		if slices.Contains(codes, k.Code) {
+			byStatus[k.Status] = append(byStatus[k.Status], fmt.Sprintf("`%s`: %s.", k.Code, k.Title))
+		}
+	}
+	schema := s.problemSchema()
+	all := make(map[string]*huma.Response)
+	for _, status := range slices.Sorted(maps.Keys(byStatus)) {
+		all[fmt.Sprint(status)] = &huma.Response{
+			Description: strings.Join(byStatus[status], "\n"),
+			Content:     map[string]*huma.MediaType{problemMediaType: {Schema: schema}},
+		}
+	}
+	return all
+}

@@ -1,0 +1,104 @@
+package api
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/tidings/tidings/event"
+)
+
+// id is an id in a path.
+type id struct{ event.ID }
+
+// Schema describes the id.
+func (id) Schema(huma.Registry) *huma.Schema { return idSchema() }
+
+func idSchema() *huma.Schema {
+	return &huma.Schema{
+		Type: huma.TypeString, Pattern: "^[1-9][0-9]{0,18}$", Examples: []any{"42"},
+		Description: "A decimal number from 1 to 9223372036854775807, as a string.",
+	}
+}
+
+func (i id) int64() int64 { return int64(i.ID) }
+
+// uuidPattern is the form that the API writes; it reads upper case too.
+const uuidPattern = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
+
+// commentID is a comment's id in a path or a body.
+type commentID string
+
+// Schema describes the comment's id.
+func (commentID) Schema(huma.Registry) *huma.Schema {
+	return &huma.Schema{Type: huma.TypeString, Pattern: uuidPattern, PatternDescription: "a UUID", Format: "uuid"}
+}
+
+func (c commentID) lower() string { return strings.ToLower(string(c)) }
+
+func etag(version int64) string { return `"` + strconv.FormatInt(version, 10) + `"` }
+
+// versionOf reads an If-Match of one entity tag or *. A tag that is none of ours matches no version; ok is false when the
+// header is not a tag at all.
+func versionOf(ifMatch string) (version int64, ok bool) {
+	if ifMatch == "*" {
+		return 0, true
+	}
+	tag := strings.TrimPrefix(ifMatch, "W/")
+	if len(tag) < 2 || tag[0] != '"' || tag[len(tag)-1] != '"' || strings.ContainsAny(tag[1:len(tag)-1], "\", ") {
+		return 0, false
+	}
+	v, err := strconv.ParseInt(tag[1:len(tag)-1], 10, 64)
+	if err != nil || v <= 0 || etag(v) != ifMatch { // a weak tag never matches (RFC 9110, 13.1.1)
+		return -1, true
+	}
+	return v, true
+}
+
+// notModified reports whether If-None-Match names this version; then a GET is answered 304.
+func notModified(ifNoneMatch string, version int64) bool {
+	for tag := range strings.SplitSeq(ifNoneMatch, ",") {
+		if tag = strings.TrimSpace(tag); tag == "*" || strings.TrimPrefix(tag, "W/") == etag(version) {
+			return true
+		}
+	}
+	return false
+}
+
+func okOr304(ifNoneMatch string, version int64) int {
+	if notModified(ifNoneMatch, version) {
+		return http.StatusNotModified
+	}
+	return http.StatusOK
+}
+
+// parseID reads an id of a body, at pointer.
+func (s *server) parseID(pointer, v string) (int64, error) {
+	n, err := event.ParseID(v)
+	if err != nil {
+		return 0, s.problems.problem(codeValidation, "", FieldError{Detail: err.Error(), Pointer: pointer})
+	}
+	return int64(n), nil
+}
+
+// Page are the parameters of every list. Embedded parameters are exported: the framework skips others.
+type Page struct {
+	Limit  int    `query:"limit" default:"50" minimum:"1" maximum:"200" doc:"Items at most."`
+	Cursor string `query:"cursor" doc:"The next of an earlier page of this list."`
+}
+
+// newPage cuts items, which has one more than the limit when there is a further page, and signs where it ends.
+func newPage[T any](s *server, l list, limit int, items []T, last func(T) any) ([]T, string, error) {
+	if len(items) <= limit {
+		return items, "", nil
+	}
+	items = items[:limit]
+	next, err := s.cursors.encode(l, last(items[limit-1]))
+	if err != nil {
+		return nil, "", fmt.Errorf("end a page: %w", err)
+	}
+	return items, next, nil
+}
