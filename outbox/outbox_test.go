@@ -152,7 +152,7 @@ func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	for name, sql := range map[string]string{
 		"append": appendSQL, "claim": claimSQL, "park": parkSQL, "release": releaseSQL, "fail": failSQL, "mark": markSQL,
-		"tail": tailSQL, "stream": streamSQL, "bind": bindSQL, "stats": statsSQL,
+		"tail": tailSQL, "stream": streamSQL, "bind": bindSQL, "stats": statsSQL, "published": countPublishedSQL,
 	} {
 		t.Run(name, func(t *testing.T) { testkit.Prepare(t, pool, sql) })
 	}
