@@ -1,0 +1,64 @@
+// Command api answers HTTP. Any number of them may run at once, with the same API_CURSOR_KEY.
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/sethvargo/go-envconfig"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/tidings/tidings/api"
+	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/migrations"
+	"github.com/tidings/tidings/store"
+)
+
+type config struct {
+	DatabaseURL            string `env:"DATABASE_URL, required"`
+	ProjectionsDatabaseURL string `env:"PROJECTIONS_DATABASE_URL, default=$DATABASE_URL"`
+	OpsAddr                string `env:"OPS_ADDR, default=127.0.0.1:9181"`
+	Postgres               postgres.Config
+	API                    api.Config
+}
+
+func main() { daemon.Main("api", run) }
+
+func run(ctx context.Context, env envconfig.Lookuper) error {
+	var cfg config
+	if err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: &cfg, Lookuper: env}); err != nil {
+		return err
+	}
+	if err := errors.Join(cfg.Postgres.Validate(), cfg.API.Validate()); err != nil {
+		return err
+	}
+	log, reg := slog.Default(), prometheus.NewRegistry()
+	truth, err := postgres.Open(ctx, cfg.DatabaseURL, cfg.Postgres, postgres.RoleAPI, "api")
+	if err != nil {
+		return err
+	}
+	defer truth.Close()
+	projections, err := postgres.Open(ctx, cfg.ProjectionsDatabaseURL, cfg.Postgres, postgres.RoleAPI, "api")
+	if err != nil {
+		return err
+	}
+	defer projections.Close()
+	if err := errors.Join(migrations.Check(ctx, truth, migrations.Truth), migrations.Check(ctx, projections, migrations.Projections)); err != nil {
+		return err
+	}
+	handler, err := api.New(cfg.API, api.Deps{Store: store.New(truth), Projections: projections, Log: log, Reg: reg})
+	if err != nil {
+		return err
+	}
+	ops := daemon.NewOps(cfg.OpsAddr, reg, log)
+	ops.Ready("truth", truth.Ping)
+	ops.Ready("projections", projections.Ping)
+
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return ops.Run(ctx) })
+	g.Go(func() error { return daemon.ListenAndServe(ctx, cfg.API.Addr, handler, log.With("component", "api")) })
+	return g.Wait()
+}

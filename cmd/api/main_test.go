@@ -1,0 +1,88 @@
+package main
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sethvargo/go-envconfig"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/store"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// freeAddr is a port that was free a moment ago.
+func freeAddr(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func TestRunAnswersUntilItIsStopped(t *testing.T) {
+	db := testkit.Postgres(t)
+	token, err := store.CreateToken(t.Context(), db.Pool(t, postgres.RoleSystem), 1, "tester", store.Roles(), time.Time{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr, opsAddr := freeAddr(t), freeAddr(t)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- run(ctx, envconfig.MapLookuper(map[string]string{
+			"DATABASE_URL": db.URL, "API_ADDR": addr, "OPS_ADDR": opsAddr, "API_CURSOR_KEY": strings.Repeat("ab", 32),
+		}))
+	}()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	status := func(method, url string) int {
+		req, err := http.NewRequestWithContext(ctx, method, url, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+token)
+		resp, err := client.Do(req)
+		if err != nil {
+			return 0 // not yet listening
+		}
+		defer resp.Body.Close()
+		return resp.StatusCode
+	}
+	testkit.Eventually(t, 10*time.Second, "the API to be ready", func() (bool, error) {
+		return status("GET", "http://"+opsAddr+"/readyz") == 200 && status("GET", "http://"+addr+"/v1/openapi.json") == 200, nil
+	})
+	if got := status("PUT", "http://"+addr+"/v1/follows/1/2"); got != 201 {
+		t.Errorf("PUT: %d, want 201", got)
+	}
+	if got := status("GET", "http://"+addr+"/v1/users/2/counts"); got != 200 {
+		t.Errorf("counts: %d, want 200: PROJECTIONS_DATABASE_URL is DATABASE_URL by default", got)
+	}
+	stop()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Errorf("stopped with %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("still running 10 s after the stop")
+	}
+}
+
+func TestRunRefusesAConfigurationThatCannotWork(t *testing.T) {
+	for name, env := range map[string]map[string]string{
+		"no database":   {"API_CURSOR_KEY": strings.Repeat("ab", 32)},
+		"no cursor key": {"DATABASE_URL": "postgres://127.0.0.1:1/x"},
+	} {
+		if err := run(t.Context(), envconfig.MapLookuper(env)); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}

@@ -1,0 +1,258 @@
+package migrations_test
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/migrations"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// emptyDB makes a database without any schema, beside that of the test.
+func emptyDB(t *testing.T) string {
+	t.Helper()
+	db := testkit.Postgres(t)
+	owner := db.Pool(t, postgres.RoleOwner)
+	u, err := url.Parse(db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := strings.TrimPrefix(u.Path, "/") + "_empty"
+	if _, err := owner.Exec(t.Context(), "CREATE DATABASE "+pgx.Identifier{name}.Sanitize()+" TEMPLATE template0"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := owner.Exec(context.WithoutCancel(t.Context()), "DROP DATABASE "+pgx.Identifier{name}.Sanitize()+" WITH (FORCE)"); err != nil {
+			t.Error(err)
+		}
+	})
+	u.Path = "/" + name
+	return u.String()
+}
+
+func pool(t *testing.T, url string, role postgres.Role) *pgxpool.Pool {
+	t.Helper()
+	p, err := postgres.Open(t.Context(), url, postgres.Config{MaxConns: 4, ConnectTimeout: 5e9}, role, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return p
+}
+
+func TestUp(t *testing.T) {
+	url := emptyDB(t)
+	ctx := t.Context()
+	owner := pool(t, url, postgres.RoleOwner)
+	for _, set := range []migrations.Set{migrations.Truth, migrations.Projections} {
+		if err := migrations.Check(ctx, owner, set); !errors.Is(err, migrations.ErrOutdated) {
+			t.Errorf("check of an empty database, %s: %v, want ErrOutdated", set, err)
+		}
+	}
+	// Two processes at once, each with both sets, in either order.
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	applied := 0
+	for i := range 4 {
+		wg.Go(func() {
+			sets := []migrations.Set{migrations.Truth, migrations.Projections}
+			if i%2 == 1 {
+				slices.Reverse(sets)
+			}
+			for _, set := range sets {
+				n, err := migrations.Up(ctx, url, set)
+				if err != nil {
+					t.Errorf("up, %s: %v", set, err)
+				}
+				mu.Lock()
+				applied += n
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	if want := int(migrations.Latest(migrations.Truth) + migrations.Latest(migrations.Projections)); applied != want {
+		t.Errorf("%d migrations were applied, want %d: each once", applied, want)
+	}
+	for _, set := range []migrations.Set{migrations.Truth, migrations.Projections} {
+		if n, err := migrations.Up(ctx, url, set); n != 0 || err != nil {
+			t.Errorf("up again, %s: %d applied, %v", set, n, err)
+		}
+		for _, role := range []postgres.Role{postgres.RoleOwner, postgres.RoleAPI, postgres.RoleSystem} {
+			if err := migrations.Check(ctx, pool(t, url, role), set); err != nil {
+				t.Errorf("check as %q, %s: %v", role, set, err)
+			}
+		}
+	}
+}
+
+type tenantTable struct {
+	name     string
+	readable bool // by tidings_api
+	writable bool
+}
+
+// tenantTables are the tables of both sets that have a tenant_id.
+func tenantTables(t *testing.T, owner *pgxpool.Pool) []tenantTable {
+	t.Helper()
+	rows, _ := owner.Query(t.Context(), `
+		SELECT c.table_name, has_table_privilege('tidings_api', quote_ident(c.table_name), 'SELECT'), has_table_privilege('tidings_api', quote_ident(c.table_name), 'INSERT')
+		  FROM information_schema.columns c JOIN information_schema.tables t USING (table_schema, table_name)
+		 WHERE c.table_schema = current_schema() AND c.column_name = 'tenant_id' AND t.table_type = 'BASE TABLE' ORDER BY 1`)
+	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (tt tenantTable, err error) {
+		return tt, row.Scan(&tt.name, &tt.readable, &tt.writable)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// fillSQL gives every tenant table one row of tenant 1.
+const fillSQL = `
+INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, 1, 2);
+INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body)
+  VALUES (1, gen_random_uuid(), 1, 'aaaaaaaa', '00000000000001aaaaaaaa', 1, 'x');
+INSERT INTO comment_keys (tenant_id, author_id, idempotency_key, request_hash, comment_id) VALUES (1, 1, 'k', '', gen_random_uuid());
+INSERT INTO threads (tenant_id, object, metadata)
+  VALUES (1, '{"post_id": 1}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t"}');
+INSERT INTO api_tokens (token_hash, tenant_id, name, roles) VALUES (sha256('x'), 1, 't', '{read}');
+INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'follow', 2, 'created', '{}');
+INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts,
+    event_id, inserted_at, partition)
+  VALUES (1, 1, 'follow', 2, 'created', 1, '{}', now(), now(), 11, gen_random_uuid(), now(), 0);
+INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
+    processed_at, attempts, event_id, inserted_at, partition)
+  VALUES (1, 1, 'follow', 2, 'created', 1, '{}', now(), now(), now(), 0, gen_random_uuid(), now(), 0);
+INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type,
+    event_version, headers, payload, error)
+  VALUES ('c', 1, 'p00', 1, 'follow', 2, gen_random_uuid(), 'created', 1, '{}', '', 'x');
+INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at) VALUES (1, 1, 2, true, 1, now());
+INSERT INTO follower_counts (tenant_id, user_id) VALUES (1, 2);
+INSERT INTO thread_comments (tenant_id, comment_id, post_id, slug, path, author_id, body, author_state, moderation_state, version, created_at,
+    updated_at, visible, shown)
+  VALUES (1, gen_random_uuid(), 1, 'aaaaaaaa', 'p', 1, 'x', 'ACTIVE', 'NONE', 1, now(), now(), true, true);
+INSERT INTO comment_history (tenant_id, object, metadata)
+  VALUES (1, '{"comment_id": "00000000-0000-7000-8000-000000000000", "version": 1}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t"}');
+INSERT INTO follow_history (tenant_id, object, metadata)
+  VALUES (1, '{"follower_id": 1, "followee_id": 2, "version": 1}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t"}');`
+
+func TestNoTenantReadsOrWritesAnothersRows(t *testing.T) {
+	db := testkit.Postgres(t)
+	ctx := t.Context()
+	owner, apiPool := db.Pool(t, postgres.RoleOwner), db.Pool(t, postgres.RoleAPI)
+	if _, err := owner.Exec(ctx, fillSQL); err != nil {
+		t.Fatal(err)
+	}
+	tables := tenantTables(t, owner)
+	count := func(tx pgx.Tx, table string) (n int, err error) {
+		return n, tx.QueryRow(ctx, "SELECT count(*) FROM "+table).Scan(&n)
+	}
+	checked := 0
+	for _, table := range tables {
+		t.Run(table.name, func(t *testing.T) {
+			var n int
+			if err := owner.QueryRow(ctx, "SELECT count(*) FROM "+table.name).Scan(&n); err != nil || n == 0 {
+				t.Fatalf("the test filled no row in: %d, %v", n, err)
+			}
+			read := func(name string, tenant string, want int) {
+				t.Helper()
+				err := postgres.InTx(ctx, apiPool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+					if tenant != "unset" {
+						if _, err := tx.Exec(ctx, `SELECT set_config('tidings.tenant', $1, true)`, tenant); err != nil {
+							return err
+						}
+					}
+					got, err := count(tx, table.name)
+					if err == nil && got != want {
+						t.Errorf("%s: %d rows, want %d", name, got, want)
+					}
+					return err
+				})
+				if err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+			if table.readable { // a table that tidings_api may not read at all is as closed as can be
+				checked++
+				read("its tenant", "1", n)
+				read("no tenant", "unset", 0)
+				read("a tenant set to nothing", "", 0)
+				read("another tenant", "2", 0)
+			}
+			if !table.writable {
+				return
+			}
+			for _, tenant := range []int64{2, 0} {
+				err := postgres.InTx(ctx, apiPool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+					if tenant != 0 {
+						if err := postgres.SetTenant(ctx, tx, tenant); err != nil {
+							return err
+						}
+					}
+					_, err := tx.Exec(ctx, insertSQL(table.name))
+					return err
+				})
+				var pg *pgconn.PgError
+				if !errors.As(err, &pg) || !strings.Contains(pg.Message, "row-level security") {
+					t.Errorf("insert for tenant 1 as tenant %d: %v, want row-level security to refuse it", tenant, err)
+				}
+			}
+		})
+	}
+	if checked < 14 {
+		t.Errorf("%d tables were read, want 14 or more", checked)
+	}
+	// What another tenant updates or deletes is not there.
+	err := postgres.InTenant(ctx, apiPool, 2, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		for _, sql := range []string{`UPDATE follows SET version = 9`, `UPDATE comments SET body = 'theirs'`, `DELETE FROM outbox_messages_dlq`, `DELETE FROM comment_keys`} {
+			if tag, err := tx.Exec(ctx, sql); err != nil || tag.RowsAffected() != 0 {
+				t.Errorf("%s: %s, %v", sql, tag, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// insertSQL is fillSQL's statement for the table, once more with other keys where that matters not: the policy refuses first.
+func insertSQL(table string) string {
+	for _, sql := range strings.Split(fillSQL, ";") {
+		if strings.Contains(sql, "INTO "+table+" ") {
+			return sql
+		}
+	}
+	panic("fillSQL has nothing for " + table)
+}
+
+func TestEveryTenantTableHasRowLevelSecurity(t *testing.T) {
+	owner := testkit.Postgres(t).Pool(t, postgres.RoleOwner)
+	rows, _ := owner.Query(t.Context(), `
+		SELECT c.relname::text FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant_id'
+		 WHERE c.relkind IN ('r', 'p') AND c.relnamespace = current_schema()::regnamespace AND NOT c.relispartition
+		   AND NOT (c.relrowsecurity AND EXISTS (SELECT FROM pg_policy p WHERE p.polrelid = c.oid AND p.polroles = ARRAY['tidings_api'::regrole::oid]))`)
+	open, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(open) > 0 {
+		t.Errorf("without row-level security for tidings_api: %v, %v", open, err)
+	}
+	rows, _ = owner.Query(t.Context(), `
+		SELECT c.relname::text FROM pg_class c WHERE c.relispartition AND c.relkind = 'r' AND has_table_privilege('tidings_api', c.oid, 'SELECT')`)
+	open, err = pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(open) > 0 {
+		t.Errorf("partitions that tidings_api reads past their parent's policy: %v, %v", open, err)
+	}
+}
