@@ -1,0 +1,82 @@
+package broker
+
+import (
+	"context"
+	"math/bits"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// WakeSubject carries wake-ups for the relays: which partitions have new rows. It is plain NATS, outside the stream; a wake-up
+// that is lost costs a poll interval and nothing else.
+const WakeSubject = "tidings.wake"
+
+// wakeEvery bounds how often a process wakes the relays: what is committed meanwhile shares the next wake-up.
+const wakeEvery = time.Millisecond
+
+// Waker tells the relays that rows were committed. Wake may be called from any goroutine and never waits.
+type Waker struct {
+	nc      *nats.Conn
+	touched atomic.Uint32 // a bit per partition
+	signal  chan struct{}
+}
+
+// NewWaker returns a waker over nc. Wakes are sent while Run runs.
+func NewWaker(nc *nats.Conn) *Waker { return &Waker{nc: nc, signal: make(chan struct{}, 1)} }
+
+// Wake notes that the partition has new rows, after their commit.
+func (w *Waker) Wake(partition int) {
+	w.touched.Or(1 << partition)
+	select {
+	case w.signal <- struct{}{}:
+	default:
+	}
+}
+
+// Run sends wake-ups, at most one per wakeEvery, until ctx ends. It returns nil.
+func (w *Waker) Run(ctx context.Context) error {
+	pause := time.NewTimer(0)
+	defer pause.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-w.signal:
+		}
+		if touched := w.touched.Swap(0); touched != 0 {
+			_ = w.nc.Publish(WakeSubject, encodeWake(touched)) // while the broker is away nobody could publish the rows either
+		}
+		pause.Reset(wakeEvery)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-pause.C:
+		}
+	}
+}
+
+// encodeWake lists the partitions of the set: "3,17".
+func encodeWake(touched uint32) []byte {
+	var b []byte
+	for ; touched != 0; touched &= touched - 1 {
+		if len(b) > 0 {
+			b = append(b, ',')
+		}
+		b = strconv.AppendInt(b, int64(bits.TrailingZeros32(touched)), 10)
+	}
+	return b
+}
+
+// DecodeWake reads the partitions that a wake-up names, as a set of bits. What it cannot read it leaves out.
+func DecodeWake(data []byte) (touched uint32) {
+	for s := range strings.SplitSeq(string(data), ",") {
+		if n, err := strconv.ParseUint(s, 10, 8); err == nil && n < 32 {
+			touched |= 1 << n
+		}
+	}
+	return touched
+}
