@@ -102,3 +102,16 @@ var conflictCodes = map[jetstream.ErrorCode]bool{
 	10163: true, // the same for an expected sequence
 	10201: true, // the batch contains a duplicate message id
 }
+
+// isRefusal reports that the server answered, and refused for another reason than the tail: the fault may be a message's.
+func isRefusal(err error) bool {
+	var api *jetstream.APIError
+	return !errors.Is(err, errConflict) && (errors.As(err, &api) || isMessageFault(err))
+}
+
+// isMessageFault reports an error that only the message itself can cause: its size or its subject.
+func isMessageFault(err error) bool {
+	const messageTooLarge = 10054
+	var api *jetstream.APIError
+	return errors.Is(err, nats.ErrMaxPayload) || errors.Is(err, nats.ErrBadSubject) || errors.As(err, &api) && api.ErrorCode == messageTooLarge
+}

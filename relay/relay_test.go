@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"context"
 	"errors"
 	"os"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
@@ -364,4 +366,89 @@ func TestConfigurationOutOfBoundsIsRefused(t *testing.T) {
 	if err := testConfig().Validate(); err != nil {
 		t.Error(err)
 	}
+}
+
+func TestAWakeUpIsQuickerThanThePoll(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	b := testkit.NATS(t)
+	cfg := testConfig()
+	cfg.PollInterval = 10 * time.Second
+	reg := prometheus.NewRegistry()
+	r, err := New(cfg, pool, b.Config(), testkit.Logger(t), reg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, r)
+	for aggregate := range int64(64) { // until every partition has been looked at since the start
+		insertRow(t, pool, aggregate, "created")
+	}
+	awaitDrained(t, t.Context(), pool, 30*time.Second)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	w := broker.NewWaker(b.Connect(t))
+	go func() { _ = w.Run(ctx) }() // it returns nil
+	for range 3 {
+		id := insertRow(t, pool, 1, "edited")
+		var partition int
+		if err := pool.QueryRow(t.Context(), `SELECT partition FROM outbox_messages WHERE id = $1`, id).Scan(&partition); err != nil {
+			t.Fatal(err)
+		}
+		w.Wake(partition)
+		awaitDrained(t, t.Context(), pool, 2*time.Second) // polls are 7.5 s apart
+	}
+}
+
+func TestARowThatTheBrokerAloneRefusesIsFoundAndTheOthersGoOn(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	b := testkit.NATS(t)
+	start(t, newRelay(t, pool, b))
+	insertRow(t, pool, 1, "created")
+	awaitDrained(t, t.Context(), pool, 10*time.Second)
+	js, err := jetstream.New(b.Connect(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := js.Stream(t.Context(), b.Config().Stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	limited := stream.CachedInfo().Config
+	limited.MaxMsgSize = 10_000 // behind the back of the session, which validates by what it read when it began
+	if _, err := js.UpdateStream(t.Context(), limited); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const sql = `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, $1, 1, $2, to_jsonb($3::text))`
+	for i, size := range []int{1, 20_000, 2} { // one partition, one claim: post/1 is the aggregate of the second alone
+		typ := "post"
+		if i != 1 {
+			typ = samePartition(t, pool)
+		}
+		if _, err := tx.Exec(t.Context(), sql, typ, "created", strings.Repeat("x", size)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, 20*time.Second, "the large row to be put off alone", func() (bool, error) {
+		var ok bool
+		err := pool.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE processed_at IS NULL) = 1 AND max(attempts) = 1 AND max(last_error) LIKE '%size%' FROM outbox_messages`).Scan(&ok)
+		return ok, err
+	})
+}
+
+// samePartition returns an aggregate type whose aggregate 1 is in the partition of post/1 of tenant 1.
+func samePartition(t *testing.T, pool *pgxpool.Pool) (typ string) {
+	t.Helper()
+	if err := pool.QueryRow(t.Context(), `
+		SELECT 'type' || n FROM generate_series(1, 1000) n
+		 WHERE get_byte(decode(md5('1/type' || n || '/1'), 'hex'), 0) & 31 = get_byte(decode(md5('1/post/1'), 'hex'), 0) & 31 LIMIT 1`).Scan(&typ); err != nil {
+		t.Fatal(err)
+	}
+	return typ
 }

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/outbox"
 )
@@ -28,6 +30,9 @@ type session struct {
 	jobs chan job
 	acks chan ack
 	done chan outcome
+
+	touched atomic.Uint32 // partitions that wake-ups named, a bit each
+	wake    chan struct{}
 }
 
 // partition is what the scheduler knows of one partition. Nobody else touches it.
@@ -37,7 +42,10 @@ type partition struct {
 	at       position // read before the rows that are published after it
 	busy     bool     // a job is in flight
 	more     bool     // the last claim was cut by its limit: claim again at once
+	woken    bool     // somebody has committed rows
+	floor    int64    // nothing claimable at or below it; a shortcut, not a proof
 	failures int      // in a row
+	refusals int      // of these, publishes that a healthy broker refused
 	retryAt  time.Time
 	stuck    bool // counted in the gauge
 }
@@ -47,6 +55,7 @@ type job struct {
 	partition int
 	at        position
 	batch     *outbox.Batch
+	alone     bool // one row, to find out whether it is the one that the broker refuses
 }
 
 // ack is a publish ack on its way to the marker.
@@ -62,7 +71,11 @@ type outcome struct {
 	more      bool
 	err       error
 	stage     string
+	refused   bool // by a broker that is well: the fault may be a message's
 }
+
+// maxRefusals is how often in a row a healthy broker may refuse a partition's batch before its first row is sent alone.
+const maxRefusals = 3
 
 const (
 	minPoll      = 2 * time.Millisecond   // between claims while they find something
@@ -95,6 +108,10 @@ func (s *session) run(ctx context.Context) error {
 	})
 	// At most one job per partition is in flight, so no send on these channels ever waits.
 	s.jobs, s.acks, s.done = make(chan job, event.Partitions), make(chan ack, event.Partitions), make(chan outcome, event.Partitions)
+	s.wake = make(chan struct{}, 1)
+	if _, err := s.nc.Subscribe(broker.WakeSubject, s.onWake); err != nil {
+		s.log.WarnContext(ctx, "no wake-ups: polling alone", "err", err)
+	}
 	for range s.cfg.Publishers {
 		workers.Go(func() {
 			for j := range s.jobs {
@@ -121,6 +138,15 @@ func (s *session) run(ctx context.Context) error {
 	return err
 }
 
+// onWake notes which partitions have new rows.
+func (s *session) onWake(m *nats.Msg) {
+	s.touched.Or(broker.DecodeWake(m.Data))
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
 func countBusy(parts map[int]*partition) (n int) {
 	for _, p := range parts {
 		if p.busy {
@@ -135,9 +161,11 @@ func countBusy(parts map[int]*partition) (n int) {
 func (s *session) schedule(ctx, dbCtx context.Context, group *lease.Group) (map[int]*partition, error) {
 	parts := make(map[int]*partition, event.Partitions)
 	var (
-		poll        = minPoll // grows while nothing is found
-		nextClaim   = time.Now()
-		nextRelease = time.Now()
+		f           floors
+		poll        = s.cfg.PollInterval // between claims that nobody asked for: halved when they find something, doubled when not
+		nextPoll    = time.Now()
+		lastClaim   time.Time
+		nextRelease time.Time
 		claimErrors int
 	)
 	timer := time.NewTimer(0)
@@ -146,22 +174,16 @@ func (s *session) schedule(ctx, dbCtx context.Context, group *lease.Group) (map[
 		now := time.Now()
 		held := group.Held()
 		s.reconcile(parts, held)
-
-		if now.After(nextRelease) && len(held) > 0 {
-			released, err := outbox.Release(dbCtx, s.pool, held, releaseLimit)
-			if err != nil {
-				s.failed(ctx, stageClaim, -1, err)
-			}
-			nextRelease = now.Add(releaseEvery)
-			if len(released) > 0 {
-				nextClaim = now
-			}
+		if err := s.keep(dbCtx, &f, &nextRelease, parts, held); err != nil {
+			s.failed(ctx, stageClaim, -1, err)
 		}
 
-		var asks []outbox.Ask
+		due := !now.Before(nextPoll)
+		rested := now.Sub(lastClaim) >= minPoll
 		wait := releaseEvery
-		due := !now.Before(nextClaim)
+		var asks, alone []outbox.Ask
 		for _, p := range parts {
+			ask := outbox.Ask{Partition: p.number, Floor: p.floor}
 			switch {
 			case p.busy:
 			case now.Before(p.retryAt):
@@ -169,27 +191,31 @@ func (s *session) schedule(ctx, dbCtx context.Context, group *lease.Group) (map[
 			case !p.known:
 				p.busy = true
 				s.jobs <- job{partition: p.number}
-			case due || p.more && claimErrors == 0:
-				asks = append(asks, outbox.Ask{Partition: p.number})
+			case p.refusals >= maxRefusals:
+				alone = append(alone, ask)
+			case due || claimErrors == 0 && (p.more || p.woken && rested):
+				asks = append(asks, ask)
+			case p.woken:
+				wait = min(wait, minPoll)
 			}
 		}
-		if len(asks) > 0 {
-			found, err := s.claim(dbCtx, parts, asks)
+		if len(asks)+len(alone) > 0 {
+			lastClaim = now
+			found, err := s.claim(dbCtx, parts, asks, alone)
 			switch {
 			case err != nil:
 				claimErrors++
 				s.failed(ctx, stageClaim, -1, err)
-				nextClaim = time.Now().Add(retryAfter(claimErrors))
-			case found:
-				claimErrors, poll = 0, minPoll
-				nextClaim = time.Now().Add(poll)
+				nextPoll = time.Now().Add(retryAfter(claimErrors))
 			case due:
 				claimErrors = 0
-				poll = min(poll*2, s.cfg.PollInterval)
-				nextClaim = time.Now().Add(poll*3/4 + rand.N(poll/4+1))
+				if poll = min(poll*2, s.cfg.PollInterval); found {
+					poll = max(poll/4, minPoll)
+				}
+				nextPoll = time.Now().Add(poll*3/4 + rand.N(poll/4+1))
 			}
 		}
-		if until := time.Until(nextClaim); until > 0 {
+		if until := time.Until(nextPoll); until > 0 {
 			wait = min(wait, until)
 		}
 
@@ -201,6 +227,11 @@ func (s *session) schedule(ctx, dbCtx context.Context, group *lease.Group) (map[
 			return parts, errors.New("relay: the connection to the broker ended")
 		case <-group.Changed():
 		case <-timer.C:
+		case <-s.wake:
+			touched := s.touched.Swap(0)
+			for _, p := range parts {
+				p.woken = p.woken || touched&(1<<p.number) != 0
+			}
 		case o := <-s.done:
 			s.finish(ctx, parts, o)
 			for more := true; more; { // all that has ended, so that one claim serves as many partitions as can be
@@ -213,6 +244,37 @@ func (s *session) schedule(ctx, dbCtx context.Context, group *lease.Group) (map[
 			}
 		}
 	}
+}
+
+// keep does what is due now and then: rows that were put off and have fallen due, floors, a look below a floor.
+func (s *session) keep(ctx context.Context, f *floors, nextRelease *time.Time, parts map[int]*partition, held []int) (err error) {
+	now := time.Now()
+	if len(held) == 0 {
+		return nil
+	}
+	if now.After(*nextRelease) {
+		*nextRelease = now.Add(releaseEvery)
+		released, err := outbox.Release(ctx, s.pool, held, releaseLimit)
+		if err != nil {
+			return err
+		}
+		for _, r := range released {
+			if p := parts[r.Partition]; p != nil {
+				p.floor, p.more = min(p.floor, r.ID-1), true
+			}
+		}
+	}
+	if now.After(f.nextRaise) {
+		f.nextRaise = now.Add(floorEvery)
+		if err := s.raise(ctx, f, parts); err != nil {
+			return err
+		}
+	}
+	if now.After(f.nextSweep) {
+		f.nextSweep = now.Add(sweepEvery)
+		return s.sweep(ctx, f, parts, event.Partitions)
+	}
+	return nil
 }
 
 // reconcile drops what is no longer held, once idle, and adds what is new.
@@ -236,23 +298,33 @@ func (s *session) reconcile(parts map[int]*partition, held []int) {
 	s.metrics.stuck.Set(float64(stuck))
 }
 
-// claim reads the due rows of the idle partitions and hands each batch to a publisher. It reports whether it found any.
-func (s *session) claim(ctx context.Context, parts map[int]*partition, asks []outbox.Ask) (bool, error) {
-	start := time.Now()
-	batches, err := outbox.Claim(ctx, s.pool, asks, s.cfg.BatchSize, s.cfg.BatchBytes, claimBytes)
-	if err != nil {
-		return false, err
+// claim reads the due rows of the idle partitions, only the first one of those in alone, and hands each batch to a publisher.
+// It reports whether it found any.
+func (s *session) claim(ctx context.Context, parts map[int]*partition, asks, alone []outbox.Ask) (found bool, err error) {
+	for _, c := range []struct {
+		asks  []outbox.Ask
+		limit int
+	}{{asks, s.cfg.BatchSize}, {alone, 1}} {
+		if len(c.asks) == 0 {
+			continue
+		}
+		start := time.Now()
+		batches, err := outbox.Claim(ctx, s.pool, c.asks, c.limit, s.cfg.BatchBytes, claimBytes)
+		if err != nil {
+			return found, err
+		}
+		s.metrics.seconds.WithLabelValues(stageClaim).Observe(time.Since(start).Seconds())
+		for _, a := range c.asks {
+			parts[a.Partition].more, parts[a.Partition].woken = false, false
+		}
+		for i := range batches {
+			p := parts[batches[i].Partition]
+			p.busy = true
+			s.jobs <- job{partition: p.number, at: p.at, batch: &batches[i], alone: p.refusals >= maxRefusals}
+			found = true
+		}
 	}
-	s.metrics.seconds.WithLabelValues(stageClaim).Observe(time.Since(start).Seconds())
-	for _, a := range asks {
-		parts[a.Partition].more = false
-	}
-	for i := range batches {
-		p := parts[batches[i].Partition]
-		p.busy = true
-		s.jobs <- job{partition: p.number, at: p.at, batch: &batches[i]}
-	}
-	return len(batches) > 0, nil
+	return found, nil
 }
 
 // finish takes a job's end into the partition's state.
@@ -260,11 +332,17 @@ func (s *session) finish(ctx context.Context, parts map[int]*partition, o outcom
 	p := parts[o.partition]
 	p.busy = false
 	if o.err == nil {
-		p.known, p.at, p.more = true, o.at, o.more
-		p.failures, p.stuck, p.retryAt = 0, false, time.Time{}
+		p.known, p.at, p.more = true, o.at, o.more || o.stage == stageCatchUp
+		p.stuck, p.retryAt = false, time.Time{}
+		if o.stage != stageCatchUp || p.refusals == 0 { // a catch-up that finds nothing does not end a row of refusals
+			p.failures, p.refusals = 0, 0
+		}
 		return
 	}
 	p.known, p.more = false, false
+	if o.refused {
+		p.refusals++
+	}
 	if errors.Is(o.err, errTailMoved) || errors.Is(o.err, errConflict) && p.failures == 0 {
 		p.failures++
 		return // another relay is, or was, at work: look again at once
@@ -315,7 +393,10 @@ func (s *session) work(ctx, dbCtx context.Context, j job) {
 		if errors.Is(err, errConflict) {
 			s.metrics.conflicts.Inc()
 		}
-		s.done <- outcome{partition: j.partition, err: err, stage: stagePublish}
+		if j.alone && isMessageFault(err) {
+			err = errors.Join(err, s.fail(dbCtx, []outbox.Failure{{Row: rows[0], Error: err.Error()}}))
+		}
+		s.done <- outcome{partition: j.partition, err: err, stage: stagePublish, refused: isRefusal(err)}
 		return
 	}
 	s.at("after ack")
@@ -354,21 +435,27 @@ func (s *session) sift(ctx context.Context, b *outbox.Batch) ([]outbox.Row, erro
 	}
 	var errs []error
 	if len(failures) > 0 {
-		_, dead, err := outbox.Fail(ctx, s.pool, failures)
-		errs = append(errs, err)
-		if err == nil {
-			s.metrics.dead.Add(float64(dead))
-			for _, f := range failures {
-				s.metrics.failed(&f.Row.Event)
-				s.log.WarnContext(ctx, "outbox message cannot be published", "partition", b.Partition, "id", f.Row.OutboxID,
-					"event_id", f.Row.ID, "attempts", f.Row.Attempts+1, "err", f.Error)
-			}
-		}
+		errs = append(errs, s.fail(ctx, failures))
 	}
 	if len(b.Held) > 0 {
 		errs = append(errs, outbox.Park(ctx, s.pool, b.Held))
 	}
 	return fit, errors.Join(errs...)
+}
+
+// fail counts the failures of rows that cannot be published as they are.
+func (s *session) fail(ctx context.Context, failures []outbox.Failure) error {
+	_, dead, err := outbox.Fail(ctx, s.pool, failures)
+	if err != nil {
+		return err
+	}
+	s.metrics.dead.Add(float64(dead))
+	for _, f := range failures {
+		s.metrics.failed(&f.Row.Event)
+		s.log.WarnContext(ctx, "outbox message cannot be published", "partition", f.Row.Partition, "id", f.Row.OutboxID,
+			"event_id", f.Row.ID, "attempts", f.Row.Attempts+1, "err", f.Error)
+	}
+	return nil
 }
 
 // marker records publish acks: all that have gathered, in one transaction.

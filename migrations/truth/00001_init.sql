@@ -252,6 +252,7 @@ GRANT DELETE ON comment_keys TO tidings_api; -- the key of a create that is refu
 GRANT SELECT ON outbox_messages_archive, api_tokens TO tidings_api;
 GRANT SELECT, INSERT ON outbox_messages TO tidings_api, tidings_writer;
 GRANT SELECT, DELETE ON outbox_messages_dlq TO tidings_api;
+GRANT SELECT ON SEQUENCE outbox_messages_id_seq TO tidings_system; -- for the relay's floor
 GRANT USAGE ON SEQUENCE object_version_id TO tidings_api, tidings_writer, tidings_system;
 GRANT SELECT, INSERT, UPDATE, DELETE ON follows, comments, comment_keys, threads, api_tokens, outbox_messages, outbox_messages_dlq,
   outbox_messages_archive, outbox_partitions, outbox_stream, leases, lease_members TO tidings_system;
