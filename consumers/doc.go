@@ -1,10 +1,10 @@
 // Package consumers delivers events to projections, each exactly once. It knows no read table.
 //
-//	 lease partitions ──▶ read their offsets ──▶ ordered consumer from the lowest offset + 1
-//	        ▲                                            │ what is there, up to a batch
-//	        │ leases moved, stream or database failed    ▼
-//	        └──────────────────────────────── one transaction: offsets (guarded by their old value),
-//	                                          then the projection, then dead letters
+//	lease partitions ──▶ read their offsets ──▶ ordered consumer from the lowest offset + 1
+//	       ▲                                            │ what is there, up to a batch
+//	       │ leases moved, stream or database failed    ▼
+//	       └──────────────────────────────── one transaction: offsets (guarded by their old value),
+//	                                         then the projection, then dead letters
 //
 // The offset is written in the transaction of its effect, so an event is applied once whatever is killed, paused or delivered
 // twice. A lease only saves work: two instances that both believe in one are told apart by the offset's guard.

@@ -1,0 +1,194 @@
+package followercounts
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/event"
+)
+
+// Name is the projection's name, and its consumer's.
+const Name = "followercounts"
+
+// Projection applies follow events. It has no state of its own.
+type Projection struct{}
+
+// New returns the projection.
+func New() Projection { return Projection{} }
+
+// Name returns the projection's name.
+func (Projection) Name() string { return Name }
+
+// Aggregates returns the aggregate types that the projection wants.
+func (Projection) Aggregates() []string { return []string{event.AggregateFollow} }
+
+type pair struct{ tenant, follower, followee int64 }
+
+type account struct{ tenant, user int64 }
+
+// Apply brings edges and counts up to the events, in the caller's transaction. A pair counts as it was before the batch and as
+// it is after it; what happened between is nobody's to see. A payload that does not decode is a permanent error.
+// Cost: two or three statements however many events.
+func (Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
+	last := make(map[pair]event.Follow, len(events))
+	for i := range events {
+		e := &events[i]
+		var f event.Follow
+		if err := e.DecodePayload(&f); err != nil {
+			return err
+		}
+		if err := check(f, e.AggregateID); err != nil {
+			return event.Permanent(fmt.Errorf("event %s: %w", e.ID, err))
+		}
+		k := pair{e.TenantID, int64(f.FollowerID), int64(f.FolloweeID)}
+		if f.Version > last[k].Version {
+			last[k] = f
+		}
+	}
+	deltas, err := writeEdges(ctx, tx, last)
+	if err != nil {
+		return err
+	}
+	return addCounts(ctx, tx, deltas)
+}
+
+// check refuses what is no follow of followee, which is what the event is partitioned by.
+func check(f event.Follow, followee int64) error {
+	if int64(f.FolloweeID) != followee || f.FollowerID <= 0 || f.FollowerID == f.FolloweeID || f.Version <= 0 {
+		return fmt.Errorf("follow %d/%d (of %d) has version %d", f.FollowerID, f.FolloweeID, followee, f.Version)
+	}
+	if f.Status != event.StatusActive && f.Status != event.StatusRemoved {
+		return fmt.Errorf("follow %d/%d has status %.80q", f.FollowerID, f.FolloweeID, f.Status)
+	}
+	return nil
+}
+
+// edgesSQL writes the pairs that are newer than ours and returns them with their state before. One transaction at a time
+// works on a pair (all its events are in one partition, whose offset the caller has locked), so the statement's snapshot is
+// what the pair was before the batch.
+// Index: follow_edges_pkey.   Locks: the pairs' rows, in key order.
+const edgesSQL = `
+WITH incoming AS MATERIALIZED (
+  SELECT * FROM unnest(@tenants::bigint[], @followers::bigint[], @followees::bigint[], @actives::boolean[], @versions::bigint[], @positions::timestamptz[])
+           WITH ORDINALITY AS i(tenant_id, follower_id, followee_id, active, version, positioned_at, ord)
+), before AS MATERIALIZED (
+  SELECT i.ord, e.active FROM incoming i JOIN follow_edges e USING (tenant_id, follower_id, followee_id)
+), written AS (
+  INSERT /* followercounts.edges */ INTO follow_edges AS e (tenant_id, follower_id, followee_id, active, version, positioned_at)
+  SELECT tenant_id, follower_id, followee_id, active, version, positioned_at FROM incoming ORDER BY ord
+      ON CONFLICT (tenant_id, follower_id, followee_id) DO UPDATE
+         SET active = excluded.active, version = excluded.version, positioned_at = excluded.positioned_at
+       WHERE excluded.version > e.version
+  RETURNING e.tenant_id, e.follower_id, e.followee_id
+)
+SELECT i.ord::int, coalesce(b.active, false)
+  FROM written JOIN incoming i USING (tenant_id, follower_id, followee_id) LEFT JOIN before b USING (ord)`
+
+// writeEdges writes the pairs and returns by how much each account's counts move.
+func writeEdges(ctx context.Context, tx pgx.Tx, last map[pair]event.Follow) (map[account]Counts, error) {
+	pairs := make([]pair, 0, len(last))
+	for k := range last {
+		pairs = append(pairs, k)
+	}
+	slices.SortFunc(pairs, func(a, b pair) int {
+		return cmp.Or(cmp.Compare(a.tenant, b.tenant), cmp.Compare(a.follower, b.follower), cmp.Compare(a.followee, b.followee))
+	})
+	n := len(pairs)
+	tenants, followers, followees := make([]int64, n), make([]int64, n), make([]int64, n)
+	actives, versions, positions := make([]bool, n), make([]int64, n), make([]time.Time, n)
+	for i, k := range pairs {
+		f := last[k]
+		tenants[i], followers[i], followees[i] = k.tenant, k.follower, k.followee
+		actives[i], versions[i], positions[i] = f.Active(), f.Version, f.PositionedAt.Time
+	}
+	rows, _ := tx.Query(ctx, edgesSQL, pgx.StrictNamedArgs{
+		"tenants": tenants, "followers": followers, "followees": followees, "actives": actives, "versions": versions, "positions": positions,
+	})
+	deltas := make(map[account]Counts, n)
+	move := func(a account, followers, following int64) {
+		c := deltas[a]
+		deltas[a] = Counts{c.Followers + followers, c.Following + following}
+	}
+	var ord int
+	var before bool
+	if _, err := pgx.ForEachRow(rows, []any{&ord, &before}, func() error {
+		k, after := pairs[ord-1], actives[ord-1]
+		if after == before {
+			return nil
+		}
+		d := int64(1)
+		if before {
+			d = -1
+		}
+		move(account{k.tenant, k.followee}, d, 0)
+		move(account{k.tenant, k.follower}, 0, d)
+		return nil
+	}); err != nil {
+		return nil, fmt.Errorf("write %d follow edges: %w", n, err)
+	}
+	return deltas, nil
+}
+
+// holdCountsSQL makes the accounts that are new, with their counts, and locks the others, all in key order; it returns the new
+// ones. WHERE false locks a row without writing it. An account that loses something had it, so its row is there: a new one
+// never needs less than 0, and the CHECK on the proposed row, which comes before the conflict is noticed, is satisfied by 0.
+// Index: follower_counts_pkey.   Locks: the accounts' rows, in key order.
+const holdCountsSQL = `
+INSERT /* followercounts.hold */ INTO follower_counts AS c (tenant_id, user_id, followers, following)
+SELECT tenant_id, user_id, greatest(followers, 0), greatest(following, 0)
+  FROM unnest(@tenants::bigint[], @users::bigint[], @followers::bigint[], @following::bigint[]) AS d(tenant_id, user_id, followers, following)
+ ORDER BY tenant_id, user_id
+    ON CONFLICT (tenant_id, user_id) DO UPDATE SET updated_at = c.updated_at WHERE false
+RETURNING tenant_id, user_id`
+
+// addCountsSQL moves the counts of accounts that this transaction has locked.
+// Index: follower_counts_pkey.   Locks: none that it does not hold.
+const addCountsSQL = `
+UPDATE /* followercounts.add */ follower_counts c
+   SET followers = c.followers + d.followers, following = c.following + d.following, updated_at = now()
+  FROM unnest(@tenants::bigint[], @users::bigint[], @followers::bigint[], @following::bigint[]) AS d(tenant_id, user_id, followers, following)
+ WHERE c.tenant_id = d.tenant_id AND c.user_id = d.user_id`
+
+func addCounts(ctx context.Context, tx pgx.Tx, deltas map[account]Counts) error {
+	for a, d := range deltas {
+		if d == (Counts{}) {
+			delete(deltas, a)
+		}
+	}
+	if len(deltas) == 0 {
+		return nil
+	}
+	rows, _ := tx.Query(ctx, holdCountsSQL, countArgs(deltas))
+	var a account
+	if _, err := pgx.ForEachRow(rows, []any{&a.tenant, &a.user}, func() error {
+		delete(deltas, a)
+		return nil
+	}); err != nil {
+		return fmt.Errorf("hold the counts of %d accounts: %w", len(deltas), err)
+	}
+	if len(deltas) == 0 {
+		return nil
+	}
+	tag, err := tx.Exec(ctx, addCountsSQL, countArgs(deltas))
+	if err != nil {
+		return fmt.Errorf("add to the counts of %d accounts: %w", len(deltas), err)
+	}
+	if got := tag.RowsAffected(); got != int64(len(deltas)) {
+		return fmt.Errorf("add to the counts of %d accounts: %d rows", len(deltas), got)
+	}
+	return nil
+}
+
+func countArgs(deltas map[account]Counts) pgx.StrictNamedArgs {
+	var tenants, users, followers, following []int64
+	for a, d := range deltas {
+		tenants, users = append(tenants, a.tenant), append(users, a.user)
+		followers, following = append(followers, d.Followers), append(following, d.Following)
+	}
+	return pgx.StrictNamedArgs{"tenants": tenants, "users": users, "followers": followers, "following": following}
+}

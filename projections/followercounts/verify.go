@@ -1,0 +1,131 @@
+package followercounts
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/projections"
+)
+
+type edgeRow struct {
+	TenantID, FollowerID, FolloweeID int64
+	Active                           bool
+	Version                          int64
+	PositionedAt                     time.Time
+}
+
+// truthEdgesSQL reads every pair of the truth.
+// Index: follows_pkey, all of it.   Locks: none.
+const truthEdgesSQL = `
+SELECT /* followercounts.verify */ tenant_id, follower_id, followee_id, status = 'ACTIVE', version, positioned_at
+  FROM follows ORDER BY tenant_id, follower_id, followee_id`
+
+// edgeRowsSQL reads every pair of the projection.
+// Index: follow_edges_pkey, all of it.   Locks: none.
+const edgeRowsSQL = `
+SELECT /* followercounts.verify */ tenant_id, follower_id, followee_id, active, version, positioned_at
+  FROM follow_edges ORDER BY tenant_id, follower_id, followee_id`
+
+type countRow struct {
+	TenantID, UserID     int64
+	Followers, Following int64
+}
+
+// truthCountsSQL counts the truth: both sides of every active pair. The server sorts it, on its disk where it must.
+const truthCountsSQL = `
+SELECT /* followercounts.verify */ tenant_id, user_id, sum(follower)::bigint, sum(following)::bigint
+  FROM (SELECT tenant_id, followee_id AS user_id, 1 AS follower, 0 AS following FROM follows WHERE status = 'ACTIVE'
+        UNION ALL
+        SELECT tenant_id, follower_id, 0, 1 FROM follows WHERE status = 'ACTIVE') sides
+ GROUP BY tenant_id, user_id ORDER BY tenant_id, user_id`
+
+// countRowsSQL reads every account of the projection that has anything; no row and zeros are the same to a reader.
+// Index: follower_counts_pkey, all of it.   Locks: none.
+const countRowsSQL = `
+SELECT /* followercounts.verify */ tenant_id, user_id, followers, following
+  FROM follower_counts WHERE followers <> 0 OR following <> 0 ORDER BY tenant_id, user_id`
+
+// Verify compares edges and counts with the truth's follows, reports every difference, and returns how many pairs and accounts
+// it compared. Counts are computed from the truth, not from the edges. What has not been applied yet is a difference too, so
+// it is run when the consumer's lag is 0. Both pools act as the system role. Memory does not grow with the tables.
+func Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) (checked int64, err error) {
+	err = projections.Compare(ctx, truth, projection, truthEdgesSQL, edgeRowsSQL,
+		func(a, b *edgeRow) int {
+			return projections.Order([2]int64{a.TenantID, b.TenantID}, [2]int64{a.FollowerID, b.FollowerID}, [2]int64{a.FolloweeID, b.FolloweeID})
+		},
+		func(want, got *edgeRow) error {
+			checked++
+			compareEdge(want, got, report)
+			return nil
+		})
+	if err != nil {
+		return checked, fmt.Errorf("verify follow edges: %w", err)
+	}
+	err = projections.Compare(ctx, truth, projection, truthCountsSQL, countRowsSQL,
+		func(a, b *countRow) int {
+			return projections.Order([2]int64{a.TenantID, b.TenantID}, [2]int64{a.UserID, b.UserID})
+		},
+		func(want, got *countRow) error {
+			checked++
+			compareCounts(want, got, report)
+			return nil
+		})
+	if err != nil {
+		return checked, fmt.Errorf("verify follower counts: %w", err)
+	}
+	return checked, nil
+}
+
+func compareEdge(want, got *edgeRow, report func(projections.Difference)) {
+	present := want
+	if want == nil {
+		present = got
+	}
+	differ := func(field string, want, got any) {
+		if want != got {
+			report(projections.Difference{
+				Projection: Name, TenantID: present.TenantID, Entity: fmt.Sprintf("follow %d/%d", present.FollowerID, present.FolloweeID),
+				Field: field, Want: fmt.Sprint(want), Got: fmt.Sprint(got),
+			})
+		}
+	}
+	if want == nil || got == nil {
+		differ("row", presence(want != nil), presence(got != nil))
+		return
+	}
+	differ("version", want.Version, got.Version)
+	differ("active", want.Active, got.Active)
+	differ("positioned_at", want.PositionedAt.UTC().Format(event.TimeFormat), got.PositionedAt.UTC().Format(event.TimeFormat))
+}
+
+func compareCounts(want, got *countRow, report func(projections.Difference)) {
+	var zero countRow
+	present := want
+	if want == nil {
+		want, present = &zero, got
+	}
+	if got == nil {
+		got = &zero
+	}
+	differ := func(field string, want, got int64) {
+		if want != got {
+			report(projections.Difference{
+				Projection: Name, TenantID: present.TenantID, Entity: fmt.Sprintf("counts of user %d", present.UserID),
+				Field: field, Want: fmt.Sprint(want), Got: fmt.Sprint(got),
+			})
+		}
+	}
+	differ("followers", want.Followers, got.Followers)
+	differ("following", want.Following, got.Following)
+}
+
+func presence(there bool) string {
+	if there {
+		return "present"
+	}
+	return "absent"
+}
