@@ -1,7 +1,6 @@
 package projections
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -118,14 +117,4 @@ func stream[T any](ctx context.Context, tx pgx.Tx, sql string) iter.Seq2[*T, err
 			yield(nil, fmt.Errorf("read rows to compare: %w", err))
 		}
 	}
-}
-
-// Order compares two keys field by field.
-func Order[T cmp.Ordered](pairs ...[2]T) int {
-	for _, p := range pairs {
-		if c := cmp.Compare(p[0], p[1]); c != 0 {
-			return c
-		}
-	}
-	return 0
 }

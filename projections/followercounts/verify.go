@@ -1,6 +1,7 @@
 package followercounts
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -55,7 +56,7 @@ SELECT /* followercounts.verify */ tenant_id, user_id, followers, following
 func Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) (checked int64, err error) {
 	err = projections.Compare(ctx, truth, projection, truthEdgesSQL, edgeRowsSQL,
 		func(a, b *edgeRow) int {
-			return projections.Order([2]int64{a.TenantID, b.TenantID}, [2]int64{a.FollowerID, b.FollowerID}, [2]int64{a.FolloweeID, b.FolloweeID})
+			return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.FollowerID, b.FollowerID), cmp.Compare(a.FolloweeID, b.FolloweeID))
 		},
 		func(want, got *edgeRow) error {
 			checked++
@@ -67,7 +68,7 @@ func Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(pr
 	}
 	err = projections.Compare(ctx, truth, projection, truthCountsSQL, countRowsSQL,
 		func(a, b *countRow) int {
-			return projections.Order([2]int64{a.TenantID, b.TenantID}, [2]int64{a.UserID, b.UserID})
+			return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.UserID, b.UserID))
 		},
 		func(want, got *countRow) error {
 			checked++

@@ -1,0 +1,384 @@
+package versioned
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// State is a version's place in the life of its object. There is no UNDEFINED: a version without a state cannot be written
+// (the tables refuse it) or read.
+type State string
+
+// The states of a version. An object's head is LATEST or DELETED.
+const (
+	Latest   State = "LATEST"
+	Archived State = "ARCHIVED"
+	Deleted  State = "DELETED"
+)
+
+// UnmarshalText accepts the three states and nothing else.
+func (s *State) UnmarshalText(b []byte) error {
+	switch v := State(b); v {
+	case Latest, Archived, Deleted:
+		*s = v
+		return nil
+	}
+	return fmt.Errorf("%q is not a version state", b)
+}
+
+// Metadata is what is known of a version besides its object.
+type Metadata struct {
+	VersionID      int64     `json:"version_id"` // unique in the table; of one object, later versions have higher ones, but see Record
+	VersionState   State     `json:"version_state"`
+	CreatedBy      string    `json:"created_by"`       // who made this version
+	LastUpdateTime time.Time `json:"last_update_time"` // when
+}
+
+// Version is one version of an object.
+type Version[T any] struct {
+	Object   T        `json:"object"`
+	Metadata Metadata `json:"metadata"`
+	Position int64    `json:"-"` // what History is ordered by
+}
+
+// Change is a write: the object as it is to be. At is when it was made; the zero time is now, by the database's clock.
+type Change[T any] struct {
+	TenantID int64
+	Object   T
+	By       string
+	At       time.Time
+}
+
+// Errors of this package. Both are the caller's to mend: a retry does not help.
+var (
+	ErrNotFound  = errors.New("versioned: no such object")
+	ErrNoCreator = errors.New("versioned: a version must say who made it")
+)
+
+// Column is a key column: its name, which is also its field in the object, and its type: bigint, uuid or text.
+type Column struct{ Name, Type string }
+
+// Definition describes a table of this shape. Its other columns are tenant_id, object, metadata, version_id and version_state,
+// the latter two generated from metadata.
+type Definition struct {
+	Table    string
+	Sequence string   // of version ids
+	Key      []Column // generated from the object's fields of the same names
+	Version  string   // bigint column generated from the object's own version, unique per object; empty when there is none
+}
+
+// Key is the values of an object's key columns, in their order.
+type Key []any
+
+// Table is the data access layer of one table. It is immutable and safe for concurrent use. Its methods join the caller's
+// transaction and never commit; at READ COMMITTED they see what the writers they waited for have written.
+type Table[T any] struct {
+	def                                                              Definition
+	lockSQL, archiveSQL, insertSQL, deleteSQL, outdateSQL, recordSQL string
+	getSQL, listSQL, historySQL                                      string
+}
+
+var identifier = regexp.MustCompile(`^[a-z][a-z0-9_]{0,62}$`)
+
+// New prepares the statements of a table. It panics when the definition has a name that is not a plain identifier, an unknown
+// type or no key: that is a mistake in the code that calls it.
+func New[T any](def Definition) *Table[T] {
+	names := []string{def.Table, def.Sequence}
+	if def.Version != "" {
+		names = append(names, def.Version)
+	}
+	for _, c := range def.Key {
+		names = append(names, c.Name)
+		if !slices.Contains([]string{"bigint", "uuid", "text"}, c.Type) {
+			panic(fmt.Sprintf("versioned: key column %s of %s has the type %q", c.Name, def.Table, c.Type))
+		}
+	}
+	for _, n := range names {
+		if !identifier.MatchString(n) {
+			panic(fmt.Sprintf("versioned: %q is not an identifier", n))
+		}
+	}
+	if len(def.Key) == 0 {
+		panic("versioned: " + def.Table + " has no key")
+	}
+	t := &Table[T]{def: def}
+	t.prepare()
+	return t
+}
+
+// Buckets bounds the advisory locks of a transaction: the server has room for some thousands in all.
+const buckets = 1024
+
+// prepare writes the statements. {table} and the like stand for what the definition names; everything else is an argument.
+func (t *Table[T]) prepare() {
+	var names, same, exprs, after, params []string
+	for i, c := range t.def.Key {
+		names = append(names, c.Name)
+		same = append(same, fmt.Sprintf("t.%[1]s = i.%[1]s", c.Name))
+		exprs = append(exprs, fmt.Sprintf("(u.object ->> '%s')::%s AS %s", c.Name, c.Type, c.Name))
+		params = append(params, fmt.Sprintf("t.%s = @key%d::%s", c.Name, i, c.Type))
+		after = append(after, fmt.Sprintf("@key%d::%s", i, c.Type))
+	}
+	position := "version_id"
+	if t.def.Version != "" {
+		position = t.def.Version
+	}
+	r := strings.NewReplacer(
+		"{table}", t.def.Table, "{sequence}", t.def.Sequence, "{keys}", strings.Join(names, ", "), "{same}", "t.tenant_id = i.tenant_id AND "+strings.Join(same, " AND "),
+		"{key exprs}", strings.Join(exprs, ", "), "{key params}", "t.tenant_id = @tenant AND "+strings.Join(params, " AND "), "{after}", strings.Join(after, ", "),
+		"{version}", t.def.Version, "{position}", position, "{buckets}", fmt.Sprint(buckets),
+	)
+	// incoming is the slice of changes with its objects' keys.
+	const incoming = `
+WITH incoming AS MATERIALIZED (
+  SELECT u.ord, u.tenant_id, u.object, u.created_by, coalesce(u.at, now()) AS at, u.deleted, {key exprs}
+    FROM unnest(@tenants::bigint[], @objects::jsonb[], @bys::text[], @ats::timestamptz[], @deleteds::boolean[])
+         WITH ORDINALITY AS u(tenant_id, object, created_by, at, deleted, ord)
+)`
+	const metadata = `jsonb_build_object('version_id', n.id, 'version_state', n.state, 'created_by', n.created_by,
+         'last_update_time', to_char(n.at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))`
+	const toArchived = `metadata = jsonb_set(t.metadata, '{version_state}', '"ARCHIVED"')`
+
+	// Locks: one advisory lock per object, by its hash, in the order of the hashes; nothing when the slice is empty.
+	t.lockSQL = r.Replace(incoming + `
+SELECT /* versioned.lock */ pg_advisory_xact_lock(hashtext('versioned.{table}'), bucket)
+  FROM (SELECT DISTINCT hashtext(ROW(tenant_id, {keys})::text) & ({buckets} - 1) AS bucket FROM incoming ORDER BY 1) b`)
+
+	// Index: the head index.   Locks: the heads.
+	t.archiveSQL = r.Replace(incoming + `
+UPDATE /* versioned.archive */ {table} t SET ` + toArchived + `
+  FROM (SELECT DISTINCT tenant_id, {keys} FROM incoming) i
+ WHERE {same} AND t.version_state IN ('LATEST', 'DELETED')`)
+
+	// Of several changes of one object the last is its head.   Locks: none but the new rows.
+	t.insertSQL = r.Replace(incoming + `
+INSERT /* versioned.insert */ INTO {table} (tenant_id, object, metadata)
+SELECT n.tenant_id, n.object, ` + metadata + `
+  FROM (SELECT o.*, nextval('{sequence}') AS id
+          FROM (SELECT *, CASE WHEN row_number() OVER (PARTITION BY tenant_id, {keys} ORDER BY ord DESC) = 1 THEN 'LATEST' ELSE 'ARCHIVED' END AS state
+                  FROM incoming ORDER BY ord) o) n
+RETURNING version_id`)
+
+	// The deleted version keeps the object as it last was.   Index: the head index.   Locks: the heads.
+	t.deleteSQL = r.Replace(incoming + `, gone AS (
+  UPDATE {table} t SET ` + toArchived + `
+    FROM (SELECT DISTINCT ON (tenant_id, {keys}) * FROM incoming ORDER BY tenant_id, {keys}, ord) i
+   WHERE {same} AND t.version_state = 'LATEST'
+  RETURNING i.ord, t.tenant_id, t.object, i.created_by, i.at
+)
+INSERT /* versioned.delete */ INTO {table} (tenant_id, object, metadata)
+SELECT n.tenant_id, n.object, ` + metadata + `
+  FROM (SELECT o.*, nextval('{sequence}') AS id, 'DELETED' AS state FROM (SELECT * FROM gone ORDER BY ord) o) n
+RETURNING version_id`)
+
+	// A head is outdated by a later version of its object.   Index: the head index.   Locks: the heads.
+	t.outdateSQL = r.Replace(incoming + `
+UPDATE /* versioned.outdate */ {table} t SET ` + toArchived + `
+  FROM (SELECT tenant_id, {keys}, max((object ->> '{version}')::bigint) AS {version} FROM incoming GROUP BY tenant_id, {keys}) i
+ WHERE {same} AND t.version_state IN ('LATEST', 'DELETED') AND t.{version} < i.{version}`)
+
+	// Versions that are there are left alone; one that nothing is later than is the head.   Index: the version index.
+	t.recordSQL = r.Replace(incoming + `, versions AS MATERIALIZED (
+  SELECT DISTINCT ON (tenant_id, {keys}, {version}) * FROM (SELECT *, (object ->> '{version}')::bigint AS {version} FROM incoming) v
+   ORDER BY tenant_id, {keys}, {version}, ord
+), missing AS (
+  SELECT i.*, CASE WHEN i.{version} < max(i.{version}) OVER (PARTITION BY i.tenant_id, {keys of i})
+                     OR EXISTS (SELECT FROM {table} t WHERE {same} AND t.{version} > i.{version}) THEN 'ARCHIVED'
+                   WHEN i.deleted THEN 'DELETED' ELSE 'LATEST' END AS state
+    FROM versions i
+   WHERE NOT EXISTS (SELECT FROM {table} t WHERE {same} AND t.{version} = i.{version})
+)
+INSERT /* versioned.record */ INTO {table} (tenant_id, object, metadata)
+SELECT n.tenant_id, n.object, ` + metadata + `
+  FROM (SELECT o.*, nextval('{sequence}') AS id FROM (SELECT * FROM missing ORDER BY ord) o) n`)
+	t.recordSQL = strings.ReplaceAll(t.recordSQL, "{keys of i}", "i."+strings.Join(names, ", i."))
+
+	// Index: the head index.   Locks: none.
+	t.getSQL = r.Replace(`
+SELECT /* versioned.get */ t.object, t.metadata, t.{position} FROM {table} t WHERE {key params} AND t.version_state = 'LATEST'`)
+
+	// Index: the head index, one range.   Locks: none.
+	t.listSQL = r.Replace(`
+SELECT /* versioned.list */ t.object, t.metadata, t.{position} FROM {table} t
+ WHERE t.tenant_id = @tenant AND t.version_state = 'LATEST' AND (NOT @paged::boolean OR ({keys}) > ({after}))
+ ORDER BY {keys} LIMIT @limit`)
+
+	// Index: the version index, or the primary key, one range.   Locks: none.
+	t.historySQL = r.Replace(`
+SELECT /* versioned.history */ t.object, t.metadata, t.{position} FROM {table} t
+ WHERE {key params} AND t.{position} > @after ORDER BY t.{position} LIMIT @limit`)
+}
+
+// statements are the constant texts of the table, for tests to prepare.
+func (t *Table[T]) statements() []string {
+	all := []string{t.lockSQL, t.archiveSQL, t.insertSQL, t.deleteSQL, t.getSQL, t.listSQL, t.historySQL}
+	if t.def.Version != "" {
+		all = append(all, t.outdateSQL, t.recordSQL)
+	}
+	return all
+}
+
+// Upsert makes each change's object the LATEST version of itself; what was its head becomes ARCHIVED. Several changes of one
+// object are several versions, in the slice's order. It returns the version ids in that order, or ErrNoCreator.
+func (t *Table[T]) Upsert(ctx context.Context, tx pgx.Tx, changes []Change[T]) ([]int64, error) {
+	args, err := t.lock(ctx, tx, changes, nil)
+	if err != nil || len(changes) == 0 {
+		return nil, err
+	}
+	if _, err := tx.Exec(ctx, t.archiveSQL, args); err != nil {
+		return nil, fmt.Errorf("archive the heads of %d objects of %s: %w", len(changes), t.def.Table, err)
+	}
+	return t.write(ctx, tx, t.insertSQL, "upsert", args, len(changes))
+}
+
+// Delete gives each object that has a LATEST version a DELETED one, which keeps the object as it last was; of the change's
+// object only the key fields are read. It returns the new version ids; objects that are not there, or deleted, add none.
+func (t *Table[T]) Delete(ctx context.Context, tx pgx.Tx, changes []Change[T]) ([]int64, error) {
+	args, err := t.lock(ctx, tx, changes, nil)
+	if err != nil || len(changes) == 0 {
+		return nil, err
+	}
+	return t.write(ctx, tx, t.deleteSQL, "delete", args, len(changes))
+}
+
+func (t *Table[T]) write(ctx context.Context, tx pgx.Tx, sql, what string, args pgx.StrictNamedArgs, n int) ([]int64, error) {
+	rows, _ := tx.Query(ctx, sql, args)
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		return nil, fmt.Errorf("%s %d objects of %s: %w", what, n, t.def.Table, err)
+	}
+	return ids, nil
+}
+
+// Entry is a version that was made elsewhere and has its own number there (the column Definition.Version). Deleted says
+// that it is the deletion of the object.
+type Entry[T any] struct {
+	Change[T]
+	Deleted bool
+}
+
+// Record adds the versions that are missing, each in its place by the object's own version: one that a later version follows is
+// ARCHIVED from the start, the latest is the head. What is there already is left as it is. It returns how many it added.
+// The ids of versions that came late are higher than those of their successors: History goes by the object's version.
+func (t *Table[T]) Record(ctx context.Context, tx pgx.Tx, entries []Entry[T]) (int64, error) {
+	if t.def.Version == "" {
+		return 0, fmt.Errorf("record into %s: its objects have no version of their own", t.def.Table)
+	}
+	changes, deleted := make([]Change[T], len(entries)), make([]bool, len(entries))
+	for i, e := range entries {
+		changes[i], deleted[i] = e.Change, e.Deleted
+	}
+	args, err := t.lock(ctx, tx, changes, deleted)
+	if err != nil || len(entries) == 0 {
+		return 0, err
+	}
+	if _, err := tx.Exec(ctx, t.outdateSQL, args); err != nil {
+		return 0, fmt.Errorf("archive the heads of %d objects of %s: %w", len(entries), t.def.Table, err)
+	}
+	tag, err := tx.Exec(ctx, t.recordSQL, args)
+	if err != nil {
+		return 0, fmt.Errorf("record %d versions in %s: %w", len(entries), t.def.Table, err)
+	}
+	return tag.RowsAffected(), nil
+}
+
+// lock waits for other writers of the objects and returns the arguments that the statements share.
+func (t *Table[T]) lock(ctx context.Context, tx pgx.Tx, changes []Change[T], deleted []bool) (pgx.StrictNamedArgs, error) {
+	n := len(changes)
+	if n == 0 {
+		return nil, nil
+	}
+	tenants, objects, bys, ats := make([]int64, n), make([]string, n), make([]string, n), make([]*time.Time, n)
+	if deleted == nil {
+		deleted = make([]bool, n)
+	}
+	for i, c := range changes {
+		if c.By == "" {
+			return nil, fmt.Errorf("write %d objects of %s: %w", n, t.def.Table, ErrNoCreator)
+		}
+		b, err := json.Marshal(c.Object)
+		if err != nil {
+			return nil, fmt.Errorf("encode an object of %s: %w", t.def.Table, err)
+		}
+		tenants[i], objects[i], bys[i] = c.TenantID, string(b), c.By
+		if !c.At.IsZero() {
+			ats[i] = &changes[i].At
+		}
+	}
+	args := pgx.StrictNamedArgs{"tenants": tenants, "objects": objects, "bys": bys, "ats": ats, "deleteds": deleted}
+	if _, err := tx.Exec(ctx, t.lockSQL, args); err != nil {
+		return nil, fmt.Errorf("lock %d objects of %s: %w", n, t.def.Table, err)
+	}
+	return args, nil
+}
+
+// Get returns the LATEST version of an object, or ErrNotFound when there is none or it is deleted.
+func (t *Table[T]) Get(ctx context.Context, tx pgx.Tx, tenant int64, key Key) (Version[T], error) {
+	args, err := t.keyArgs(tenant, key)
+	if err != nil {
+		return Version[T]{}, err
+	}
+	rows, _ := tx.Query(ctx, t.getSQL, args)
+	v, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Version[T]])
+	if errors.Is(err, pgx.ErrNoRows) {
+		return v, ErrNotFound
+	}
+	if err != nil {
+		return v, fmt.Errorf("get %v of %s: %w", key, t.def.Table, err)
+	}
+	return v, nil
+}
+
+// List returns up to limit LATEST versions of a tenant in the order of their keys, after the key after; from the first when it
+// is nil.
+func (t *Table[T]) List(ctx context.Context, tx pgx.Tx, tenant int64, after Key, limit int) ([]Version[T], error) {
+	paged := after != nil
+	if !paged {
+		after = make(Key, len(t.def.Key))
+	}
+	args, err := t.keyArgs(tenant, after)
+	if err != nil {
+		return nil, err
+	}
+	args["paged"], args["limit"] = paged, limit
+	return t.versions(ctx, tx, t.listSQL, "list", args)
+}
+
+// History returns up to limit versions of an object, the oldest first, from above the position after (of an earlier result;
+// 0 to start). An object that never was has none.
+func (t *Table[T]) History(ctx context.Context, tx pgx.Tx, tenant int64, key Key, after int64, limit int) ([]Version[T], error) {
+	args, err := t.keyArgs(tenant, key)
+	if err != nil {
+		return nil, err
+	}
+	args["after"], args["limit"] = after, limit
+	return t.versions(ctx, tx, t.historySQL, "read the history of", args)
+}
+
+func (t *Table[T]) versions(ctx context.Context, tx pgx.Tx, sql, what string, args pgx.StrictNamedArgs) ([]Version[T], error) {
+	rows, _ := tx.Query(ctx, sql, args)
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Version[T]])
+	if err != nil {
+		return nil, fmt.Errorf("%s objects of %s: %w", what, t.def.Table, err)
+	}
+	return all, nil
+}
+
+func (t *Table[T]) keyArgs(tenant int64, key Key) (pgx.StrictNamedArgs, error) {
+	if len(key) != len(t.def.Key) {
+		return nil, fmt.Errorf("the key of %s has %d columns, not %d", t.def.Table, len(t.def.Key), len(key))
+	}
+	args := pgx.StrictNamedArgs{"tenant": tenant}
+	for i, v := range key {
+		args[fmt.Sprintf("key%d", i)] = v
+	}
+	return args, nil
+}
