@@ -19,6 +19,11 @@ const (
 	codeLockNotAvailable     = "55P03"
 	codeUndefinedTable       = "42P01"
 	classConnection          = "08"
+	classData                = "22"
+	classIntegrity           = "23"
+	classWithCheck           = "44"
+	classLimits              = "54"
+	classRaised              = "P0"
 	classTransactionRollback = "40"
 	classResources           = "53"
 	classOperatorIntervened  = "57"
@@ -82,4 +87,18 @@ func IsTransient(err error) bool {
 		}
 	}
 	return code == codeLockNotAvailable
+}
+
+// IsSystemic reports an error of the server that is neither transient nor about data: a missing table or right, a statement
+// that is wrong, a read-only standby, a bug. Running the same statement with other values would fail as well.
+func IsSystemic(err error) bool {
+	code := state(err)
+	if code == "" || IsTransient(err) {
+		return false
+	}
+	switch code[:2] {
+	case classData, classIntegrity, classWithCheck, classLimits, classRaised:
+		return false
+	}
+	return true
 }

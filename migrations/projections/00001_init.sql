@@ -20,13 +20,15 @@ END $$;
 -- +goose StatementEnd
 
 -- consumer_offsets: the last stream sequence that a consumer has applied, per partition ('p00' to 'p31'), written in the
--- transaction of its effect. Small and written all the time, like the leases.
+-- transaction of its effect; stream_created and generation say of which stream, for a sequence means nothing on another.
+-- Small and written all the time, like the leases.
 CREATE TABLE consumer_offsets (
   consumer_name     text        NOT NULL,
   partition_key     text        NOT NULL DEFAULT '',
   last_processed_id bigint      NOT NULL,
   last_processed_at timestamptz NOT NULL DEFAULT now(),
   generation        bigint      NOT NULL DEFAULT 1,
+  stream_created    timestamptz,
   PRIMARY KEY (consumer_name, partition_key)
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_cost_delay = 0);
 

@@ -1,0 +1,264 @@
+package consumers
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+)
+
+type aggregate struct {
+	tenant int64
+	kind   string
+	id     int64
+}
+
+func aggregateOf(e *event.Event) aggregate {
+	return aggregate{e.TenantID, clean(e.AggregateType), e.AggregateID}
+}
+
+// outcome is what a transaction did. InTx may run it again, so it is made anew each time and counted after the commit.
+type outcome struct {
+	moved   map[int]bool
+	applied [event.Partitions]int
+	skipped map[string]int
+	dead    []deadLetter
+}
+
+type deadLetter struct {
+	*delivery
+	reason string
+}
+
+// apply runs the batch in one transaction. ctx ending does not stop it: it has ApplyTimeout. An error that may be an event's is
+// looked for event by event. errMoved is returned, after a commit too, when a partition's offset was not where it should be.
+func (c *Consumer) apply(ctx context.Context, b *batch) error {
+	if len(b.moves) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.ApplyTimeout)
+	defer cancel()
+	start := time.Now()
+	out, err := c.transact(ctx, b, false)
+	if err != nil && mayBePoison(err) {
+		c.log.WarnContext(ctx, "a batch failed, looking for the event", "events", len(b.deliveries), "err", err)
+		out, err = c.transact(ctx, b, true)
+	}
+	if err != nil {
+		return err
+	}
+	c.metrics.batch.Observe(time.Since(start).Seconds())
+	for p, n := range out.applied {
+		c.metrics.applied[p].Add(float64(n))
+	}
+	for reason, n := range out.skipped {
+		c.metrics.skipped[reason].Add(float64(n))
+	}
+	c.metrics.parked.Add(float64(len(out.dead)))
+	for _, d := range out.dead {
+		if d.fault != nil {
+			c.log.ErrorContext(ctx, "poison event parked, with the later ones of its aggregate", "event_id", d.event.ID, "stream_seq", d.event.Seq,
+				"tenant", d.event.TenantID, "aggregate", d.event.AggregateType, "aggregate_id", d.event.AggregateID, "err", d.fault)
+		}
+	}
+	if len(out.moved) < len(b.moves) {
+		return errMoved
+	}
+	return nil
+}
+
+// mayBePoison tells an error that an event may have caused from the database's own trouble.
+func mayBePoison(err error) bool {
+	return event.IsPermanent(err) || !postgres.IsTransient(err) && !postgres.IsSystemic(err) && !errors.Is(err, errMoved)
+}
+
+// planSQL has each statement of the transaction planned for the arrays it gets: batches differ a thousandfold, and a plan made
+// when a table was empty would scan it when it is not.
+const planSQL = `SET LOCAL plan_cache_mode = force_custom_plan`
+
+// parkedSQL finds which aggregates are parked; it costs nothing while none is.
+// Index: consumer_dead_letters_aggregate_idx.   Locks: none (who unparks locks the offset first).
+const parkedSQL = `
+SELECT /* consumers.parked */ DISTINCT a.tenant_id, a.aggregate_type, a.aggregate_id
+  FROM unnest(@tenants::bigint[], @types::text[], @ids::bigint[]) AS a(tenant_id, aggregate_type, aggregate_id)
+  JOIN consumer_dead_letters d USING (tenant_id, aggregate_type, aggregate_id)
+ WHERE d.consumer_name = @consumer AND EXISTS (SELECT FROM consumer_dead_letters WHERE consumer_name = @consumer)`
+
+func (c *Consumer) transact(ctx context.Context, b *batch, oneByOne bool) (out outcome, err error) {
+	err = postgres.InTx(ctx, c.deps.Pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		out = outcome{skipped: make(map[string]int)}
+		parked, err := c.begin(ctx, tx, b, &out)
+		if err != nil {
+			return err
+		}
+		if len(out.moved) == 0 {
+			return errMoved
+		}
+		var events []event.Event
+		for i := range b.deliveries {
+			d := &b.deliveries[i]
+			a := aggregateOf(&d.event)
+			switch {
+			case !out.moved[d.event.Partition]:
+				continue
+			case d.skip != "":
+				out.skipped[d.skip]++
+				continue
+			case parked[a]:
+				out.dead = append(out.dead, deadLetter{d, "an earlier event of its aggregate is parked"})
+				continue
+			case d.fault == nil && oneByOne:
+				if d.fault, err = c.applyOne(ctx, tx, d.event); err != nil {
+					return err
+				}
+			}
+			if d.fault != nil {
+				parked[a] = true
+				out.dead = append(out.dead, deadLetter{d, d.fault.Error()})
+				continue
+			}
+			out.applied[d.event.Partition]++
+			if !oneByOne {
+				events = append(events, d.event)
+			}
+		}
+		if len(events) > 0 {
+			if err := c.projection.Apply(ctx, tx, events); err != nil {
+				return fmt.Errorf("apply %d events to %s: %w", len(events), c.name, err)
+			}
+		}
+		return park(ctx, tx, c.name, out.dead)
+	})
+	return out, err
+}
+
+// begin moves the offsets, and finds which of the batch's aggregates are parked once nobody can unpark them.
+func (c *Consumer) begin(ctx context.Context, tx pgx.Tx, b *batch, out *outcome) (map[aggregate]bool, error) {
+	var keys []string
+	var olds, news []int64
+	for _, p := range b.partitions() {
+		keys = append(keys, event.PartitionKey(p))
+		olds, news = append(olds, int64(b.moves[p].from)), append(news, int64(b.moves[p].to))
+	}
+	seen := make(map[aggregate]bool)
+	var tenants, ids []int64
+	var types []string
+	for i := range b.deliveries {
+		d := &b.deliveries[i]
+		if a := aggregateOf(&d.event); d.skip == "" && !seen[a] {
+			seen[a] = true
+			tenants, types, ids = append(tenants, a.tenant), append(types, a.kind), append(ids, a.id)
+		}
+	}
+	out.moved = make(map[int]bool)
+	parked := make(map[aggregate]bool)
+	var q pgx.Batch
+	q.Queue(planSQL)
+	q.Queue(moveOffsetsSQL, pgx.StrictNamedArgs{"consumer": c.name, "keys": keys, "olds": olds, "news": news}).Query(func(rows pgx.Rows) error {
+		moved, err := pgx.CollectRows(rows, pgx.RowTo[int])
+		for _, p := range moved {
+			out.moved[p] = true
+		}
+		return err
+	})
+	q.Queue(parkedSQL, pgx.StrictNamedArgs{"consumer": c.name, "tenants": tenants, "types": types, "ids": ids}).Query(func(rows pgx.Rows) error {
+		var a aggregate
+		_, err := pgx.ForEachRow(rows, []any{&a.tenant, &a.kind, &a.id}, func() error {
+			parked[a] = true
+			return nil
+		})
+		return err
+	})
+	if err := tx.SendBatch(ctx, &q).Close(); err != nil {
+		return nil, fmt.Errorf("move the offsets of %d partitions of %s: %w", len(keys), c.name, err)
+	}
+	return parked, nil
+}
+
+// applyOne applies an event under a savepoint: what it breaks is undone and returned as its fault. err is not the event's.
+func (c *Consumer) applyOne(ctx context.Context, tx pgx.Tx, e event.Event) (fault, err error) {
+	savepoint, err := tx.Begin(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("set a savepoint: %w", err)
+	}
+	fault = c.projection.Apply(ctx, savepoint, []event.Event{e})
+	if fault == nil {
+		if err := savepoint.Commit(ctx); err != nil {
+			return nil, fmt.Errorf("release a savepoint: %w", err)
+		}
+		return nil, nil
+	}
+	if !mayBePoison(fault) {
+		return nil, fmt.Errorf("apply event %s to %s: %w", e.ID, c.name, fault)
+	}
+	if err := savepoint.Rollback(ctx); err != nil {
+		return nil, fmt.Errorf("return to a savepoint: %w", err)
+	}
+	return fault, nil
+}
+
+// parkSQL keeps events for a person to look at.
+// Index: consumer_dead_letters_pkey.   Locks: none but the new rows.
+const parkSQL = `
+INSERT /* consumers.park */ INTO consumer_dead_letters
+       (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type, event_version, headers, payload, error)
+SELECT @consumer, d.* FROM unnest(@seqs::bigint[], @keys::text[], @tenants::bigint[], @aggregate_types::text[], @aggregate_ids::bigint[],
+       @event_ids::uuid[], @event_types::text[], @event_versions::smallint[], @headers::jsonb[], @payloads::bytea[], @errors::text[]) AS d`
+
+func park(ctx context.Context, tx pgx.Tx, consumer string, dead []deadLetter) error {
+	n := len(dead)
+	if n == 0 {
+		return nil
+	}
+	var (
+		seqs, tenants, aggregates          = make([]int64, n), make([]int64, n), make([]int64, n)
+		keys, aggregateTypes, types, texts = make([]string, n), make([]string, n), make([]string, n), make([]string, n)
+		ids, headers                       = make([]string, n), make([]string, n)
+		versions                           = make([]int16, n)
+		payloads                           = make([][]byte, n)
+	)
+	for i, d := range dead {
+		e := &d.event
+		a := aggregateOf(e)
+		seqs[i], keys[i], tenants[i], aggregateTypes[i], aggregates[i] = int64(e.Seq), event.PartitionKey(e.Partition), a.tenant, a.kind, a.id
+		types[i], texts[i], payloads[i] = clean(e.Type), clean(d.reason), append([]byte{}, e.Payload...)
+		versions[i] = int16(min(max(e.Version, math.MinInt16), math.MaxInt16))
+		id, err := uuid.Parse(e.ID)
+		if err != nil {
+			id = uuid.Nil // it is in the headers as it came
+		}
+		ids[i] = id.String()
+		h := make(map[string][]string, len(d.headers))
+		for name, values := range d.headers {
+			for _, v := range values {
+				h[clean(name)] = append(h[clean(name)], clean(v))
+			}
+		}
+		text, err := json.Marshal(h)
+		if err != nil {
+			return fmt.Errorf("encode the headers of event %s: %w", e.ID, err)
+		}
+		headers[i] = string(text)
+	}
+	if _, err := tx.Exec(ctx, parkSQL, pgx.StrictNamedArgs{
+		"consumer": consumer, "seqs": seqs, "keys": keys, "tenants": tenants, "aggregate_types": aggregateTypes, "aggregate_ids": aggregates,
+		"event_ids": ids, "event_types": types, "event_versions": versions, "headers": headers, "payloads": payloads, "errors": texts,
+	}); err != nil {
+		return fmt.Errorf("park %d events of %s: %w", n, consumer, err)
+	}
+	return nil
+}
+
+// clean makes any text one that the database takes.
+func clean(s string) string {
+	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
+}

@@ -1,0 +1,399 @@
+package consumers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+)
+
+const (
+	pullHeartbeat     = 2 * time.Second // a silent server is noticed after two of these
+	pullExpiry        = 10 * time.Second
+	inactiveThreshold = 30 * time.Second      // then the server forgets a reader that is gone
+	moreIsComing      = 20 * time.Millisecond // how long to wait for a message that the server says it has
+)
+
+// errMoved reports offsets that are no longer where this instance left them: another one applied the same events. What it
+// applied stands, ours was rolled back; the offsets are read again.
+var errMoved = errors.New("consumers: another instance moved the offsets")
+
+// session is one look at the stream: from reading the offsets until leases move or something fails. It is used by one goroutine.
+type session struct {
+	c         *Consumer
+	stream    jetstream.Stream
+	origin    origin
+	positions map[int]*position
+}
+
+// session reads and applies the events of the held partitions until ctx ends, the leases change or it is time to look at stuck
+// partitions again (nil), or something fails. progress says whether a batch was applied.
+func (c *Consumer) session(ctx context.Context, held []int) (progress bool, err error) {
+	s, err := c.open(ctx, held)
+	if err != nil {
+		return false, err
+	}
+	var active []int
+	highest := uint64(0)
+	for _, p := range held {
+		if pos := s.positions[p]; !pos.stopped {
+			active = append(active, p)
+			highest = max(highest, pos.offset)
+		}
+	}
+	ctx, end := context.WithCancel(ctx)
+	var g errgroup.Group
+	g.Go(func() error {
+		defer end()
+		c.watch(ctx, s.origin, highest, len(active) < len(held))
+		return nil
+	})
+	defer func() { err = errors.Join(err, g.Wait()) }()
+	defer end()
+	if len(active) == 0 {
+		<-ctx.Done()
+		return false, nil
+	}
+	messages, err := s.read(ctx, active)
+	if err != nil {
+		return false, err
+	}
+	defer messages.Stop()
+	for {
+		b, err := s.collect(ctx, messages)
+		if err != nil {
+			if ctx.Err() != nil {
+				return progress, nil
+			}
+			return progress, err
+		}
+		if err := c.apply(ctx, b); err != nil {
+			return progress, err
+		}
+		progress = true
+		c.setLast(nil)
+		for p, m := range b.moves {
+			s.positions[p].offset = m.to
+		}
+		if ctx.Err() != nil || !slices.Equal(c.group.Held(), held) {
+			return progress, nil
+		}
+	}
+}
+
+// open reads the offsets and decides which partitions can go on.
+func (c *Consumer) open(ctx context.Context, held []int) (*session, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.deps.Broker.Timeout)
+	defer cancel()
+	stream, err := c.deps.JetStream.Stream(ctx, c.deps.Broker.Stream)
+	if err != nil {
+		return nil, fmt.Errorf("look up stream %s: %w", c.deps.Broker.Stream, err)
+	}
+	s := &session{c: c, stream: stream, origin: originOf(stream.CachedInfo())}
+	if s.positions, err = openOffsets(ctx, c.deps.Pool, c.name, held, s.origin); err != nil {
+		return nil, err
+	}
+	info, err := stream.Info(ctx) // after the offsets, so that none can be above it by mere progress
+	if err != nil {
+		return nil, fmt.Errorf("look up stream %s: %w", c.deps.Broker.Stream, err)
+	}
+	for _, p := range held {
+		pos := s.positions[p]
+		reason := s.foreign(pos, info)
+		if was, ok := c.stuckAt(p); ok && reason == nil && was.offset == pos.offset {
+			if reason, err = s.probe(ctx, p, pos); err != nil {
+				return nil, err
+			}
+		}
+		if reason != nil {
+			s.stop(ctx, p, pos, reason)
+		} else {
+			c.clearStuck(ctx, p)
+		}
+	}
+	return s, nil
+}
+
+func originOf(info *jetstream.StreamInfo) origin {
+	generation, err := strconv.ParseInt(info.Config.Metadata[broker.MetaGeneration], 10, 64)
+	if err != nil {
+		generation = 1 // a stream that nobody repaired
+	}
+	return origin{created: info.Created.UTC().Truncate(time.Microsecond), generation: generation}
+}
+
+// foreign says why offsets of this stream mean nothing here.
+func (s *session) foreign(pos *position, info *jetstream.StreamInfo) error {
+	if pos.offset == 0 {
+		return nil
+	}
+	now := originOf(info)
+	switch {
+	case pos.origin.created.UnixMicro() != 0 && !pos.origin.created.Equal(now.created):
+		return s.replay("stream %s was made anew at %s, the offset %d belongs to the one of %s", info.Config.Name, now.created.Format(event.TimeFormat), pos.offset, pos.origin.created.Format(event.TimeFormat))
+	case now.generation != pos.origin.generation:
+		return s.replay("stream %s was repaired and is of generation %d, the offset %d belongs to %d", info.Config.Name, now.generation, pos.offset, pos.origin.generation)
+	case pos.offset > info.State.LastSeq:
+		return s.replay("stream %s ends at %d, below the offset %d: it has lost events", info.Config.Name, info.State.LastSeq, pos.offset)
+	}
+	return nil
+}
+
+func (s *session) replay(format string, args ...any) error {
+	return fmt.Errorf(format+"; run `tidings replay --consumer %s`", append(args, s.c.name)...)
+}
+
+// probe looks at the message that a stuck partition stopped at, so that the whole stream need not be read to stop there again.
+func (s *session) probe(ctx context.Context, partition int, pos *position) (reason, err error) {
+	raw, err := s.next(ctx, partition, pos.reached)
+	if err != nil || raw == nil {
+		return nil, err
+	}
+	e, _ := event.Decode(raw.Subject, raw.Header, raw.Data) // what check needs is read even from a damaged event
+	return s.check(ctx, partition, pos, &e, raw.Sequence)
+}
+
+// next returns the partition's first message after a sequence, or nil when there is none.
+func (s *session) next(ctx context.Context, partition int, after uint64) (*jetstream.RawStreamMsg, error) {
+	raw, err := s.stream.GetMsg(ctx, after+1, jetstream.WithGetMsgSubject(event.PartitionFilter(s.c.deps.Broker.Prefix, partition)))
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up what follows %d in %s: %w", after, event.PartitionKey(partition), err)
+	}
+	return raw, nil
+}
+
+func (s *session) stop(ctx context.Context, partition int, pos *position, reason error) {
+	pos.stopped = true
+	s.c.setStuck(ctx, partition, pos.offset, fmt.Errorf("partition %s: %w", event.PartitionKey(partition), reason))
+}
+
+// watch ends the session when the leases change, when the stream is no longer the one that it reads, and, when partitions are
+// stuck, after a while.
+func (c *Consumer) watch(ctx context.Context, from origin, highest uint64, stuck bool) {
+	look := time.NewTicker(c.cfg.LagInterval)
+	defer look.Stop()
+	var recheck <-chan time.Time
+	if stuck {
+		t := time.NewTimer(c.cfg.Recheck)
+		defer t.Stop()
+		recheck = t.C
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.group.Changed():
+			return
+		case <-recheck:
+			return
+		case <-look.C:
+			rctx, cancel := context.WithTimeout(ctx, c.deps.Broker.Timeout)
+			stream, err := c.deps.JetStream.Stream(rctx, c.deps.Broker.Stream)
+			cancel()
+			if errors.Is(err, jetstream.ErrStreamNotFound) {
+				return
+			}
+			if err == nil { // an answer that does not come is the reader's to notice
+				if info := stream.CachedInfo(); originOf(info) != from || info.State.LastSeq < highest {
+					return
+				}
+			}
+		}
+	}
+}
+
+// read starts an ordered consumer over the active partitions, from the lowest offset.
+func (s *session) read(ctx context.Context, active []int) (jetstream.MessagesContext, error) {
+	prefix := s.c.deps.Broker.Prefix
+	filters := []string{prefix + ".>"}
+	if len(active) < event.Partitions {
+		filters = filters[:0]
+		for _, p := range active {
+			filters = append(filters, event.PartitionFilter(prefix, p))
+		}
+	}
+	from := s.positions[active[0]].offset
+	for _, p := range active {
+		from = min(from, s.positions[p].offset)
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.c.deps.Broker.Timeout)
+	defer cancel()
+	ordered, err := s.c.deps.JetStream.OrderedConsumer(ctx, s.c.deps.Broker.Stream, jetstream.OrderedConsumerConfig{
+		FilterSubjects: filters, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from + 1,
+		NamePrefix: s.c.name + "-" + nuid.Next(), InactiveThreshold: inactiveThreshold, MaxResetAttempts: 1,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read stream %s from %d: %w", s.c.deps.Broker.Stream, from+1, err)
+	}
+	messages, err := ordered.Messages(jetstream.PullMaxMessagesWithBytesLimit(s.c.cfg.BatchEvents, s.c.cfg.BatchBytes),
+		jetstream.PullExpiry(pullExpiry), jetstream.PullHeartbeat(pullHeartbeat))
+	if err != nil {
+		return nil, fmt.Errorf("read stream %s from %d: %w", s.c.deps.Broker.Stream, from+1, err)
+	}
+	if info := ordered.CachedInfo(); info != nil && info.NumPending == 0 {
+		s.c.setLast(nil) // with nothing to apply there is nothing that could fail
+	}
+	s.c.log.DebugContext(ctx, "reading", "partitions", len(active), "from", from+1)
+	return messages, nil
+}
+
+// delivery is one message of a batch.
+type delivery struct {
+	event   event.Event
+	headers map[string][]string
+	fault   error  // the message's own: it is parked
+	skip    string // why it is passed over
+}
+
+// move is how a batch moves one partition's offset.
+type move struct{ from, to uint64 }
+
+type batch struct {
+	deliveries []delivery
+	moves      map[int]move
+}
+
+// collect waits for a message and takes what else is there, up to the bounds of a batch. The server says with each message
+// how many follow: when none does, the batch is complete at once.
+func (s *session) collect(ctx context.Context, messages jetstream.MessagesContext) (*batch, error) {
+	b := &batch{moves: make(map[int]move)}
+	taken, bytes := 0, 0
+	for taken < s.c.cfg.BatchEvents && bytes < s.c.cfg.BatchBytes {
+		wait := jetstream.NextContext(ctx)
+		if taken > 0 {
+			wait = jetstream.NextMaxWait(moreIsComing)
+		}
+		msg, err := messages.Next(wait)
+		if err != nil && taken > 0 {
+			break // a timeout; anything worse the next call returns again
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read stream %s: %w", s.c.deps.Broker.Stream, err)
+		}
+		meta, err := msg.Metadata()
+		if err != nil {
+			return nil, fmt.Errorf("read stream %s: %w", s.c.deps.Broker.Stream, err)
+		}
+		taken++
+		bytes += len(msg.Data())
+		if err := s.take(ctx, b, msg.Subject(), msg.Headers(), msg.Data(), meta.Sequence.Stream); err != nil {
+			return nil, err
+		}
+		if meta.NumPending == 0 {
+			break
+		}
+	}
+	return b, nil
+}
+
+// take puts a message into the batch, unless it is applied already or its partition is stopped.
+func (s *session) take(ctx context.Context, b *batch, subject string, headers nats.Header, data []byte, seq uint64) error {
+	partition, ok := partitionOf(s.c.deps.Broker.Prefix, subject)
+	if !ok {
+		s.c.metrics.skipped[skipForeign].Inc()
+		return nil
+	}
+	pos := s.positions[partition]
+	if pos == nil || pos.stopped || seq <= pos.reached {
+		return nil
+	}
+	d := delivery{headers: headers}
+	d.event, d.fault = event.Decode(subject, headers, data)
+	d.event.Seq = seq
+	reason, err := s.check(ctx, partition, pos, &d.event, seq)
+	if err != nil {
+		return err
+	}
+	if reason != nil {
+		s.stop(ctx, partition, pos, reason)
+		return nil
+	}
+	m, ok := b.moves[partition]
+	if !ok {
+		m.from = pos.reached
+	}
+	m.to, pos.reached = seq, seq
+	b.moves[partition] = m
+	known, exact := event.Known(d.event.AggregateType, d.event.Type, d.event.Version)
+	switch {
+	case s.c.wants[d.event.AggregateType]:
+		if d.fault == nil && !exact {
+			d.fault = event.Permanent(fmt.Errorf("event %s is a %s.%s.v%d: this release does not know it", d.event.ID, d.event.AggregateType, d.event.Type, d.event.Version))
+		}
+	case known:
+		d.skip = skipNotWanted
+	default:
+		d.skip = skipUnknown
+	}
+	d.event.Partition = partition
+	b.deliveries = append(b.deliveries, d)
+	return nil
+}
+
+// partitionOf reads the partition from a subject under prefix.
+func partitionOf(prefix, subject string) (int, bool) {
+	rest, ok := strings.CutPrefix(subject, prefix+".p")
+	if !ok || len(rest) < 3 || rest[2] != '.' {
+		return 0, false
+	}
+	p, err := strconv.Atoi(rest[:2])
+	return p, err == nil && p >= 0 && p < event.Partitions
+}
+
+// check proves that nothing is missing between the partition's position and the message: the message names the one before it,
+// or stands directly behind it in its publish. reason says why the partition cannot go on; err is a failure to find out.
+func (s *session) check(ctx context.Context, partition int, pos *position, e *event.Event, seq uint64) (reason, err error) {
+	if e.Generation > pos.origin.generation {
+		return s.replay("message %d is of generation %d, the offset %d belongs to %d: the stream was repaired", seq, e.Generation, pos.reached, pos.origin.generation), nil
+	}
+	prev := seq - 1
+	if e.HasPrev {
+		prev = e.Prev
+	}
+	if prev == pos.reached {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.c.deps.Broker.Timeout)
+	defer cancel()
+	info, err := s.stream.Info(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("look up stream %s: %w", s.c.deps.Broker.Stream, err)
+	}
+	first := info.State.FirstSeq
+	if prev < pos.reached {
+		if prev == 0 && first > pos.reached {
+			return nil, nil // all that was before it has expired, and was applied
+		}
+		return s.replay("message %d follows %d, below the offset %d: the stream is not the one that was read", seq, prev, pos.reached), nil
+	}
+	if prev < first {
+		return s.replay("the events after %d have expired: message %d follows %d, and stream %s begins at %d", pos.reached, seq, prev, info.Config.Name, first), nil
+	}
+	raw, err := s.next(ctx, partition, pos.reached)
+	if err != nil {
+		return nil, err
+	}
+	if raw != nil && raw.Sequence < seq {
+		return nil, fmt.Errorf("message %d of %s was not delivered before %d", raw.Sequence, event.PartitionKey(partition), seq)
+	}
+	s.c.log.InfoContext(ctx, "events were erased from the stream", "partition", event.PartitionKey(partition), "after", pos.reached, "before", seq)
+	return nil, nil
+}
+
+// partitions are those that the batch moves, sorted.
+func (b *batch) partitions() []int { return slices.Sorted(maps.Keys(b.moves)) }
