@@ -215,6 +215,12 @@ func (c *Consumer) stuckAt(partition int) (stuck, bool) {
 	return s, ok
 }
 
+func (c *Consumer) anyStuck() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.stuck) > 0
+}
+
 // keepStuck forgets the partitions that are no longer held: they are another instance's to report.
 func (c *Consumer) keepStuck(held []int) {
 	c.mu.Lock()

@@ -57,7 +57,7 @@ func (c *Consumer) session(ctx context.Context, held []int) (progress bool, err 
 	var g errgroup.Group
 	g.Go(func() error {
 		defer end()
-		c.watch(ctx, s.origin, highest, len(active) < len(held))
+		c.watch(ctx, s.origin, highest)
 		return nil
 	})
 	defer func() { err = errors.Join(err, g.Wait()) }()
@@ -184,23 +184,21 @@ func (s *session) stop(ctx context.Context, partition int, pos *position, reason
 
 // watch ends the session when the leases change, when the stream is no longer the one that it reads, and, when partitions are
 // stuck, after a while.
-func (c *Consumer) watch(ctx context.Context, from origin, highest uint64, stuck bool) {
+func (c *Consumer) watch(ctx context.Context, from origin, highest uint64) {
 	look := time.NewTicker(c.cfg.LagInterval)
 	defer look.Stop()
-	var recheck <-chan time.Time
-	if stuck {
-		t := time.NewTimer(c.cfg.Recheck)
-		defer t.Stop()
-		recheck = t.C
-	}
+	recheck := time.NewTicker(c.cfg.Recheck)
+	defer recheck.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-c.group.Changed():
 			return
-		case <-recheck:
-			return
+		case <-recheck.C:
+			if c.anyStuck() {
+				return
+			}
 		case <-look.C:
 			rctx, cancel := context.WithTimeout(ctx, c.deps.Broker.Timeout)
 			stream, err := c.deps.JetStream.Stream(rctx, c.deps.Broker.Stream)

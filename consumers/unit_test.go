@@ -1,0 +1,85 @@
+package consumers
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+func TestStatements(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	ctx := context.Background()
+	for i, sql := range []string{asOfSQL, openOffsetsSQL, readOffsetsSQL, moveOffsetsSQL, parkedSQL, parkSQL, allOffsetsSQL, deadLettersSQL} {
+		query, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := pool.Exec(ctx, fmt.Sprintf("PREPARE s%d AS %s", i, query)); err != nil {
+			t.Errorf("%s: %v", sql, err)
+		}
+	}
+}
+
+func TestPartitionsAreCountedFromOneStartWhereThatIsExact(t *testing.T) {
+	for name, c := range map[string]struct {
+		lagging []behind
+		want    map[uint64][]int
+	}{
+		"nothing is behind":                      {nil, map[uint64][]int{}},
+		"one instance applies in stream order":   {[]behind{{1, 90, 101}, {2, 10, 105}, {3, 100, 103}}, map[uint64][]int{101: {1, 3, 2}}},
+		"a stuck partition is counted by itself": {[]behind{{1, 90, 101}, {2, 5, 7}, {3, 100, 103}}, map[uint64][]int{7: {2}, 101: {1, 3}}},
+	} {
+		if diff := cmp.Diff(c.want, groups(c.lagging)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+func TestThePartitionIsReadFromTheSubject(t *testing.T) {
+	for subject, want := range map[string]int{
+		"events.p00.t1.follow.created": 0, "events.p31.t1.follow.created": 31, "events.p32.t1.follow.created": -1, "events.p7.t1.follow.created": -1,
+		"events.p-1.t1.follow.created": -1, "events.p07": -1, "events.pxx.t1": -1, "other.p07.t1.follow.created": -1,
+	} {
+		got, ok := partitionOf("events", subject)
+		if !ok {
+			got = -1
+		}
+		if got != want {
+			t.Errorf("%s: %d, want %d", subject, got, want)
+		}
+	}
+}
+
+func TestTheLagGrowsWhileNobodyLooks(t *testing.T) {
+	l := lagClock{stale: 15 * time.Second}
+	now := time.Now()
+	at := func(d time.Duration) float64 { return l.seconds(now.Add(d)) }
+	l.start(now)
+	if got := at(10 * time.Second); got != 0 {
+		t.Errorf("before the first look: %v", got)
+	}
+	l.set(now, now.Add(-3*time.Second))
+	if got := at(2 * time.Second); got != 5 {
+		t.Errorf("2 s after a look that found 3 s: %v", got)
+	}
+	l.set(now, time.Time{})
+	if got := at(14 * time.Second); got != 0 {
+		t.Errorf("14 s after a look that found nothing: %v", got)
+	}
+	if got := at(60 * time.Second); got != 60 {
+		t.Errorf("a minute after the last look: %v", got)
+	}
+}
+
+func TestAnyTextCanBeParked(t *testing.T) {
+	if got := clean("a\x00b\xff"); got != "a\uFFFDb\uFFFD" {
+		t.Errorf("%q", got)
+	}
+}
