@@ -247,6 +247,9 @@ func register[I, O any](s *server, r route, handle func(ctx context.Context, in 
 		DefaultStatus: r.status, Security: []map[string][]string{{"token": {r.role}}}, Responses: s.problemResponses(codes),
 		BodyReadTimeout: -1, // guard has read it
 	}
+	if r.role != store.RoleRead {
+		op.Parameters = metaParameters()
+	}
 	for status, what := range r.also {
 		op.Responses[fmt.Sprint(status)] = &huma.Response{Description: what}
 	}
@@ -259,6 +262,16 @@ func register[I, O any](s *server, r route, handle func(ctx context.Context, in 
 		}
 		return out, nil
 	})
+}
+
+// metaParameters describes the headers that every write takes; caller reads them.
+func metaParameters() []*huma.Param {
+	text := &huma.Schema{Type: huma.TypeString}
+	return []*huma.Param{
+		{Name: "Tidings-Actor", In: "header", Schema: text, Description: fmt.Sprintf(
+			"Who does it, in events and history: 1 to %d bytes of printable UTF-8. Without it, the token's name.", store.MaxActorBytes)},
+		{Name: "traceparent", In: "header", Schema: text, Description: "W3C Trace Context; goes with the event. Ignored when malformed."},
+	}
 }
 
 // toProblem turns an error into what the client is told, and logs what the client is not told.
@@ -349,6 +362,8 @@ func (s *server) readBody(w http.ResponseWriter, r *http.Request) error {
 		return s.problems.problem(codeRequestTimeout, "")
 	case err != nil:
 		return s.problems.problem(codeBadRequest, "the body cannot be read")
+	case r.Context().Err() != nil: // it came, but took all the time that the request had
+		return s.problems.problem(codeRequestTimeout, "")
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	return nil

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -70,5 +71,64 @@ func TestRounds(t *testing.T) {
 	got := rounds(len(keys), func(i int) (string, bool) { return keys[i], keys[i] != "" })
 	if diff := cmp.Diff([][]int{{0, 1, 4}, {2}, {5}}, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestHotStatementsUseTheirIndexes looks at plans in tables large enough for a sequential scan to be tempting elsewhere, with
+// the policies of the API's role, and with the plans that a connection keeps after a few executions.
+func TestHotStatementsUseTheirIndexes(t *testing.T) {
+	db := testkit.Postgres(t)
+	ctx := t.Context()
+	for _, sql := range []string{
+		`INSERT INTO follows (tenant_id, follower_id, followee_id) SELECT 1, g / 10 + 1, 1000000 + g FROM generate_series(1, 30000) g`,
+		`INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body)
+			SELECT 1, gen_random_uuid(), g / 100 + 1, lpad(g::text, 8, '0'), lpad(g::text, 22, '0'), 1, 'x' FROM generate_series(1, 30000) g`,
+		`INSERT INTO comment_keys (tenant_id, author_id, idempotency_key, request_hash, comment_id)
+			SELECT 1, g / 10 + 1, g::text, '', gen_random_uuid() FROM generate_series(1, 30000) g`,
+		`ANALYZE follows, comments, comment_keys, threads`,
+	} {
+		if _, err := db.Pool(t, postgres.RoleOwner).Exec(ctx, sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pool := db.Pool(t, postgres.RoleAPI)
+	for name, c := range map[string]struct{ sql, args string }{ // args in the order in which the statement names them
+		"unfollow":            {unfollowSQL, `'{1,2}', '{5,6}', 1`},
+		"getFollows":          {getFollowsSQL, `'{1,2}', '{5,6}', 1`},
+		"commentGet":          {commentGetSQL, `1, '{00000000-0000-7000-8000-000000000000}'`},
+		"commentEdit":         {commentEditSQL, `'{00000000-0000-7000-8000-000000000000}', '{1}', '{x}', 1`},
+		"commentDelete":       {commentDeleteSQL, `'{00000000-0000-7000-8000-000000000000}', '{1}', '{x}', 1`},
+		"commentSurroundings": {commentSurroundingsSQL, `'{1}', '{00000000-0000-7000-8000-000000000000}', 1`},
+		"commentReplay":       {commentReplaySQL, `'{1}', '{k}', 1`},
+	} {
+		for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
+			err := postgres.InTenant(ctx, pool, 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
+				positional, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, tx.Conn(), c.sql, nil)
+				if err != nil {
+					return err
+				}
+				for _, sql := range []string{"SET LOCAL plan_cache_mode = " + mode, "PREPARE hot AS " + positional} {
+					if _, err := tx.Exec(ctx, sql); err != nil {
+						return err
+					}
+				}
+				rows, _ := tx.Query(ctx, "EXPLAIN EXECUTE hot("+c.args+")", pgx.QueryExecModeSimpleProtocol)
+				lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+				if err != nil {
+					return err
+				}
+				plan := strings.Join(lines, "\n")
+				for _, table := range []string{"follows", "comments", "comment_keys"} {
+					if strings.Contains(plan, "Seq Scan on "+table) {
+						t.Errorf("%s, %s, scans %s:\n%s", name, mode, table, plan)
+					}
+				}
+				_, err = tx.Exec(ctx, "DEALLOCATE hot")
+				return err
+			})
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
 	}
 }
