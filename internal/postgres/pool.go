@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -118,18 +119,20 @@ func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(t
 	return nil
 }
 
+// InTenant is InTx for one tenant: row-level security shows and takes no row of another. The tenant is set in the round trip
+// that begins the transaction, so opts.BeginQuery is not the caller's to set.
+func InTenant(ctx context.Context, pool *pgxpool.Pool, tenant int64, opts pgx.TxOptions, fn func(tx pgx.Tx) error) error {
+	begin := "begin"
+	if opts.IsoLevel != "" {
+		begin += " isolation level " + string(opts.IsoLevel)
+	}
+	begin += " " + string(opts.AccessMode) + " " + string(opts.DeferrableMode)
+	opts.BeginQuery = begin + "; set local tidings.tenant = '" + strconv.FormatInt(tenant, 10) + "'"
+	return InTx(ctx, pool, opts, fn)
+}
+
 // setTenantSQL makes the transaction's tenant the one that row-level security compares with.
 const setTenantSQL = `SELECT set_config('tidings.tenant', $1::bigint::text, true)`
-
-// InTenant is InTx for one tenant: row-level security shows and takes no row of another.
-func InTenant(ctx context.Context, pool *pgxpool.Pool, tenant int64, opts pgx.TxOptions, fn func(tx pgx.Tx) error) error {
-	return InTx(ctx, pool, opts, func(tx pgx.Tx) error {
-		if err := SetTenant(ctx, tx, tenant); err != nil {
-			return err
-		}
-		return fn(tx)
-	})
-}
 
 // SetTenant sets the tenant of the transaction that tx is in.
 func SetTenant(ctx context.Context, tx pgx.Tx, tenant int64) error {
