@@ -155,6 +155,12 @@ func Visible(authorState, moderationState string) bool {
 // Visible applies the rule of the same name to the comment.
 func (c Comment) Visible() bool { return Visible(c.AuthorState, c.ModerationState) }
 
+// BodyTravels reports whether the events of a comment in these states have its body. A gone comment's stays in the truth:
+// whoever reads the event must not show it. It travels again with the event that makes the comment visible.
+func BodyTravels(authorState, moderationState string) bool {
+	return Visible(authorState, moderationState) || authorState == AuthorActive && moderationState == ModerationPending
+}
+
 // State is the comment's state in one word, as the API shows it: visible, pending, hidden, removed, deleted or erased.
 func (c Comment) State() string { return State(c.AuthorState, c.ModerationState) }
 

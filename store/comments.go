@@ -112,10 +112,9 @@ func (r commentRow) wire() event.Comment {
 	return c
 }
 
-// commentEvent tells of the comment's state after a write. A gone comment's body stays in the truth but does not travel:
-// whoever reads the event must not show it. It travels again with the event that makes the comment visible.
+// commentEvent tells of the comment's state after a write.
 func commentEvent(tenant int64, c event.Comment, eventType string, m Meta) (event.Event, error) {
-	if !c.Visible() && c.State() != "pending" {
+	if !event.BodyTravels(c.AuthorState, c.ModerationState) {
 		c.Body = ""
 	}
 	c.Actor = m.Actor

@@ -58,6 +58,9 @@ func at(c event.Comment, n int, version int64) event.Comment {
 	case 4:
 		c.AuthorState, c.Body = event.AuthorErased, ""
 	}
+	if !event.BodyTravels(c.AuthorState, c.ModerationState) {
+		c.Body = ""
+	}
 	c.UpdatedAt.Time = c.CreatedAt.Add(time.Duration(version) * time.Minute)
 	return c
 }

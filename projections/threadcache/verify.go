@@ -129,6 +129,9 @@ func (f *fold) compare(want, got *commentRow) {
 			f.differ(want, c.field, fmt.Sprint(c.want), fmt.Sprint(c.got))
 		}
 	}
+	if !event.BodyTravels(want.AuthorState, want.ModerationState) {
+		want.Body = "" // the truth keeps it, no event has it
+	}
 	if want.Body != got.Body { // a body is nobody's to print
 		f.differ(want, "body", fmt.Sprintf("%d bytes", len(want.Body)), fmt.Sprintf("another %d bytes", len(got.Body)))
 	}
