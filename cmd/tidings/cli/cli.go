@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 	"text/tabwriter"
 
 	"github.com/sethvargo/go-envconfig"
@@ -38,9 +41,18 @@ func (e *usageError) Unwrap() error { return e.err }
 // errReported ends a command whose output has said already what is wrong.
 var errReported = errors.New("reported")
 
-// Main runs the command that args name until it is done or ctx ends, and returns the exit code. It writes the command's error
-// to stderr.
-func Main(ctx context.Context, args []string, p Process) int {
+// Main runs the command that args name in this process and returns the exit code. The first SIGINT or SIGTERM stops the
+// command, which then ends in order; a second one ends the process at once.
+func Main(args []string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop) // gives the signals back their default action
+	return Execute(ctx, args, Process{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Env: envconfig.OsLookuper()})
+}
+
+// Execute runs the command that args name until it is done or ctx ends, and returns the exit code. It writes the command's
+// error to stderr.
+func Execute(ctx context.Context, args []string, p Process) int {
 	started := false // what fails before a command starts is wrong with its arguments
 	root := &cobra.Command{
 		Use:               "tidings",
@@ -50,7 +62,7 @@ func Main(ctx context.Context, args []string, p Process) int {
 		PersistentPreRun:  func(*cobra.Command, []string) { started = true },
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	root.AddCommand(p.loadCommand())
+	root.AddCommand(p.migrateCommand(), p.tokenCommand(), p.loadCommand())
 	root.SetArgs(args)
 	root.SetIn(p.Stdin)
 	root.SetOut(p.Stdout)

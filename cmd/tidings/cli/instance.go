@@ -1,14 +1,20 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
+	"github.com/sethvargo/go-envconfig"
 	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/postgres"
 )
 
 // instanceFile is where a running dev writes how to reach it.
@@ -88,4 +94,32 @@ func (p Process) instance(data string) (instance, error) {
 		}
 	}
 	return readInstance(data)
+}
+
+// servers is the environment of the commands that talk to the servers themselves.
+type servers struct {
+	DatabaseURL            string `env:"DATABASE_URL"`
+	ProjectionsDatabaseURL string `env:"PROJECTIONS_DATABASE_URL, default=$DATABASE_URL"`
+	Postgres               postgres.Config
+	Broker                 broker.Config
+}
+
+// servers returns those of the dev that --data names, else those of the environment, else those of the default dev.
+func (p Process) servers(ctx context.Context, data string) (servers, error) {
+	var s servers
+	if err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: &s, Lookuper: p.Env}); err != nil {
+		return s, &usageError{fmt.Errorf("read the environment: %w", err)}
+	}
+	if data == "" && s.DatabaseURL != "" {
+		return s, errors.Join(s.Postgres.Validate(), s.Broker.Validate())
+	}
+	in, err := p.instance(data)
+	if err != nil {
+		return s, fmt.Errorf("%w, or set DATABASE_URL and NATS_URL", err)
+	}
+	if err := syscall.Kill(in.PID, 0); errors.Is(err, syscall.ESRCH) {
+		return s, fmt.Errorf("the dev of that data directory, process %d, has ended; start it again with `tidings dev`", in.PID)
+	}
+	s.DatabaseURL, s.ProjectionsDatabaseURL, s.Broker.URL = in.DatabaseURL, in.ProjectionsDatabaseURL, in.NATSURL
+	return s, nil
 }

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bytes"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
@@ -10,17 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-
-	"github.com/sethvargo/go-envconfig"
 )
-
-// run runs a command in this process.
-func run(t *testing.T, env map[string]string, stdin string, args ...string) (code int, stdout, stderr string) {
-	t.Helper()
-	var out, errs bytes.Buffer
-	code = Main(t.Context(), args, Process{Stdin: strings.NewReader(stdin), Stdout: &out, Stderr: &errs, Env: envconfig.MapLookuper(env)})
-	return code, out.String(), errs.String()
-}
 
 func TestLoadCommand(t *testing.T) {
 	var sent atomic.Int64

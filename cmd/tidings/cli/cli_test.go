@@ -1,0 +1,250 @@
+package cli
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sethvargo/go-envconfig"
+
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+// childVariable makes this test binary be the tidings command.
+const childVariable = "TIDINGS_TEST_CHILD"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childVariable) != "" {
+		os.Exit(Main(os.Args[1:]))
+	}
+	testkit.Main(m)
+}
+
+// run runs a command in this process.
+func run(t *testing.T, env map[string]string, stdin string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code = Execute(t.Context(), args, Process{Stdin: strings.NewReader(stdin), Stdout: &out, Stderr: &errs, Env: envconfig.MapLookuper(env)})
+	return code, out.String(), errs.String()
+}
+
+// dev is a `tidings dev` in a child process, with a data directory and ports of its own.
+type dev struct {
+	dir string
+	env []string
+	cmd *exec.Cmd
+
+	done   chan struct{} // the process has ended
+	err    error         // how, once done
+	mu     sync.Mutex
+	stdout bytes.Buffer
+	stderr bytes.Buffer
+}
+
+// newDev prepares a dev; start starts it, as often as wanted.
+func newDev(t *testing.T, env ...string) *dev {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("starts servers")
+	}
+	d := &dev{dir: openDir(t)}
+	for _, kv := range os.Environ() { // the machine's own servers are not for this test
+		name, _, _ := strings.Cut(kv, "=")
+		switch name {
+		case "DATABASE_URL", "PROJECTIONS_DATABASE_URL", "NATS_URL", "DEV_TOKEN", "API_ADDR", "OPS_ADDR", "LOG_LEVEL":
+		default:
+			d.env = append(d.env, kv)
+		}
+	}
+	d.env = append(d.env, childVariable+"=1", "API_ADDR="+freeAddr(t), "OPS_ADDR="+freeAddr(t), "LEASE_TTL=1s")
+	d.env = append(d.env, env...)
+	t.Cleanup(func() {
+		if d.cmd != nil {
+			d.stop(t)
+		}
+		if t.Failed() {
+			t.Logf("dev's stderr:\n%s", d.errors())
+		}
+	})
+	return d
+}
+
+// openDir returns a directory that the user whom PostgreSQL runs as may enter, which t.TempDir is not for root's tests.
+func openDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "tidings-dev-*")
+	if err == nil {
+		err = os.Chmod(dir, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return filepath.Join(dir, "data")
+}
+
+func freeAddr(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+const startWithin = 30 * time.Second
+
+// launch starts the process and does not wait until it is ready.
+func (d *dev) launch(t *testing.T) (ready <-chan struct{}) {
+	t.Helper()
+	d.cmd = exec.Command(os.Args[0], "dev", "--data", d.dir)
+	d.cmd.Env = d.env
+	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGINT} // a test binary that is killed leaves nothing behind
+	d.cmd.Stderr = writerFunc(func(b []byte) (int, error) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return d.stderr.Write(b)
+	})
+	out, err := d.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	greeted := make(chan struct{})
+	d.done = make(chan struct{})
+	go func() {
+		defer close(d.done)
+		lines := bufio.NewScanner(out)
+		for lines.Scan() {
+			d.mu.Lock()
+			fmt.Fprintln(&d.stdout, lines.Text())
+			d.mu.Unlock()
+			if strings.HasPrefix(lines.Text(), "Ctrl-C stops") {
+				close(greeted)
+			}
+		}
+		d.err = d.cmd.Wait()
+	}()
+	return greeted
+}
+
+// start starts dev and waits until it says that it is ready.
+func (d *dev) start(t *testing.T) {
+	t.Helper()
+	ready := d.launch(t)
+	select {
+	case <-ready:
+	case <-d.done:
+		t.Fatalf("dev ended: %v\n%s", d.err, d.errors())
+	case <-time.After(startWithin):
+		t.Fatalf("dev is not ready after %s\n%s", startWithin, d.errors())
+	}
+}
+
+func (d *dev) errors() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.stderr.String()
+}
+
+func (d *dev) output() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.stdout.String()
+}
+
+// signal sends sig and waits until dev has ended.
+func (d *dev) signal(t *testing.T, sig os.Signal) error {
+	t.Helper()
+	if err := d.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		t.Fatal(err)
+	}
+	select {
+	case <-d.done:
+	case <-time.After(startWithin):
+		_ = d.cmd.Process.Kill()
+		t.Fatalf("dev has not ended %s after %s\n%s", startWithin, sig, d.errors())
+	}
+	d.cmd = nil
+	return d.err
+}
+
+// stop is Ctrl-C: dev has to end cleanly.
+func (d *dev) stop(t *testing.T) {
+	t.Helper()
+	if err := d.signal(t, os.Interrupt); err != nil {
+		t.Errorf("dev after Ctrl-C: %v\n%s", err, d.errors())
+	}
+}
+
+// kill is SIGKILL.
+func (d *dev) kill(t *testing.T) {
+	t.Helper()
+	_ = d.signal(t, syscall.SIGKILL) // which is what it will say
+}
+
+func (d *dev) instance(t *testing.T) instance {
+	t.Helper()
+	in, err := readInstance(d.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return in
+}
+
+// request sends a request with dev's token and decodes the JSON that comes back.
+func (d *dev) request(t *testing.T, method, path, body string, header http.Header, answer any) (status int, got http.Header) {
+	t.Helper()
+	in := d.instance(t)
+	req, err := http.NewRequestWithContext(t.Context(), method, in.API+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for k, v := range header {
+		req.Header[k] = v
+	}
+	req.Header.Set("Authorization", "Bearer "+in.Token)
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if answer != nil {
+		if err := json.Unmarshal(b, answer); err != nil {
+			t.Fatalf("%s %s: %s: %v\n%s", method, path, resp.Status, err, b)
+		}
+	}
+	return resp.StatusCode, resp.Header
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(b []byte) (int, error) { return f(b) }

@@ -1,0 +1,54 @@
+package cli
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/migrations"
+)
+
+// migrated is what `tidings migrate --json` prints.
+type migrated struct {
+	Truth       int `json:"truth"`       // migrations applied now
+	Projections int `json:"projections"` // likewise
+}
+
+func (p Process) migrateCommand() *cobra.Command {
+	var (
+		data   string
+		asJSON bool
+	)
+	c := &cobra.Command{
+		Use:   "migrate",
+		Short: "Bring both schemas up to this program's version",
+		Long: `Migrate applies what is missing of both schemas: the truth in DATABASE_URL, the projections in PROJECTIONS_DATABASE_URL or, where
+that is not set, in the same database. The login must own the tables and be allowed to create roles. Running it twice, or from
+two places at once, is safe. ` + "`tidings dev`" + ` migrates by itself.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			s, err := p.servers(c.Context(), data)
+			if err != nil {
+				return err
+			}
+			var m migrated
+			if m.Truth, err = migrations.Up(c.Context(), s.DatabaseURL, migrations.Truth); err != nil {
+				return err
+			}
+			if m.Projections, err = migrations.Up(c.Context(), s.ProjectionsDatabaseURL, migrations.Projections); err != nil {
+				return err
+			}
+			if asJSON {
+				return p.writeJSON(m)
+			}
+			return p.table(
+				[]string{"schema", "version", "applied now"},
+				[]string{string(migrations.Truth), fmt.Sprint(migrations.Latest(migrations.Truth)), fmt.Sprint(m.Truth)},
+				[]string{string(migrations.Projections), fmt.Sprint(migrations.Latest(migrations.Projections)), fmt.Sprint(m.Projections)},
+			)
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	dataFlag(c, &data)
+	return c
+}
