@@ -1,0 +1,174 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/sethvargo/go-envconfig"
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/api"
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/migrations"
+	"github.com/tidings/tidings/relay"
+)
+
+// The tenant that dev's token is for, and the name that it writes under.
+const (
+	devTenant = 1
+	devName   = "dev"
+)
+
+// devConfig is dev's environment. What is not set, dev brings along.
+type devConfig struct {
+	DatabaseURL            string `env:"DATABASE_URL"`
+	ProjectionsDatabaseURL string `env:"PROJECTIONS_DATABASE_URL"`
+	NATSURL                string `env:"NATS_URL"`
+	OpsAddr                string `env:"OPS_ADDR, default=127.0.0.1:9180"`
+	Token                  string `env:"DEV_TOKEN"`
+	LogLevel               string `env:"LOG_LEVEL, default=warn"`
+	Postgres               postgres.Config
+	Broker                 broker.Config
+	API                    api.Config
+	Relay                  relay.Config
+	Consumers              consumers.Config
+}
+
+func (p Process) devCommand() *cobra.Command {
+	var dir string
+	c := &cobra.Command{
+		Use:   "dev",
+		Short: "Run everything in one process",
+		Long: `Dev runs the API, the relay and the consumers in this process, with a PostgreSQL and a NATS server of its own, which listen on
+loopback. With DATABASE_URL or NATS_URL set it uses those instead. Data, token and ports are kept in the data directory:
+the next start goes on with them, also after dev was killed. Ctrl-C stops everything.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			var cfg devConfig
+			if err := envconfig.ProcessWith(c.Context(), &envconfig.Config{Target: &cfg, Lookuper: p.Env}); err != nil {
+				return &usageError{fmt.Errorf("read the environment: %w", err)}
+			}
+			if dir == "" {
+				var err error
+				if dir, err = p.defaultData(); err != nil {
+					return err
+				}
+			}
+			dir, err := filepath.Abs(dir)
+			if err != nil {
+				return fmt.Errorf("absolute path of %s: %w", dir, err)
+			}
+			log, err := daemon.NewLogger(p.Stderr, cfg.LogLevel)
+			if err != nil {
+				return &usageError{err}
+			}
+			err = p.dev(c.Context(), cfg, dir, log)
+			if c.Context().Err() != nil && errors.Is(err, context.Canceled) {
+				return nil // stopped while it started
+			}
+			return err
+		},
+	}
+	c.Flags().StringVar(&dir, "data", "", "data `directory` (default: /var/lib/tidings/dev as root, else tidings/dev in $XDG_DATA_HOME or ~/.local/share)")
+	return c
+}
+
+// dev starts the servers, then the parts, and stops them in the opposite order when ctx ends.
+func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.Logger) (err error) {
+	lock, err := lockData(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+
+	// Ports first: what is most often wrong is told at once.
+	apiListener, err := listen("API_ADDR", cfg.API.Addr)
+	if err != nil {
+		return err
+	}
+	defer apiListener.Close() // again, when it was served; what counts is that it is closed
+	reg := prometheus.NewRegistry()
+	ops := daemon.NewOps(cfg.OpsAddr, reg, log)
+	opsAddr, err := ops.Listen()
+	if err != nil {
+		return portError("OPS_ADDR", cfg.OpsAddr, err)
+	}
+
+	state, err := readState(dir, cfg.Token)
+	if err != nil {
+		return err
+	}
+	in := instance{API: httpURL(apiListener.Addr()), Ops: httpURL(opsAddr), Token: state.Token, DatabaseURL: cfg.DatabaseURL,
+		ProjectionsDatabaseURL: cfg.ProjectionsDatabaseURL, NATSURL: cfg.NATSURL, PID: os.Getpid()}
+
+	var last []part // what the parts rest on: watched while they run
+	if in.DatabaseURL == "" {
+		pg, err := startPostgres(ctx, filepath.Join(dir, "postgres"), p.Stderr)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, pg.Stop()) }()
+		defer abortAtSecondSignal(ctx, pg)()
+		if in.DatabaseURL, err = ownDatabase(ctx, pg); err != nil {
+			return err
+		}
+		last = append(last, part{"PostgreSQL", func(ctx context.Context) error {
+			select {
+			case <-pg.Done():
+			case <-ctx.Done():
+			}
+			return nil
+		}})
+	}
+	if in.ProjectionsDatabaseURL == "" {
+		in.ProjectionsDatabaseURL = in.DatabaseURL
+	}
+	if in.NATSURL == "" {
+		server, err := startNATS(filepath.Join(dir, "nats"), state.NATSPort, log)
+		if err != nil {
+			return err
+		}
+		defer server.Shutdown()
+		in.NATSURL, state.NATSPort = server.URL(), portOf(server.URL())
+	}
+	if err := state.write(dir); err != nil {
+		return err
+	}
+	cfg.Broker.URL = in.NATSURL
+
+	for _, m := range []struct {
+		url string
+		set migrations.Set
+	}{{in.DatabaseURL, migrations.Truth}, {in.ProjectionsDatabaseURL, migrations.Projections}} {
+		if _, err := migrations.Up(ctx, m.url, m.set); err != nil {
+			return err
+		}
+	}
+	stages, closeParts, err := devParts(ctx, cfg, in, state, cfg.DatabaseURL == "", apiListener, reg, ops, log)
+	if err != nil {
+		return err
+	}
+	defer closeParts()
+	stages = append(stages, append(last, part{"ops", ops.Run}))
+
+	content, err := json.MarshalIndent(in, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode how to reach dev: %w", err)
+	}
+	if err := writeFile(filepath.Join(dir, instanceFile), content); err != nil {
+		return err
+	}
+	if err := greet(p.Stdout, in, dir); err != nil { // what is sent before the API serves waits in its port
+		return err
+	}
+	return runStages(ctx, stages...)
+}
