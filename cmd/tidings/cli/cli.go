@@ -62,7 +62,7 @@ func Execute(ctx context.Context, args []string, p Process) int {
 		PersistentPreRun:  func(*cobra.Command, []string) { started = true },
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	root.AddCommand(p.devCommand(), p.migrateCommand(), p.tokenCommand(), p.loadCommand())
+	root.AddCommand(p.devCommand(), p.migrateCommand(), p.tokenCommand(), p.loadCommand(), p.verifyCommand(), p.statusCommand())
 	root.SetArgs(args)
 	root.SetIn(p.Stdin)
 	root.SetOut(p.Stdout)

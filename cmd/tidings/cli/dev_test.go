@@ -50,6 +50,10 @@ func TestDevStopsAndGoesOn(t *testing.T) {
 		t.Error("NATS listens after Ctrl-C")
 	}
 
+	if code, _, stderr := run(t, nil, "", "status", "--data", d.dir); code != exitError || !strings.Contains(stderr, "has ended; start it again") {
+		t.Errorf("status without a dev: exit code %d, %s", code, stderr)
+	}
+
 	d.start(t)
 	after := d.instance(t)
 	before.PID = after.PID

@@ -1,0 +1,187 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/projections/archive"
+	"github.com/tidings/tidings/projections/followercounts"
+	"github.com/tidings/tidings/projections/threadcache"
+)
+
+// verification is what `tidings verify --json` prints.
+type verification struct {
+	OK          bool           `json:"ok"`
+	Projections []verified     `json:"projections"`
+	Stream      verifiedStream `json:"stream"`
+	Lagging     []string       `json:"lagging"`      // what had not arrived everywhere when the wait was over
+	DeadLetters []string       `json:"dead_letters"` // listed apart: they are known to be missing
+}
+
+// verified is the comparison of one projection with the truth.
+type verified struct {
+	Projection  string                   `json:"projection"`
+	Checked     int64                    `json:"checked"`     // rows compared
+	Different   int64                    `json:"different"`   // differences found
+	Differences []projections.Difference `json:"differences"` // the first of them
+}
+
+// verifiedStream compares the stream with the outbox rows that were published to it.
+type verifiedStream struct {
+	Messages  uint64 `json:"messages"`  // that the stream holds
+	Published int64  `json:"published"` // rows that say they are there
+	Distinct  int64  `json:"distinct"`  // sequences that these rows name
+}
+
+func (s verifiedStream) ok() bool {
+	return s.Published == s.Distinct && uint64(s.Published) == s.Messages
+}
+
+// verifyFunc is what each projection's package offers.
+type verifyFunc func(ctx context.Context, truth, projections *pgxpool.Pool, report func(projections.Difference)) (checked int64, err error)
+
+func (p Process) verifyCommand() *cobra.Command {
+	var (
+		data   string
+		asJSON bool
+		wait   time.Duration
+		limit  int
+	)
+	c := &cobra.Command{
+		Use:   "verify",
+		Short: "Compare the stream and every projection with the truth",
+		Long: `Verify waits until every event has been published and applied, then compares each projection with the truth, row by row, and the
+stream with the outbox. It names each difference. The exit code is 0 only if everything is equal and nothing lags. What sits in a
+DLQ is listed apart. While writes go on the comparison is of two moments, and may name what was just on its way.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if limit < 0 {
+				return &usageError{fmt.Errorf("--limit is %d: want 0 or more", limit)}
+			}
+			y, err := p.system(c.Context(), data, "verify")
+			if err != nil {
+				return err
+			}
+			defer y.close()
+			v, err := y.verify(c.Context(), wait, limit)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				err = p.writeJSON(v)
+			} else {
+				err = p.printVerification(v)
+			}
+			if err == nil && !v.OK {
+				return errReported
+			}
+			return err
+		},
+	}
+	c.Flags().DurationVar(&wait, "wait", 30*time.Second, "how long to wait for what lags")
+	c.Flags().IntVar(&limit, "limit", 20, "differences to name for each projection; all are counted")
+	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	dataFlag(c, &data)
+	return c
+}
+
+func (y *system) verify(ctx context.Context, wait time.Duration, limit int) (verification, error) {
+	v := verification{OK: true, Lagging: []string{}, DeadLetters: []string{}}
+	st, err := y.settle(ctx, wait)
+	if err != nil {
+		return v, err
+	}
+	v.Lagging, v.DeadLetters = append(v.Lagging, st.lagging()...), append(v.DeadLetters, st.deadLetters()...)
+	v.OK = len(v.Lagging) == 0
+	for _, c := range []struct {
+		name   string
+		verify verifyFunc
+	}{{followercounts.Name, followercounts.Verify}, {threadcache.Name, threadcache.Verify}, {archive.Name, archive.Verify}} {
+		r := verified{Projection: c.name, Differences: []projections.Difference{}}
+		r.Checked, err = c.verify(ctx, y.truth, y.projections, func(d projections.Difference) {
+			r.Different++
+			if len(r.Differences) < limit {
+				r.Differences = append(r.Differences, d)
+			}
+		})
+		if err != nil {
+			return v, fmt.Errorf("verify %s: %w", c.name, err)
+		}
+		v.OK = v.OK && r.Different == 0
+		v.Projections = append(v.Projections, r)
+	}
+	stream, _, err := y.stream(ctx)
+	if err != nil {
+		return v, err
+	}
+	v.Stream.Messages = stream.Messages
+	if v.Stream.Published, v.Stream.Distinct, err = outbox.CountPublished(ctx, y.truth, max(stream.FirstSeq, 1)); err != nil {
+		return v, err
+	}
+	v.OK = v.OK && v.Stream.ok()
+	return v, nil
+}
+
+const settleInterval = 200 * time.Millisecond
+
+// settle waits until nothing lags, at most so long, and returns the last state.
+func (y *system) settle(ctx context.Context, wait time.Duration) (systemState, error) {
+	deadline := time.Now().Add(wait)
+	for {
+		st, err := y.state(ctx)
+		if err != nil || len(st.lagging()) == 0 || time.Now().After(deadline) {
+			return st, err
+		}
+		select {
+		case <-ctx.Done():
+			return st, context.Cause(ctx)
+		case <-time.After(settleInterval):
+		}
+	}
+}
+
+func (p Process) printVerification(v verification) error {
+	rows := [][]string{{"PROJECTION", "CHECKED", "DIFFERENT"}}
+	var notes []string
+	for _, r := range v.Projections {
+		rows = append(rows, []string{r.Projection, count(r.Checked), count(r.Different)})
+		for _, d := range r.Differences {
+			notes = append(notes, d.String())
+		}
+		if more := r.Different - int64(len(r.Differences)); more > 0 {
+			notes = append(notes, fmt.Sprintf("%s: and %s more", r.Projection, count(more)))
+		}
+	}
+	var out strings.Builder
+	fmt.Fprintf(&out, "\nThe stream holds %s messages; %s outbox messages are published to it.\n", count(int64(v.Stream.Messages)), count(v.Stream.Published))
+	if v.Stream.Published != v.Stream.Distinct {
+		fmt.Fprintf(&out, "These name %s sequences: some name the same.\n", count(v.Stream.Distinct))
+	}
+	section := func(title string, lines []string) {
+		if len(lines) > 0 {
+			fmt.Fprintf(&out, "\n%s:\n  %s\n", title, strings.Join(lines, "\n  "))
+		}
+	}
+	section("Differences", notes)
+	section("Not arrived everywhere", v.Lagging)
+	section("Dead letters", v.DeadLetters)
+	if v.OK {
+		out.WriteString("\nEverything is equal.\n")
+	} else {
+		out.WriteString("\nNOT equal.\n")
+	}
+	if err := p.table(rows...); err != nil {
+		return err
+	}
+	if _, err := fmt.Fprint(p.Stdout, out.String()); err != nil {
+		return fmt.Errorf("write the result: %w", err)
+	}
+	return nil
+}
