@@ -1,0 +1,310 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"iter"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/internal/load"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+// arriveWithin is how long what was written may take to be everywhere.
+const arriveWithin = 30 * time.Second
+
+type counts struct{ Followers, Following int64 }
+
+// countsOf are the counts that a graph makes.
+func countsOf(spec load.Spec) map[int64]counts {
+	all := map[int64]counts{}
+	for e := range load.Generate(spec) {
+		from, to := all[e.From], all[e.To]
+		from.Following++
+		to.Followers++
+		all[e.From], all[e.To] = from, to
+	}
+	return all
+}
+
+// sequence is the graph as the loader wants it.
+func sequence(spec load.Spec) iter.Seq2[load.Edge, error] {
+	return func(yield func(load.Edge, error) bool) {
+		for e := range load.Generate(spec) {
+			if !yield(e, nil) {
+				return
+			}
+		}
+	}
+}
+
+// verify runs `tidings verify`, which waits until everything has arrived, and fails the test unless it finds everything equal.
+func (d *dev) verify(t *testing.T) {
+	t.Helper()
+	code, stdout, stderr := run(t, nil, "", "verify", "--data", d.dir, "--wait", arriveWithin.String(), "--limit", "3")
+	if code != exitOK {
+		t.Fatalf("verify: exit code %d\n%s%s", code, stdout, stderr)
+	}
+}
+
+// checkCounts compares the counts that the API shows with those of the graph.
+func (d *dev) checkCounts(t *testing.T, spec load.Spec) {
+	t.Helper()
+	for user, want := range countsOf(spec) {
+		var got struct{ Followers, Following json.Number }
+		if status, _ := d.request(t, http.MethodGet, fmt.Sprintf("/v1/users/%d/counts", user), "", nil, &got); status != http.StatusOK {
+			t.Fatalf("counts of %d: status %d", user, status)
+		}
+		if got.Followers.String() != strconv.FormatInt(want.Followers, 10) || got.Following.String() != strconv.FormatInt(want.Following, 10) {
+			t.Errorf("counts of %d are %v, want %v", user, got, want)
+		}
+	}
+}
+
+// checkStream wants exactly this many follow events on the stream, each of another pair.
+func (d *dev) checkStream(t *testing.T, want int64) {
+	t.Helper()
+	nc, err := nats.Connect(d.instance(t).NATSURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := js.Stream(t.Context(), "EVENTS")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := js.OrderedConsumer(t.Context(), "EVENTS", jetstream.OrderedConsumerConfig{FilterSubjects: []string{"events.*.*.follow.created"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := stream.Info(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.State.Msgs != uint64(want) {
+		t.Errorf("the stream holds %d messages, want %d", info.State.Msgs, want)
+	}
+	pairs := map[string]bool{}
+	for range want {
+		msg, err := c.Next(jetstream.FetchMaxWait(5 * time.Second))
+		if err != nil {
+			t.Fatalf("after %d follow events: %v", len(pairs), err)
+		}
+		var f struct {
+			FollowerID string `json:"follower_id"`
+			FolloweeID string `json:"followee_id"`
+		}
+		if err := json.Unmarshal(msg.Data(), &f); err != nil {
+			t.Fatal(err)
+		}
+		pair := f.FollowerID + "/" + f.FolloweeID
+		if pairs[pair] {
+			t.Errorf("two events of %s", pair)
+		}
+		pairs[pair] = true
+	}
+}
+
+func TestLoadArrivesEverywhere(t *testing.T) {
+	d := newDev(t)
+	d.start(t)
+	spec := load.Spec{Users: 200, Edges: 3000, Seed: 7}
+	for i, want := range []loadResult{{Edges: spec.Edges, Created: spec.Edges}, {Edges: spec.Edges, Existed: spec.Edges}} {
+		code, stdout, stderr := run(t, nil, "", "load", "--generate", "users=200,edges=3000,seed=7", "--data", d.dir, "--json")
+		var got loadResult
+		if err := json.Unmarshal([]byte(stdout), &got); code != exitOK || err != nil {
+			t.Fatalf("load: exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
+		}
+		got.Seconds, got.EdgesPerSecond = 0, 0
+		if got != want {
+			t.Errorf("load %d: %+v, want %+v", i+1, got, want)
+		}
+	}
+	d.verify(t)
+	d.checkCounts(t, spec)
+	d.checkStream(t, spec.Edges)
+
+	code, stdout, stderr := run(t, nil, "", "status", "--data", d.dir, "--json")
+	var st systemState
+	if err := json.Unmarshal([]byte(stdout), &st); code != exitOK || err != nil {
+		t.Fatalf("status: exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
+	}
+	if len(st.Consumers) != 3 || len(st.lagging())+len(st.deadLetters()) != 0 || st.Stream.Messages != uint64(spec.Edges) || len(st.Leases) != 4 {
+		t.Errorf("status: %s", stdout)
+	}
+}
+
+func TestLoadSurvivesKills(t *testing.T) {
+	d := newDev(t)
+	d.start(t)
+	spec := load.Spec{Users: 300, Edges: 4_000, Seed: rand.Uint64()}
+	t.Logf("seed %d", spec.Seed)
+	in := d.instance(t)
+	l, err := load.New(load.Config{URL: in.API, Token: in.Token, Concurrency: 32, RetryFor: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	loaded := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() { loaded <- l.Run(ctx, sequence(spec)) }()
+	for i := range int64(3) {
+		testkit.Eventually(t, startWithin, "a quarter more is loaded", func() (bool, error) {
+			return l.Stats().Edges() >= spec.Edges/4*(i+1), nil
+		})
+		if l.Stats().Edges() == spec.Edges {
+			t.Error("loaded before the kill: this run shows nothing")
+		}
+		d.kill(t)
+		d.start(t)
+	}
+	if err := <-loaded; err != nil {
+		t.Fatal(err)
+	}
+	if s := l.Stats(); s.Edges() != spec.Edges || s.Retried == 0 {
+		t.Errorf("%+v, want %d edges, some retried", s, spec.Edges)
+	}
+	d.verify(t)
+	d.checkCounts(t, spec)
+	d.checkStream(t, spec.Edges)
+}
+
+// threadRow is a comment as pages show it, and as SQL over the truth does.
+type threadRow struct {
+	CommentID string `json:"comment_id"`
+	ParentID  string `json:"parent_id"`
+	Slug      string `json:"slug"`
+	Body      string `json:"body"`
+	State     string `json:"state"`
+	Version   int64  `json:"version"`
+}
+
+const (
+	columnsSQL = `comment_id::text, coalesce(parent_id::text, ''), slug,
+		CASE WHEN author_state = 'ACTIVE' THEN body ELSE '' END, CASE WHEN author_state = 'ACTIVE' THEN 'visible' ELSE 'deleted' END, version`
+	oldestSQL   = `SELECT ` + columnsSQL + ` FROM comments WHERE post_id = $1 AND author_state = 'ACTIVE' ORDER BY created_at, comment_id`
+	threadedSQL = `SELECT ` + columnsSQL + ` FROM comments c WHERE post_id = $1 AND (author_state = 'ACTIVE' OR EXISTS (
+		SELECT FROM comments d WHERE d.post_id = c.post_id AND starts_with(d.path, c.path || '/') AND d.author_state = 'ACTIVE')) ORDER BY path`
+)
+
+func TestThreadPagesEqualTheTruth(t *testing.T) {
+	d := newDev(t)
+	d.start(t)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 1))
+	const posts, comments = 4, 240
+	made := map[int][]threadRow{}
+	for i := range comments {
+		post := 1 + rnd.IntN(posts)
+		body := map[string]string{"author_id": strconv.Itoa(1 + rnd.IntN(20)), "body": fmt.Sprintf("comment %d", i)}
+		if n := len(made[post]); n > 0 && rnd.IntN(4) > 0 {
+			if parent := made[post][rnd.IntN(n)]; parent.State == "visible" {
+				body["parent_id"] = parent.CommentID
+			}
+		}
+		b, err := json.Marshal(body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var c threadRow
+		status, _ := d.request(t, http.MethodPost, fmt.Sprintf("/v1/posts/%d/comments", post), string(b), http.Header{"Idempotency-Key": {strconv.Itoa(i)}}, &c)
+		if status != http.StatusCreated {
+			t.Fatalf("create %s: status %d", b, status)
+		}
+		switch rnd.IntN(6) {
+		case 0:
+			status, _ := d.request(t, http.MethodPatch, "/v1/comments/"+c.CommentID, `{"body":"edited"}`, http.Header{"If-Match": {`"1"`}}, &c)
+			if status != http.StatusOK {
+				t.Fatalf("edit: status %d", status)
+			}
+		case 1:
+			if n := len(made[post]); n > 0 { // an earlier one, which may have replies
+				old := &made[post][rnd.IntN(n)]
+				if old.State == "visible" {
+					status, _ := d.request(t, http.MethodDelete, "/v1/comments/"+old.CommentID, "", http.Header{"If-Match": {fmt.Sprintf("%q", strconv.FormatInt(old.Version, 10))}}, nil)
+					if status != http.StatusNoContent {
+						t.Fatalf("delete: status %d", status)
+					}
+					old.State = "deleted"
+				}
+			}
+		}
+		made[post] = append(made[post], c)
+	}
+	d.verify(t)
+
+	conn, err := pgx.Connect(t.Context(), d.instance(t).DatabaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	for post := 1; post <= posts; post++ {
+		for order, sql := range map[string]string{"oldest": oldestSQL, "threaded": threadedSQL} {
+			rows, _ := conn.Query(t.Context(), sql, post)
+			want, err := pgx.CollectRows(rows, pgx.RowToStructByPos[threadRow])
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(want, d.pages(t, post, order, 7)); diff != "" {
+				t.Errorf("post %d, %s: %s", post, order, diff)
+			}
+		}
+	}
+}
+
+// pages reads a thread page by page.
+func (d *dev) pages(t *testing.T, post int, order string, limit int) []threadRow {
+	t.Helper()
+	var all []threadRow
+	cursor := ""
+	for {
+		var page struct {
+			Items []threadRow
+			Next  string
+		}
+		path := fmt.Sprintf("/v1/posts/%d/comments?order=%s&limit=%d", post, order, limit)
+		if cursor != "" {
+			path += "&cursor=" + cursor
+		}
+		if status, _ := d.request(t, http.MethodGet, path, "", nil, &page); status != http.StatusOK {
+			t.Fatalf("%s: status %d", path, status)
+		}
+		if len(page.Items) > limit || page.Next != "" && len(page.Items) != limit {
+			t.Errorf("%s: %d items", path, len(page.Items))
+		}
+		all = append(all, page.Items...)
+		if cursor = page.Next; cursor == "" {
+			return all
+		}
+	}
+}
+
+func TestMalformedEdgeLine(t *testing.T) {
+	d := newDev(t)
+	d.start(t)
+	code, _, stderr := run(t, nil, "1 2\r\n# a comment\r\n3\tx\r\n5 6\r\n", "load", "-", "--data", d.dir)
+	if want := "tidings: line 3: \"x\" is not an id: want a number from 1 to 9223372036854775807\n"; code != exitInput || stderr != want {
+		t.Errorf("exit code %d, %q: want %d, %q", code, stderr, exitInput, want)
+	}
+	if status, _ := d.request(t, http.MethodGet, "/v1/follows/1/2", "", nil, nil); status != http.StatusOK {
+		t.Errorf("what stands before the line: status %d", status)
+	}
+	if status, _ := d.request(t, http.MethodGet, "/v1/follows/5/6", "", nil, nil); status != http.StatusNotFound {
+		t.Errorf("what stands after the line: status %d", status)
+	}
+}
