@@ -1,0 +1,28 @@
+// Command followercounts keeps the follower counts and the pages of who follows whom. Any number of them may run at once.
+package main
+
+import (
+	"context"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/sethvargo/go-envconfig"
+
+	"github.com/tidings/tidings/cmd/internal/projector"
+	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/projections/followercounts"
+)
+
+type config struct {
+	OpsAddr   string `env:"OPS_ADDR, default=127.0.0.1:9183"`
+	Projector projector.Config
+}
+
+func main() { daemon.Main(followercounts.Name, run) }
+
+func run(ctx context.Context, env envconfig.Lookuper) error {
+	var cfg config
+	if err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: &cfg, Lookuper: env}); err != nil {
+		return err
+	}
+	return projector.Run(ctx, cfg.OpsAddr, cfg.Projector, followercounts.New(), prometheus.NewRegistry())
+}

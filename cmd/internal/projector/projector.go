@@ -1,0 +1,75 @@
+// Package projector is the wiring that the projector binaries share: one projection behind one consumer.
+//
+//	NATS ──▶ consumers.Consumer ──▶ projection ──▶ projections database        ops port: lag, readiness
+package projector
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/migrations"
+)
+
+// Config is the environment of a projector.
+type Config struct {
+	ProjectionsDatabaseURL string `env:"PROJECTIONS_DATABASE_URL, default=$DATABASE_URL"`
+	Postgres               postgres.Config
+	Broker                 broker.Config
+	Consumer               consumers.Config
+}
+
+// Validate reports every value out of bounds.
+func (c Config) Validate() error {
+	var missing error
+	if c.ProjectionsDatabaseURL == "" {
+		missing = errors.New("neither PROJECTIONS_DATABASE_URL nor DATABASE_URL is set")
+	}
+	return errors.Join(missing, c.Postgres.Validate(), c.Broker.Validate(), c.Consumer.Validate())
+}
+
+// Run applies events to projection until ctx ends, and answers on opsAddr with its metrics and those of reg. It refuses a database
+// without the newest migrations. Any number of them may run at once and share the work.
+func Run(ctx context.Context, opsAddr string, cfg Config, projection consumers.Projection, reg *prometheus.Registry) error {
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	name, log := projection.Name(), slog.Default()
+	pool, err := postgres.Open(ctx, cfg.ProjectionsDatabaseURL, cfg.Postgres, postgres.RoleSystem, name)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if err := migrations.Check(ctx, pool, migrations.Projections); err != nil {
+		return err
+	}
+	nc, err := broker.Connect(cfg.Broker, name, log)
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return err
+	}
+	consumer, err := consumers.New(cfg.Consumer, consumers.Deps{Pool: pool, JetStream: js, Broker: cfg.Broker, Registry: reg, Log: log}, projection)
+	if err != nil {
+		return err
+	}
+	ops := daemon.NewOps(opsAddr, reg, log)
+	ops.Ready("consumer", consumer.Ready)
+	ops.Ready("postgres", pool.Ping)
+
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return ops.Run(ctx) })
+	g.Go(func() error { return consumer.Run(ctx) })
+	return g.Wait()
+}

@@ -1,0 +1,87 @@
+package projector_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/sethvargo/go-envconfig"
+
+	"github.com/tidings/tidings/cmd/internal/projector"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/migrations"
+	"github.com/tidings/tidings/projections/followercounts"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func load(t *testing.T, env map[string]string) projector.Config {
+	t.Helper()
+	var cfg projector.Config
+	if err := envconfig.ProcessWith(t.Context(), &envconfig.Config{Target: &cfg, Lookuper: envconfig.MapLookuper(env)}); err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+func TestAProjectorBecomesReadyAndStopsCleanly(t *testing.T) {
+	db, nats := testkit.Postgres(t), testkit.NATS(t)
+	js, err := jetstream.New(nats.Connect(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := broker.EnsureStream(t.Context(), js, nats.Config()); err != nil {
+		t.Fatal(err)
+	}
+	cfg := load(t, map[string]string{"DATABASE_URL": db.URL, "NATS_URL": nats.URL})
+	cfg.Broker = nats.Config()
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := free.Addr().String()
+	if err := free.Close(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { done <- projector.Run(ctx, addr, cfg, followercounts.New(), prometheus.NewRegistry()) }()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	testkit.Eventually(t, 10*time.Second, "readiness", func() (bool, error) {
+		resp, err := client.Get("http://" + addr + "/readyz")
+		if err != nil {
+			return false, err
+		}
+		return resp.StatusCode == http.StatusOK, resp.Body.Close()
+	})
+	stop()
+	if err := <-done; err != nil {
+		t.Errorf("stopped with %v", err)
+	}
+}
+
+func TestAProjectorRefusesAnOlderSchema(t *testing.T) {
+	db := testkit.Postgres(t)
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `DROP TABLE tidings_projections_migrations`); err != nil {
+		t.Fatal(err)
+	}
+	err := projector.Run(t.Context(), "127.0.0.1:0", load(t, map[string]string{"DATABASE_URL": db.URL}), followercounts.New(), prometheus.NewRegistry())
+	if !errors.Is(err, migrations.ErrOutdated) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestAProjectorSaysWhichSettingIsMissing(t *testing.T) {
+	err := projector.Run(t.Context(), "127.0.0.1:0", load(t, nil), followercounts.New(), prometheus.NewRegistry())
+	if err == nil || !strings.Contains(err.Error(), "PROJECTIONS_DATABASE_URL") {
+		t.Errorf("got %v", err)
+	}
+}

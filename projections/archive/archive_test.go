@@ -1,0 +1,161 @@
+package archive
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/versioned"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+const commentID = "0190a000-0000-7000-8000-000000000001"
+
+var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func toEvent(aggregate, typ string, payload any) event.Event {
+	b, err := json.Marshal(payload)
+	if err != nil {
+		panic(err)
+	}
+	return event.Event{ID: fmt.Sprint(typ, "-", string(b)), TenantID: 1, AggregateType: aggregate, AggregateID: 5, Type: typ, Version: 1, Payload: b}
+}
+
+func comment(version int64, typ, actor string, change func(*event.Comment)) event.Event {
+	c := event.Comment{CommentID: commentID, PostID: 5, AuthorID: 7, Body: fmt.Sprint("body ", version), AuthorState: event.AuthorActive,
+		ModerationState: event.ModerationNone, Version: version, Actor: actor}
+	c.UpdatedAt.Time = start.Add(time.Duration(version) * time.Minute)
+	if change != nil {
+		change(&c)
+	}
+	return toEvent(event.AggregateComment, typ, c)
+}
+
+func follow(version int64, actor string) event.Event {
+	f := event.Follow{FollowerID: 7, FolloweeID: 5, Status: event.StatusActive, Version: version, Actor: actor}
+	typ := event.Created
+	if version%2 == 0 {
+		f.Status, typ = event.StatusRemoved, event.Removed
+	}
+	return toEvent(event.AggregateFollow, typ, f)
+}
+
+func apply(t *testing.T, pool *pgxpool.Pool, events ...event.Event) {
+	t.Helper()
+	ctx := context.Background()
+	if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return New().Apply(ctx, tx, events) }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+type entry struct {
+	Version int64
+	By      string
+	State   versioned.State
+}
+
+func histories(t *testing.T, pool *pgxpool.Pool) (comments, follows []entry) {
+	t.Helper()
+	ctx := context.Background()
+	err := postgres.InTenant(ctx, pool, 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		c, err := Comments().History(ctx, tx, 1, versioned.Key{commentID}, 0, 100)
+		if err != nil {
+			return err
+		}
+		for _, v := range c {
+			comments = append(comments, entry{v.Object.Version, v.Metadata.CreatedBy, v.Metadata.VersionState})
+			if want := start.Add(time.Duration(v.Object.Version) * time.Minute); !v.Metadata.LastUpdateTime.Equal(want) {
+				t.Errorf("version %d was made at %s, want %s", v.Object.Version, v.Metadata.LastUpdateTime, want)
+			}
+		}
+		f, err := Follows().History(ctx, tx, 1, versioned.Key{7, 5}, 0, 100)
+		for _, v := range f {
+			follows = append(follows, entry{v.Object.Version, v.Metadata.CreatedBy, v.Metadata.VersionState})
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return comments, follows
+}
+
+func TestHistoriesSayWhoDidWhat(t *testing.T) {
+	db := testkit.Postgres(t)
+	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
+	events := []event.Event{
+		comment(1, event.Created, "ann", nil), follow(1, "ann"), comment(2, event.Edited, "ann", nil), follow(2, "bob"),
+		comment(3, event.Deleted, "mod", func(c *event.Comment) { c.AuthorState = event.AuthorDeleted }), follow(3, "ann"),
+	}
+	apply(t, pool, events[2:4]...)
+	apply(t, pool, events...) // what came late is put in its place, what was there is left
+	apply(t, pool, slices.Concat(events[:1], events)...)
+	comments, follows := histories(t, api)
+	if diff := cmp.Diff([]entry{{1, "ann", versioned.Archived}, {2, "ann", versioned.Archived}, {3, "mod", versioned.Deleted}}, comments); diff != "" {
+		t.Errorf("comment (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]entry{{1, "ann", versioned.Archived}, {2, "bob", versioned.Archived}, {3, "ann", versioned.Latest}}, follows); diff != "" {
+		t.Errorf("follow (-want +got):\n%s", diff)
+	}
+}
+
+func TestAVersionThatNobodyMadeIsPermanent(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	for name, e := range map[string]event.Event{
+		"a follow without an actor":  follow(1, ""),
+		"a comment without an actor": comment(1, event.Created, "", nil),
+		"a comment without an id":    comment(1, event.Created, "ann", func(c *event.Comment) { c.CommentID = "" }),
+		"a comment without a number": comment(0, event.Created, "ann", nil),
+	} {
+		ctx := context.Background()
+		err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return New().Apply(ctx, tx, []event.Event{e}) })
+		if !event.IsPermanent(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestVerifyComparesTheHeads(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	ctx := context.Background()
+	apply(t, pool, comment(1, event.Created, "ann", nil), follow(1, "ann"), follow(2, "ann"))
+	exec := func(sql string, args ...any) {
+		t.Helper()
+		if _, err := pool.Exec(ctx, sql, args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec(`INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body) VALUES (1, $1, 5, 'abcdefgh', '00000000000000abcdefgh', 7, 'x')`, commentID)
+	exec(`INSERT INTO follows (tenant_id, follower_id, followee_id, status, version) VALUES (1, 7, 5, 'REMOVED', 2)`)
+	verify := func() (got []string) {
+		if _, err := Verify(ctx, pool, pool, func(d projections.Difference) { got = append(got, d.String()) }); err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	if got := verify(); len(got) > 0 {
+		t.Errorf("equal heads differ: %q", got)
+	}
+	exec(`UPDATE comments SET version = 2, author_state = 'DELETED'`)
+	exec(`INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, 8, 5)`)
+	want := []string{
+		"archiver: tenant 1, history of comment " + commentID + ": version is 1, want 2",
+		"archiver: tenant 1, history of comment " + commentID + ": deleted is false, want true",
+		"archiver: tenant 1, history of follow 8/5: row is absent, want present",
+	}
+	if diff := cmp.Diff(want, verify()); diff != "" {
+		t.Errorf("differences (-want +got):\n%s", diff)
+	}
+}
