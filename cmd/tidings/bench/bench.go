@@ -1,0 +1,14 @@
+package bench
+
+import "github.com/spf13/cobra"
+
+// Command returns `tidings bench`.
+func Command() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "bench", Short: "Measure the system, one JSON object per case",
+		Long: `Measures the system. With DATABASE_URL set it works in a database of its own there, else it starts its servers; all are durable.
+One JSON object per case goes to stdout, progress to stderr.`,
+	}
+	cmd.AddCommand(relayCommand(), latencyCommand(), childCommand())
+	return cmd
+}

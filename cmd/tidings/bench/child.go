@@ -1,0 +1,142 @@
+package bench
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/sethvargo/go-envconfig"
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/relay"
+)
+
+// tally is what a relay under test says of itself when it stops.
+type tally struct {
+	CatchUps  int `json:"catch_ups"`
+	Conflicts int `json:"conflicts"`
+}
+
+// childCommand runs one relay as the relay binary does, and prints its tally at the end.
+func childCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "child", Hidden: true, Args: cobra.NoArgs, Short: "One relay under test",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx := cmd.Context()
+			var cfg struct {
+				DatabaseURL string `env:"DATABASE_URL, required"`
+				Postgres    postgres.Config
+				Broker      broker.Config
+				Relay       relay.Config
+			}
+			if err := envconfig.Process(ctx, &cfg); err != nil {
+				return err
+			}
+			reg := prometheus.NewRegistry()
+			pool, err := postgres.Open(ctx, cfg.DatabaseURL, cfg.Postgres, postgres.RoleSystem, "relay")
+			if err != nil {
+				return err
+			}
+			defer pool.Close()
+			r, err := relay.New(cfg.Relay, pool, cfg.Broker, slog.Default(), reg)
+			if err != nil {
+				return err
+			}
+			if err := r.Run(ctx); err != nil {
+				return err
+			}
+			t := tally{CatchUps: read(reg, "relay_catch_ups_total"), Conflicts: read(reg, "relay_conflicts_total")}
+			return json.NewEncoder(cmd.OutOrStdout()).Encode(t)
+		},
+	}
+}
+
+func read(reg *prometheus.Registry, name string) (n int) {
+	families, err := reg.Gather()
+	if err != nil {
+		return -1
+	}
+	for _, f := range families {
+		if f.GetName() == name {
+			for _, m := range f.GetMetric() {
+				n += int(m.GetCounter().GetValue())
+			}
+		}
+	}
+	return n
+}
+
+// child is a relay process.
+type child struct {
+	cmd  *exec.Cmd
+	out  *bufio.Reader
+	peak float64 // MiB, sampled
+	mu   sync.Mutex
+	wait func() error
+}
+
+// startChild starts a relay on the servers. ttl is its lease's.
+func startChild(s *servers, ttl time.Duration, stderr io.Writer) (*child, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(self, "bench", "child")
+	cmd.Env = append(os.Environ(), "DATABASE_URL="+s.url, "NATS_URL="+s.broker.URL, "NATS_STREAM="+s.broker.Stream, "LEASE_TTL="+ttl.String(), "LOG_LEVEL=warn")
+	cmd.Stderr = stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start a relay: %w", err)
+	}
+	return &child{cmd: cmd, out: bufio.NewReader(stdout), wait: sync.OnceValue(cmd.Wait)}, nil
+}
+
+// sample notes the process's peak memory so far.
+func (c *child) sample() {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.cmd.Process.Pid))
+	if err != nil {
+		return // it has ended: the last sample stands
+	}
+	if _, rest, ok := strings.Cut(string(status), "VmHWM:"); ok {
+		if kb, err := strconv.ParseFloat(strings.Fields(rest)[0], 64); err == nil {
+			c.mu.Lock()
+			c.peak = max(c.peak, kb/1024)
+			c.mu.Unlock()
+		}
+	}
+}
+
+// kill ends the process as a crash does.
+func (c *child) kill() {
+	c.sample()
+	_ = c.cmd.Process.Kill() // it may have ended
+	_ = c.wait()             // killed
+}
+
+// stop ends the process cleanly and returns its tally.
+func (c *child) stop() (t tally, err error) {
+	c.sample()
+	if err := c.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		return t, err
+	}
+	err = json.NewDecoder(c.out).Decode(&t)
+	if werr := c.wait(); werr != nil {
+		return t, fmt.Errorf("relay under test: %w", werr)
+	}
+	return t, err
+}

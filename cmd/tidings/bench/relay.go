@@ -1,0 +1,312 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/event"
+)
+
+const (
+	syncAlways  = "always"
+	syncDefault = "default"
+)
+
+// relayOptions are the flags of `tidings bench relay`.
+type relayOptions struct {
+	messages, relays, payload, processed int
+	sync                                 string
+	heldSnapshot                         bool
+	within                               time.Duration
+}
+
+// leaseTTL of relays under test: the least that is allowed for, so that the takeover is in the run and not after it.
+const leaseTTL = time.Second
+
+func relayCommand() *cobra.Command {
+	var o relayOptions
+	cmd := &cobra.Command{
+		Use: "relay", Args: cobra.NoArgs,
+		Short: "Drain a backlog and check it for loss, duplicates and inversions",
+		Long: `Writes a backlog of outbox rows, starts relays and times from their start until the stream holds the last event and every row is marked.
+With two relays or more, one is killed (SIGKILL) half way and its partitions are taken over. Afterwards the whole stream is read:
+missing, duplicates and inversions (versions of one entity that do not rise by one) must be 0.
+
+With --held-snapshot two cases run on --processed rows that were published before: one after a vacuum, and one while a snapshot
+from before they were published is held open, so that vacuum can remove nothing.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.messages < 1 || o.relays < 1 || o.payload < 0 || o.processed < 0 || o.sync != syncAlways && o.sync != syncDefault {
+				return errors.New("want --messages and --relays of 1 or more, --payload and --processed of 0 or more, --broker-sync always or default")
+			}
+			held := []bool{false}
+			if o.heldSnapshot {
+				held = append(held, true)
+			}
+			for _, h := range held {
+				r, err := o.run(cmd.Context(), h, func(format string, args ...any) { cmd.PrintErrf(format+"\n", args...) })
+				if err != nil {
+					return err
+				}
+				if err := r.write(cmd.OutOrStdout()); err != nil {
+					return err
+				}
+				if *r.Missing+*r.Duplicates+*r.Inversions > 0 {
+					return fmt.Errorf("%d missing, %d duplicates, %d inversions", *r.Missing, *r.Duplicates, *r.Inversions)
+				}
+			}
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&o.messages, "messages", 200_000, "events in the backlog")
+	f.IntVar(&o.relays, "relays", 2, "relays at once")
+	f.IntVar(&o.payload, "payload", 100, "bytes of padding in each payload")
+	f.IntVar(&o.processed, "processed", 0, "rows that were published before")
+	f.StringVar(&o.sync, "broker-sync", syncAlways, "the broker syncs to disk: always (before each ack) or default (every two minutes)")
+	f.BoolVar(&o.heldSnapshot, "held-snapshot", false, "a second case while a snapshot from before is held open")
+	f.DurationVar(&o.within, "within", 10*time.Minute, "give up after this long")
+	return cmd
+}
+
+// backlogSQL writes rows as the spec's plain INSERT does: 10,000 entities, each with rising versions.
+const backlogSQL = `
+INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+SELECT 1, 'follow', n % 10000 + 1, 'created',
+       jsonb_build_object('follower_id', '1', 'followee_id', (n % 10000 + 1)::text, 'status', 'ACTIVE', 'version', @base::bigint + n / 10000 + 1, 'pad', repeat('x', @payload))
+  FROM generate_series(@first::bigint, @last::bigint) n`
+
+func (o relayOptions) run(ctx context.Context, held bool, say func(string, ...any)) (_ result, err error) {
+	r := result{Case: "relay", Relays: o.relays, Payload: o.payload, Processed: o.processed}
+	if held {
+		r.Case = "relay-held-snapshot"
+	}
+	say("%s: starting servers", r.Case)
+	s, err := startServers(ctx, o.sync, slog.Default())
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	if o.processed > 0 {
+		if err := o.preload(ctx, s, held, say); err != nil {
+			return r, err
+		}
+	}
+	say("%s: writing %d rows", r.Case, o.messages)
+	const step = 50_000
+	for first := 0; first < o.messages; first += step {
+		if _, err := s.pool.Exec(ctx, backlogSQL, pgx.StrictNamedArgs{"base": 0, "payload": o.payload, "first": first, "last": min(first+step, o.messages) - 1}); err != nil {
+			return r, err
+		}
+	}
+	js, closeJS, err := s.stream(ctx, slog.Default())
+	if err != nil {
+		return r, err
+	}
+	defer closeJS()
+
+	say("%s: draining", r.Case)
+	children := make([]*child, 0, o.relays)
+	defer func() {
+		for _, c := range children {
+			c.kill()
+		}
+	}()
+	start := time.Now()
+	for range o.relays {
+		c, err := startChild(s, leaseTTL, logTo(say))
+		if err != nil {
+			return r, err
+		}
+		children = append(children, c)
+	}
+	takeovers := 0
+	deadline := start.Add(o.within)
+	for {
+		stored, err := countStored(ctx, js, s.broker.Stream)
+		if err != nil {
+			return r, err
+		}
+		for _, c := range children {
+			c.sample()
+		}
+		if o.relays > 1 && takeovers == 0 && stored >= o.messages/2 {
+			children[0].kill()
+			takeovers++
+		}
+		if stored >= o.messages {
+			break
+		}
+		if time.Now().After(deadline) {
+			return r, fmt.Errorf("%d of %d events after %s", stored, o.messages, o.within)
+		}
+		if err := pause(ctx, 5*time.Millisecond); err != nil {
+			return r, err
+		}
+	}
+	for pending := true; pending; {
+		if err := s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&pending); err != nil {
+			return r, err
+		}
+	}
+	r.rate(o.messages, time.Since(start))
+
+	var total tally
+	var peak float64
+	for i, c := range children {
+		peak = max(peak, c.peak)
+		if i < takeovers {
+			continue
+		}
+		t, err := c.stop()
+		if err != nil {
+			return r, err
+		}
+		peak, total.CatchUps, total.Conflicts = max(peak, c.peak), total.CatchUps+t.CatchUps, total.Conflicts+t.Conflicts
+	}
+	children = nil
+	r.PeakRSS, r.CatchUps, r.Conflicts, r.Takeovers = ptr(round(peak, 1)), &total.CatchUps, &total.Conflicts, &takeovers
+	say("%s: reading the stream back", r.Case)
+	if err := r.check(ctx, s, js); err != nil {
+		return r, err
+	}
+	r.settings, err = s.settings(ctx)
+	return r, err
+}
+
+// preload writes rows that count as published before: their entries in the pending index are dead. Held keeps a snapshot from
+// before open to the end of the case; else they are vacuumed.
+func (o relayOptions) preload(ctx context.Context, s *servers, held bool, say func(string, ...any)) error {
+	say("writing %d rows that were published before", o.processed)
+	const step = 100_000
+	for first := 0; first < o.processed; first += step {
+		if _, err := s.pool.Exec(ctx, backlogSQL, pgx.StrictNamedArgs{"base": 0, "payload": o.payload, "first": first, "last": min(first+step, o.processed) - 1}); err != nil {
+			return err
+		}
+	}
+	if held {
+		conn, err := pgx.Connect(ctx, s.url)
+		if err != nil {
+			return err
+		}
+		s.undo = append(s.undo, func() error { return conn.Close(context.WithoutCancel(ctx)) })
+		if _, err := conn.Exec(ctx, `BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox_partitions`); err != nil {
+			return err
+		}
+	}
+	owner, err := pgx.Connect(ctx, s.url)
+	if err != nil {
+		return err
+	}
+	_, err = owner.Exec(ctx, `UPDATE outbox_messages SET processed_at = now(), stream_seq = 0`)
+	if err == nil {
+		_, err = owner.Exec(ctx, `VACUUM ANALYZE outbox_messages`)
+	}
+	return errors.Join(err, owner.Close(ctx))
+}
+
+func countStored(ctx context.Context, js jetstream.JetStream, name string) (int, error) {
+	stream, err := js.Stream(ctx, name)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return 0, nil // the first relay is about to declare it
+	}
+	if err != nil {
+		return 0, err
+	}
+	return int(stream.CachedInfo().State.Msgs), nil
+}
+
+// check reads the whole stream and counts what must not be.
+func (r *result) check(ctx context.Context, s *servers, js jetstream.JetStream) error {
+	rows, err := s.pool.Query(ctx, `SELECT event_id::text FROM outbox_messages WHERE stream_seq > 0`)
+	if err != nil {
+		return err
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return err
+	}
+	missing := make(map[string]bool, len(ids)) // true until seen
+	for _, id := range ids {
+		missing[id] = true
+	}
+	stream, err := js.Stream(ctx, s.broker.Stream)
+	if err != nil {
+		return err
+	}
+	last := stream.CachedInfo().State.LastSeq
+	consumer, err := js.OrderedConsumer(ctx, s.broker.Stream, jetstream.OrderedConsumerConfig{InactiveThreshold: time.Minute})
+	if err != nil {
+		return err
+	}
+	it, err := consumer.Messages(jetstream.PullMaxMessages(5000))
+	if err != nil {
+		return err
+	}
+	defer it.Stop()
+	duplicates, inversions := 0, 0
+	versions := make(map[int64]int64)
+	for {
+		m, err := it.Next(jetstream.NextContext(ctx))
+		if err != nil {
+			return err
+		}
+		e, err := event.Decode(m.Subject(), m.Headers(), m.Data())
+		if err != nil {
+			return err
+		}
+		var f event.Follow
+		if err := e.DecodePayload(&f); err != nil {
+			return err
+		}
+		if unseen, known := missing[e.ID]; !known || !unseen {
+			duplicates++
+		}
+		missing[e.ID] = false
+		if f.Version != versions[e.AggregateID]+1 {
+			inversions++
+		}
+		versions[e.AggregateID] = f.Version
+		meta, err := m.Metadata()
+		if err != nil {
+			return err
+		}
+		if meta.Sequence.Stream == last {
+			break
+		}
+	}
+	lost := 0
+	for _, unseen := range missing {
+		if unseen {
+			lost++
+		}
+	}
+	lost += r.Events - len(ids)
+	r.Missing, r.Duplicates, r.Inversions = &lost, &duplicates, &inversions
+	return nil
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}
+
+// logTo hands a child's log to say.
+type logTo func(string, ...any)
+
+func (w logTo) Write(b []byte) (int, error) {
+	w("relay: %s", b)
+	return len(b), nil
+}

@@ -1,0 +1,68 @@
+package bench
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"time"
+)
+
+// result is one case's line. What does not apply is left out.
+type result struct {
+	Case            string   `json:"case"`
+	Events          int      `json:"events"`
+	Seconds         float64  `json:"seconds"`
+	EventsPerSecond float64  `json:"events_per_second"`
+	P50             *float64 `json:"p50_ms,omitempty"`
+	P95             *float64 `json:"p95_ms,omitempty"`
+	P99             *float64 `json:"p99_ms,omitempty"`
+	Missing         *int     `json:"missing,omitempty"`
+	Duplicates      *int     `json:"duplicates,omitempty"`
+	Inversions      *int     `json:"inversions,omitempty"`
+	CatchUps        *int     `json:"catch_ups,omitempty"`
+	Conflicts       *int     `json:"conflicts,omitempty"`
+	PeakRSS         *float64 `json:"peak_rss_mib,omitempty"`
+	Relays          int      `json:"relays,omitempty"`
+	Takeovers       *int     `json:"takeovers,omitempty"`
+	Payload         int      `json:"payload_bytes,omitempty"`
+	Processed       int      `json:"processed_before,omitempty"`
+	settings
+}
+
+func (r result) write(w io.Writer) error {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(w, "%s\n", b)
+	return err
+}
+
+// rate sets the time and what follows from it.
+func (r *result) rate(events int, took time.Duration) {
+	r.Events = events
+	r.Seconds = round(took.Seconds(), 3)
+	r.EventsPerSecond = round(float64(events)/took.Seconds(), 0)
+}
+
+// percentiles sets the quantiles (nearest rank) of times.
+func (r *result) percentiles(times []time.Duration) {
+	if len(times) == 0 {
+		return
+	}
+	slices.Sort(times)
+	at := func(q float64) *float64 {
+		ms := round(float64(times[int(math.Ceil(q*float64(len(times))))-1])/float64(time.Millisecond), 3)
+		return &ms
+	}
+	r.P50, r.P95, r.P99 = at(0.5), at(0.95), at(0.99)
+}
+
+func round(v float64, digits int) float64 {
+	p := math.Pow10(digits)
+	return math.Round(v*p) / p
+}
+
+func ptr[T any](v T) *T { return &v }
