@@ -33,7 +33,7 @@ func commentOf(c event.Comment) *Comment {
 		CommentID: c.CommentID, PostID: c.PostID, ParentID: c.ParentID, AuthorID: c.AuthorID, Slug: c.Slug, Depth: store.Depth(c.Path),
 		Body: c.Body, State: c.State(), Version: c.Version, CreatedAt: c.CreatedAt, UpdatedAt: c.UpdatedAt,
 	}
-	if v.State != "visible" && v.State != "pending" {
+	if !event.BodyTravels(c.AuthorState, c.ModerationState) {
 		v.AuthorID, v.Body = 0, ""
 	}
 	return v
@@ -249,7 +249,7 @@ func (s *server) listComments(ctx context.Context, in *threadInput) (*threadOutp
 		last = func(c event.Comment) any { return oldestCursor{At: c.CreatedAt, ID: c.CommentID} }
 	}
 	var rows []event.Comment
-	asOf, err := s.project(ctx, tenant, threadCacheConsumer, func(tx pgx.Tx) error {
+	asOf, err := s.project(ctx, tenant, threadcache.Name, func(tx pgx.Tx) error {
 		var err error
 		rows, err = read(tx)
 		return err

@@ -14,12 +14,6 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// Consumers whose projections the API reads.
-const (
-	followerCountsConsumer = "followercounts"
-	threadCacheConsumer    = "threadcache"
-)
-
 // Edge is one line of a followers or following list.
 type Edge struct {
 	UserID       event.ID   `json:"user_id"`
@@ -106,7 +100,7 @@ func (s *server) edges(name string, read readEdges) func(context.Context, *edges
 			after = &followercounts.EdgeCursor{PositionedAt: c.At.Time, UserID: int64(c.User)}
 		}
 		var rows []followercounts.Edge
-		asOf, err := s.project(ctx, tenant, followerCountsConsumer, func(tx pgx.Tx) error {
+		asOf, err := s.project(ctx, tenant, followercounts.Name, func(tx pgx.Tx) error {
 			var err error
 			rows, err = read(ctx, tx, in.ID.int64(), after, in.Limit+1)
 			return err
@@ -131,7 +125,7 @@ func (s *server) edges(name string, read readEdges) func(context.Context, *edges
 func (s *server) counts(ctx context.Context, in *UserPath) (*countsOutput, error) {
 	user := in.ID.int64()
 	var c followercounts.Counts
-	asOf, err := s.project(ctx, callerOf(ctx).TenantID, followerCountsConsumer, func(tx pgx.Tx) error {
+	asOf, err := s.project(ctx, callerOf(ctx).TenantID, followercounts.Name, func(tx pgx.Tx) error {
 		all, err := followercounts.ReadCounts(ctx, tx, []int64{user})
 		c = all[user]
 		return err
