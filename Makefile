@@ -1,0 +1,76 @@
+# Both need nothing set up first:
+#   make run     everything on this machine, on loopback; DATA=DIR keeps the data there
+#   make test    every test
+# What else they need, PostgreSQL's server binaries, `make postgres` finds or fetches.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+GO ?= go
+BIN := bin
+# The race detector needs a C compiler, and a machine with Go, git and make alone has none: there the tests run without it.
+RACE = $(shell cc=$$($(GO) env CC); [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v "$${cc%% *}" >/dev/null && echo -race)
+COMPOSE := docker compose -f deploy/compose.yaml
+
+.PHONY: help
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 16
+
+.PHONY: run
+run: ## start everything and print where it listens (DATA=DIR to keep the data there)
+	@test -n "$$DATABASE_URL" || $(MAKE) --no-print-directory postgres
+	@$(GO) build -buildvcs=false -o $(BIN)/tidings ./cmd/tidings
+	@exec $(BIN)/tidings dev $(if $(DATA),--data "$(DATA)")
+
+.PHONY: test
+test: ## every test: unit, integration, fault, with the race detector where it can run
+	@$(MAKE) --no-print-directory postgres || { docker info >/dev/null 2>&1 && echo "postgres: taking it from Docker"; }
+	@test -n "$(RACE)" || echo "test: no C compiler here, so without the race detector"
+	$(GO) test $(RACE) -timeout 14m ./...
+
+.PHONY: test-short
+test-short: ## the tests that need no server
+	$(GO) test -short ./...
+
+.PHONY: bench
+bench: ## the Go benchmarks (`tidings bench` measures the system)
+	@$(MAKE) --no-print-directory postgres
+	$(GO) test -run '^$$' -bench . -benchmem ./...
+
+.PHONY: lint
+lint: ## formatting, go vet, staticcheck, the import rules
+	@out=$$(gofmt -l .); test -z "$$out" || { echo "not formatted, run make fmt:"; echo "$$out"; exit 1; }
+	$(GO) vet ./...
+	$(GO) tool staticcheck ./...
+	$(GO) test -count=1 ./internal/archtest
+
+.PHONY: fmt
+fmt: ## format the Go files
+	gofmt -w .
+
+.PHONY: build
+build: ## the binaries, into bin/
+	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/ ./cmd/...
+
+.PHONY: tidy-check
+tidy-check: ## go.mod and go.sum are what the code needs
+	$(GO) mod tidy -diff
+
+.PHONY: postgres
+postgres: ## find PostgreSQL's server binaries, or fetch them without installing anything
+	@sh internal/pglocal/install.sh
+
+.PHONY: soak
+soak: ## the fault tests, again and again for SOAK (default 30m), each time with another seed
+	@$(MAKE) --no-print-directory postgres
+	@end=$$(( $$(date +%s) + $$(echo "$(or $(SOAK),30m)" | sed 's/h$$/ * 3600/; s/m$$/ * 60/; s/s$$//') )); n=0; \
+	while [ $$(date +%s) -lt $$end ]; do \
+		n=$$((n + 1)); echo "soak: round $$n"; \
+		$(GO) test $(RACE) -count=1 -timeout 14m -run 'Fault' ./... || exit 1; \
+	done; echo "soak: $$n rounds passed"
+
+.PHONY: up
+up: ## the fleet in Docker, on loopback ports (deploy/compose.yaml)
+	$(COMPOSE) up --build --detach --wait
+
+.PHONY: down
+down: ## stop the fleet in Docker; its data stays in the volumes
+	$(COMPOSE) down

@@ -1,0 +1,184 @@
+package archtest_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"path"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/tidings/tidings/"
+
+const (
+	pgx  = "github.com/jackc/pgx/v5"
+	nats = "github.com/nats-io/nats.go"
+	srv  = "github.com/nats-io/nats-server/v2"
+	huma = "github.com/danielgtaylor/huma/v2"
+)
+
+// rule says what the packages that match may import of this module, and which of the libraries under watch.
+type rule struct {
+	pkg  string   // path.Match below the module
+	may  []string // path.Match below the module
+	libs []string
+}
+
+// rules: the first that matches a package counts. A package that matches none fails the test.
+var rules = []rule{
+	{pkg: "cmd/*", may: []string{"*", "*/*", "*/*/*"}, libs: []string{pgx, nats}}, // wires
+	{pkg: "cmd/*/*", may: []string{"*", "*/*", "*/*/*"}, libs: []string{pgx, nats}},
+
+	{pkg: "api", libs: []string{huma, pgx}, // pgx.Tx goes through its hands: reads of a projection are one transaction, the caller's
+		may: []string{"store", "outbox", "projections", "projections/*", "versioned", "event", "internal/postgres"}},
+	{pkg: "store", may: []string{"outbox", "versioned", "event", "internal/postgres"}, libs: []string{pgx}},
+	{pkg: "versioned", may: []string{"internal/postgres"}, libs: []string{pgx}},
+	{pkg: "event"}, // the wire contract knows nobody
+	{pkg: "outbox", may: []string{"event", "internal/postgres"}, libs: []string{pgx}},
+	{pkg: "relay", may: []string{"outbox", "event", "internal/lease", "internal/broker"}, libs: []string{nats}},
+	{pkg: "consumers", may: []string{"event", "internal/lease", "internal/broker", "internal/postgres"}, libs: []string{pgx, nats}},
+	{pkg: "projections", may: []string{"versioned", "event", "internal/postgres"}, libs: []string{pgx}},
+	{pkg: "projections/*", may: []string{"projections", "versioned", "event", "internal/postgres"}, libs: []string{pgx}}, // never each other, never NATS
+	{pkg: "migrations", may: []string{"internal/postgres"}, libs: []string{pgx}},
+
+	{pkg: "internal/broker", libs: []string{nats, srv}},                                             // the only one that knows the server
+	{pkg: "internal/testkit", may: []string{"internal/*", "migrations"}, libs: []string{pgx, nats}}, // its databases are migrated
+	{pkg: "internal/*", may: []string{"internal/*"}, libs: []string{pgx}},
+	{pkg: "internal/*/*", may: []string{"internal/*", "internal/*/*"}, libs: []string{pgx}},
+}
+
+type pkg struct {
+	ImportPath                         string
+	Imports, TestImports, XTestImports []string
+}
+
+func list(t *testing.T) []pkg {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-json=ImportPath,Imports,TestImports,XTestImports", module+"...")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v: %s", err, &stderr)
+	}
+	var all []pkg
+	for d := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p pkg
+		err := d.Decode(&p)
+		if errors.Is(err, io.EOF) {
+			return all
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+}
+
+func TestPackagesImportOnlyWhatTheyMay(t *testing.T) {
+	all := list(t)
+	if len(all) < 5 {
+		t.Fatalf("go list knows %d packages", len(all))
+	}
+	for _, p := range all {
+		name := strings.TrimPrefix(p.ImportPath, module)
+		r, ok := find(name)
+		if !ok {
+			t.Errorf("%s: no rule says what it may import", name)
+			continue
+		}
+		for _, imp := range p.Imports {
+			if !allowed(r, imp) {
+				t.Errorf("%s may not import %s", name, imp)
+			}
+		}
+	}
+}
+
+func TestOnlyTestsUseTheTestServers(t *testing.T) {
+	for _, p := range list(t) {
+		for _, imp := range p.Imports {
+			if imp == module+"internal/testkit" || strings.HasPrefix(imp, "github.com/testcontainers/") && p.ImportPath != module+"internal/testkit" {
+				t.Errorf("%s imports %s outside its tests", strings.TrimPrefix(p.ImportPath, module), imp)
+			}
+		}
+	}
+}
+
+func TestPackagesThatUseServersStopThem(t *testing.T) {
+	for _, p := range list(t) {
+		uses := false
+		for _, imp := range append(p.TestImports, p.XTestImports...) {
+			uses = uses || imp == module+"internal/testkit"
+		}
+		if !uses {
+			continue
+		}
+		out, err := exec.Command("go", "list", "-f", `{{range .TestGoFiles}}{{$.Dir}}/{{.}} {{end}}{{range .XTestGoFiles}}{{$.Dir}}/{{.}} {{end}}`, p.ImportPath).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := exec.Command("grep", append([]string{"-q", "testkit.Main("}, strings.Fields(string(out))...)...).Run(); err != nil {
+			t.Errorf("%s: its TestMain does not call testkit.Main", strings.TrimPrefix(p.ImportPath, module))
+		}
+	}
+}
+
+func find(name string) (rule, bool) {
+	for _, r := range rules {
+		if match(r.pkg, name) {
+			return r, true
+		}
+	}
+	return rule{}, false
+}
+
+func allowed(r rule, imp string) bool {
+	if name, ours := strings.CutPrefix(imp, module); ours {
+		for _, may := range r.may {
+			if match(may, name) {
+				return true
+			}
+		}
+		return false
+	}
+	for _, lib := range []string{pgx, nats, srv, huma} {
+		if imp != lib && !strings.HasPrefix(imp, lib+"/") {
+			continue
+		}
+		for _, l := range r.libs {
+			if l == lib {
+				return true
+			}
+		}
+		return false
+	}
+	return true
+}
+
+func match(pattern, name string) bool {
+	ok, err := path.Match(pattern, name)
+	return ok && err == nil
+}
+
+func TestRulesRefuse(t *testing.T) {
+	for _, c := range []struct{ from, to string }{
+		{"projections/threadcache", module + "projections/followercounts"},
+		{"projections/threadcache", nats},
+		{"event", pgx},
+		{"relay", module + "internal/postgres"},
+		{"relay", pgx + "/pgxpool"},
+		{"consumers", module + "projections/threadcache"},
+		{"internal/lease", module + "outbox"},
+		{"store", module + "api"},
+		{"api", nats},
+	} {
+		r, ok := find(c.from)
+		if !ok || allowed(r, c.to) {
+			t.Errorf("%s may import %s", c.from, c.to)
+		}
+	}
+}

@@ -1,0 +1,9 @@
+// Package archtest holds the import rules of this module as a test: which package may know which. It has no code of its own.
+//
+//	cmd ─> everything
+//	api ─> store, outbox, projections, versioned, event          consumers ─> event, lease, broker, postgres
+//	store ─> outbox, versioned, event, postgres                  projections ─> projections (the shared half), versioned, event, postgres
+//	relay ─> outbox, lease, broker, event                        internal ─> internal
+//
+// A new edge is a decision: it is added to the table in the test, with its reason.
+package archtest
