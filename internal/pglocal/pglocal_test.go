@@ -1,0 +1,359 @@
+package pglocal_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/internal/pglocal"
+)
+
+// dataDir is open to the unprivileged user as whom the server runs when the tests run as root; t.TempDir is not.
+func dataDir(t *testing.T) string {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("needs a server")
+	}
+	dir, err := os.MkdirTemp("", "tidings-pglocal-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := pglocal.Destroy(filepath.Join(dir, "postgres")); err != nil {
+			t.Error(err)
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return filepath.Join(dir, "postgres")
+}
+
+func start(t *testing.T, cfg pglocal.Config) *pglocal.Server {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	s, err := pglocal.Start(ctx, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func stop(t *testing.T, s *pglocal.Server) {
+	t.Helper()
+	if err := s.Stop(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func query(t *testing.T, s *pglocal.Server, sql string) string {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), s.URL("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := conn.Close(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	}()
+	var v string
+	if err := conn.QueryRow(t.Context(), sql).Scan(&v); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return v
+}
+
+func TestServerIsDurablePrivateAndKeepsItsPort(t *testing.T) {
+	dir := dataDir(t)
+	s := start(t, pglocal.Config{Dir: dir})
+	for sql, want := range map[string]string{
+		"SHOW fsync":                   "on",
+		"SHOW full_page_writes":        "on",
+		"SHOW synchronous_commit":      "on",
+		"SHOW listen_addresses":        "127.0.0.1",
+		"SHOW unix_socket_directories": "",
+		"SHOW server_encoding":         "UTF8",
+		"SHOW lc_collate":              "C",
+		"SHOW password_encryption":     "scram-sha-256",
+		"SELECT setting FROM pg_settings WHERE name = 'TimeZone'": "GMT",
+	} {
+		if got := query(t, s, sql); got != want {
+			t.Errorf("%s is %q, want %q", sql, got, want)
+		}
+	}
+	for _, private := range []string{dir, filepath.Join(dir, "data"), filepath.Join(dir, "password")} {
+		info, err := os.Stat(private)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Mode().Perm()&0o077 != 0 {
+			t.Errorf("%s is %s: others may look in", private, info.Mode())
+		}
+	}
+	query(t, s, `SELECT set_config('tidings.x', 'y', false)`)
+	before := s.URL("postgres")
+	stop(t, s)
+	stop(t, s) // again: nothing
+
+	s = start(t, pglocal.Config{Dir: dir})
+	defer stop(t, s)
+	if s.URL("postgres") != before {
+		t.Errorf("the address was %s and is %s", before, s.URL("postgres"))
+	}
+}
+
+func TestWrongPasswordIsRefused(t *testing.T) {
+	s := start(t, pglocal.Config{Dir: dataDir(t), Unsafe: true})
+	defer stop(t, s)
+	u, err := url.Parse(s.URL("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.User = url.UserPassword("postgres", "guess")
+	if conn, err := pgx.Connect(t.Context(), u.String()); err == nil {
+		t.Error("any password will do")
+		_ = conn.Close(t.Context())
+	}
+	if got := query(t, s, "SHOW fsync"); got != "off" {
+		t.Errorf("fsync is %s on a throw-away server", got)
+	}
+}
+
+func TestTakenPortIsReplaced(t *testing.T) {
+	dir := dataDir(t)
+	s := start(t, pglocal.Config{Dir: dir, Unsafe: true})
+	u, err := url.Parse(s.URL("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop(t, s)
+	l, err := net.Listen("tcp", u.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	s = start(t, pglocal.Config{Dir: dir, Unsafe: true})
+	defer stop(t, s)
+	if strings.Contains(s.URL("postgres"), u.Host) {
+		t.Errorf("the server claims the port of another")
+	}
+}
+
+func TestSecondServerOnADirectoryIsRefused(t *testing.T) {
+	dir := dataDir(t)
+	s := start(t, pglocal.Config{Dir: dir, Unsafe: true})
+	defer stop(t, s)
+	if _, err := pglocal.Start(t.Context(), pglocal.Config{Dir: dir, Unsafe: true}); !errors.Is(err, pglocal.ErrInUse) {
+		t.Errorf("a second start: %v, want ErrInUse", err)
+	}
+	query(t, s, "SELECT 'alive'")
+}
+
+// TestFaultServerLeftBehindIsStoppedAndItsDataKept kills the parent of a server: a child process that runs this test binary.
+func TestFaultServerLeftBehindIsStoppedAndItsDataKept(t *testing.T) {
+	if dir := os.Getenv("PGLOCAL_LEAVE_BEHIND"); dir != "" {
+		s := start(t, pglocal.Config{Dir: dir})
+		query(t, s, "SELECT 'x' FROM (SELECT set_config('a.b', 'c', false)) AS _")
+		conn, err := pgx.Connect(t.Context(), s.URL("postgres"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Exec(t.Context(), "CREATE TABLE kept AS SELECT 'kept' AS v"); err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Kill(os.Getpid(), syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		select {}
+	}
+	for _, c := range []struct {
+		name string
+		then func(t *testing.T, postmaster int)
+	}{
+		{"it still runs", func(*testing.T, int) {}},
+		{"it is frozen", func(t *testing.T, pid int) { kill(t, pid, syscall.SIGSTOP) }},
+		{"its postmaster was killed too", func(t *testing.T, pid int) { kill(t, pid, syscall.SIGKILL) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := dataDir(t)
+			cmd := exec.Command(os.Args[0], "-test.run=^TestFaultServerLeftBehindIsStoppedAndItsDataKept$")
+			cmd.Env = append(os.Environ(), "PGLOCAL_LEAVE_BEHIND="+dir)
+			if out, err := cmd.CombinedOutput(); cmd.ProcessState.ExitCode() != -1 {
+				t.Fatalf("the parent was not killed: %v: %s", err, out)
+			}
+			b, err := os.ReadFile(filepath.Join(dir, "data", "postmaster.pid"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			pid, err := strconv.Atoi(strings.SplitN(string(b), "\n", 2)[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := syscall.Kill(pid, 0); err != nil {
+				t.Fatalf("the server did not outlive its parent: %v", err)
+			}
+			c.then(t, pid)
+
+			s := start(t, pglocal.Config{Dir: dir})
+			defer stop(t, s)
+			if s.PID() == pid {
+				t.Errorf("process %d was taken over, not stopped", pid)
+			}
+			if got := query(t, s, "SELECT v FROM kept"); got != "kept" {
+				t.Errorf("the table holds %q", got)
+			}
+		})
+	}
+}
+
+func kill(t *testing.T, pid int, sig syscall.Signal) {
+	t.Helper()
+	if err := syscall.Kill(pid, sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestPidFileOfAnotherProcessIsNotBelieved(t *testing.T) {
+	dir := dataDir(t)
+	s := start(t, pglocal.Config{Dir: dir, Unsafe: true})
+	stop(t, s)
+	bystander := exec.Command("sleep", "60")
+	if err := bystander.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = bystander.Process.Kill()
+		_ = bystander.Wait()
+	}()
+	content := strconv.Itoa(bystander.Process.Pid) + "\n" + filepath.Join(dir, "data") + "\n1\n5432\n\n127.0.0.1\n0 0\nready\n"
+	if err := os.WriteFile(filepath.Join(dir, "data", "postmaster.pid"), []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s = start(t, pglocal.Config{Dir: dir, Unsafe: true})
+	stop(t, s)
+	if err := bystander.Process.Signal(syscall.Signal(0)); err != nil {
+		t.Errorf("a process that is no PostgreSQL was ended: %v", err)
+	}
+}
+
+func TestHalfMadeClusterIsMadeAgain(t *testing.T) {
+	dir := dataDir(t)
+	if err := os.MkdirAll(filepath.Join(dir, "data.new", "base"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "data.new", "PG_VERSION"), []byte("15\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := start(t, pglocal.Config{Dir: dir, Unsafe: true})
+	defer stop(t, s)
+	query(t, s, "SELECT 'alive'")
+}
+
+func TestServerIsInAProcessGroupOfItsOwn(t *testing.T) {
+	s := start(t, pglocal.Config{Dir: dataDir(t), Unsafe: true})
+	defer stop(t, s)
+	group, err := syscall.Getpgid(s.PID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if group != s.PID() {
+		t.Errorf("the server is in process group %d: Ctrl-C for the parent would reach it", group)
+	}
+}
+
+func TestStartEndsWithItsContext(t *testing.T) {
+	dir := dataDir(t)
+	s := start(t, pglocal.Config{Dir: dir, Unsafe: true})
+	stop(t, s)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := pglocal.Start(ctx, pglocal.Config{Dir: dir, Unsafe: true}); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want that the context was cancelled", err)
+	}
+	stop(t, start(t, pglocal.Config{Dir: dir, Unsafe: true})) // nothing was left behind, nor is the directory locked
+}
+
+func TestWrongSettingIsReportedInTheServersWords(t *testing.T) {
+	_, err := pglocal.Start(t.Context(), pglocal.Config{Dir: dataDir(t), Unsafe: true, Settings: map[string]string{"shared_buffers": "a lot"}})
+	if err == nil || !strings.Contains(err.Error(), "shared_buffers") {
+		t.Errorf("error %v, want one that names shared_buffers", err)
+	}
+}
+
+func TestDirectoryThatTheServerCannotEnterIsOneSentence(t *testing.T) {
+	if os.Geteuid() != 0 {
+		if err := pglocal.Reachable(filepath.Join(t.TempDir(), "x")); err != nil {
+			t.Errorf("an ordinary user's own directory: %v", err)
+		}
+		return
+	}
+	closed, err := os.MkdirTemp("", "tidings-closed-") // 0700, root's
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(closed)
+	dir := filepath.Join(closed, "data")
+	for _, err := range []error{pglocal.Reachable(dir), startError(t, dir)} {
+		if err == nil || !strings.Contains(err.Error(), closed) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("error %v, want one line that names %s", err, closed)
+		}
+	}
+}
+
+func startError(t *testing.T, dir string) error {
+	_, err := pglocal.Start(t.Context(), pglocal.Config{Dir: dir})
+	return err
+}
+
+func TestMissingBinariesNameTheWaysOut(t *testing.T) {
+	for _, way := range []string{"make postgres", "postgresql", "POSTGRES_BIN", "DATABASE_URL"} {
+		if !strings.Contains(pglocal.ErrNoBinaries.Error(), way) {
+			t.Errorf("%q does not name %s", pglocal.ErrNoBinaries, way)
+		}
+	}
+	empty := t.TempDir()
+	t.Setenv("POSTGRES_BIN", empty)
+	if _, err := pglocal.Find(0); err == nil || !strings.Contains(err.Error(), "POSTGRES_BIN="+empty) {
+		t.Errorf("error %v, want one that names POSTGRES_BIN", err)
+	}
+}
+
+func TestDataOfAnotherVersionIsRefused(t *testing.T) {
+	dir := dataDir(t)
+	s := start(t, pglocal.Config{Dir: dir, Unsafe: true})
+	stop(t, s)
+	if err := os.WriteFile(filepath.Join(dir, "data", "PG_VERSION"), []byte("9999\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := startError(t, dir); err == nil || !strings.Contains(err.Error(), "9999") {
+		t.Errorf("error %v, want one that names the version", err)
+	}
+}
+
+func TestFreePortIsBelowThoseOfOutgoingConnections(t *testing.T) {
+	for range 20 {
+		port, err := pglocal.FreePort()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if port < 15000 || port >= 32768 {
+			t.Errorf("port %d", port)
+		}
+	}
+}
