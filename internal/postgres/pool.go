@@ -62,7 +62,7 @@ func Open(ctx context.Context, url string, cfg Config, role Role, name string) (
 		params["role"] = string(role)
 	}
 	params["application_name"] = "tidings " + name
-	params["timezone"] = "UTC"
+	params["timezone"] = "GMT" // as UTC, and the one zone that the server knows without the system's tzdata
 	if cfg.StatementTimeout > 0 {
 		params["statement_timeout"] = fmt.Sprint(cfg.StatementTimeout.Milliseconds())
 	}
