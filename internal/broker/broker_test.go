@@ -1,0 +1,320 @@
+package broker_test
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/sethvargo/go-envconfig"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func js(t *testing.T, nc *nats.Conn) jetstream.JetStream {
+	t.Helper()
+	s, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestDefaultsAreValid(t *testing.T) {
+	var cfg broker.Config
+	if err := envconfig.ProcessWith(t.Context(), &envconfig.Config{Target: &cfg, Lookuper: envconfig.MapLookuper(nil)}); err != nil {
+		t.Fatal(err)
+	}
+	if err := cfg.Validate(); err != nil {
+		t.Error(err)
+	}
+	want := broker.Config{URL: "nats://127.0.0.1:4222", Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxAge: 30 * 24 * time.Hour,
+		MaxBytes: -1, Timeout: 5 * time.Second}
+	if d := cmp.Diff(want, cfg); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestValidateNamesEveryViolation(t *testing.T) {
+	err := broker.Config{Stream: "a.b", Prefix: "x.y", LivePrefix: "*", Replicas: 6, MaxAge: time.Second, MaxBytes: 0}.Validate()
+	for _, name := range []string{"NATS_URL", "NATS_STREAM", "NATS_SUBJECT_PREFIX", "NATS_LIVE_PREFIX", "NATS_REPLICAS", "NATS_MAX_AGE", "NATS_MAX_BYTES", "NATS_TIMEOUT"} {
+		if err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%v does not name %s", err, name)
+		}
+	}
+}
+
+func TestStreamIsDeclaredAsTheProtocolsNeedIt(t *testing.T) {
+	b := testkit.NATS(t)
+	stream, err := broker.EnsureStream(t.Context(), js(t, b.Connect(t)), b.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := stream.CachedInfo().Config
+	for what, ok := range map[string]bool{
+		"file storage":     c.Storage == jetstream.FileStorage,
+		"limits retention": c.Retention == jetstream.LimitsPolicy,
+		"30 days":          c.MaxAge == 30*24*time.Hour,
+		"discard new":      c.Discard == jetstream.DiscardNew,
+		"atomic publish":   c.AllowAtomicPublish,
+		"direct get":       c.AllowDirect,
+		"deletes allowed":  !c.DenyDelete,
+		"no rollup":        !c.AllowRollup,
+		"100 ms window":    c.Duplicates == 100*time.Millisecond,
+		"republished":      c.RePublish != nil && c.RePublish.Source == b.Config().Prefix+".>" && c.RePublish.Destination == b.Config().LivePrefix+".>",
+		"generation 1":     c.Metadata[broker.MetaGeneration] == "1",
+	} {
+		if !ok {
+			t.Errorf("the stream is not: %s", what)
+		}
+	}
+	if got, want := c.Metadata[broker.MetaPartitions], "32"; got != want || event.Partitions != 32 {
+		t.Errorf("the stream says %s partitions, package event %d, want %s", got, event.Partitions, want)
+	}
+}
+
+func TestExistingStreamKeepsItsGenerationAndIsBroughtUpToDate(t *testing.T) {
+	b := testkit.NATS(t)
+	s := js(t, b.Connect(t))
+	stream, err := broker.EnsureStream(t.Context(), s, b.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := stream.CachedInfo().Config
+	c.Metadata[broker.MetaGeneration] = "7"
+	c.Duplicates = time.Minute
+	c.AllowAtomicPublish = false
+	if _, err := s.UpdateStream(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	cfg := b.Config()
+	cfg.MaxAge = 48 * time.Hour
+	if stream, err = broker.EnsureStream(t.Context(), s, cfg); err != nil {
+		t.Fatal(err)
+	}
+	got := stream.CachedInfo().Config
+	if got.Metadata[broker.MetaGeneration] != "7" || got.Duplicates != 100*time.Millisecond || !got.AllowAtomicPublish || got.MaxAge != cfg.MaxAge {
+		t.Errorf("generation %s, window %s, atomic %v, age %s", got.Metadata[broker.MetaGeneration], got.Duplicates, got.AllowAtomicPublish, got.MaxAge)
+	}
+}
+
+func TestManyProcessesMayDeclareTheStreamAtOnce(t *testing.T) {
+	b := testkit.NATS(t)
+	var wg sync.WaitGroup
+	errs := make(chan error, 8)
+	for range cap(errs) {
+		s := js(t, b.Connect(t))
+		wg.Go(func() {
+			_, err := broker.EnsureStream(t.Context(), s, b.Config())
+			errs <- err
+		})
+	}
+	wg.Wait()
+	close(errs)
+	for err := range errs {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestStreamOfAnotherShapeIsRefused(t *testing.T) {
+	good := map[string]string{broker.MetaGeneration: "1", broker.MetaPartitions: "32"}
+	for name, change := range map[string]func(*jetstream.StreamConfig){
+		"its subjects are others":    func(c *jetstream.StreamConfig) { c.Subjects = []string{"orders.>"} },
+		"its storage is memory":      func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage },
+		"its messages end when read": func(c *jetstream.StreamConfig) { c.Retention = jetstream.WorkQueuePolicy },
+		"it denies deletes":          func(c *jetstream.StreamConfig) { c.DenyDelete = true },
+		"it was made for something":  func(c *jetstream.StreamConfig) { c.Metadata = nil },
+		"it has 16 partitions": func(c *jetstream.StreamConfig) {
+			c.Metadata = map[string]string{broker.MetaGeneration: "1", broker.MetaPartitions: "16"}
+		},
+		"it answers before it has kept": func(c *jetstream.StreamConfig) { c.PersistMode = jetstream.AsyncPersistMode },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := testkit.NATS(t)
+			s := js(t, b.Connect(t))
+			c := jetstream.StreamConfig{Name: b.Config().Stream, Subjects: []string{b.Config().Prefix + ".>"}, Storage: jetstream.FileStorage, Metadata: good}
+			change(&c)
+			if _, err := s.CreateStream(t.Context(), c); err != nil {
+				t.Fatal(err)
+			}
+			before, err := s.Stream(t.Context(), c.Name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := broker.EnsureStream(t.Context(), s, b.Config()); !errors.Is(err, broker.ErrStreamShape) {
+				t.Errorf("error %v, want ErrStreamShape", err)
+			}
+			after, err := s.Stream(t.Context(), c.Name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(before.CachedInfo().Config, after.CachedInfo().Config); d != "" {
+				t.Errorf("the stream was changed: %s", d)
+			}
+		})
+	}
+}
+
+func TestStoredEventsAreRepublishedToPlainSubscribers(t *testing.T) {
+	b := testkit.NATS(t)
+	nc := b.Connect(t)
+	s := js(t, nc)
+	if _, err := broker.EnsureStream(t.Context(), s, b.Config()); err != nil {
+		t.Fatal(err)
+	}
+	sub, err := nc.SubscribeSync(b.Config().LivePrefix + ".>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Publish(t.Context(), b.Config().Prefix+".p17.t1.follow.created", []byte("{}")); err != nil {
+		t.Fatal(err)
+	}
+	m, err := sub.NextMsg(5 * time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := b.Config().LivePrefix + ".p17.t1.follow.created"; m.Subject != want {
+		t.Errorf("subject %s, want %s", m.Subject, want)
+	}
+}
+
+func TestConnectionWaitsForAServerThatIsNotThereYet(t *testing.T) {
+	b := testkit.NATSProcess(t)
+	b.Kill(t)
+	nc := b.Connect(t)
+	if err := nc.Publish("x", nil); err == nil {
+		t.Error("a publish was taken before there ever was a connection")
+	}
+	b.Restart(t)
+	testkit.Eventually(t, 10*time.Second, "the connection is made", func() (bool, error) { return nc.IsConnected(), nil })
+	if err := nc.FlushTimeout(5 * time.Second); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestMissingPermissionIsLogged(t *testing.T) {
+	srv, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true,
+		Users: []*server.User{{Username: "u", Password: "p", Permissions: &server.Permissions{Publish: &server.SubjectPermission{Deny: []string{"events.>"}}}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv.Start()
+	defer srv.WaitForShutdown()
+	defer srv.Shutdown()
+	if !srv.ReadyForConnections(10 * time.Second) {
+		t.Fatal("no server")
+	}
+	var out lockedBuffer
+	cfg := broker.Config{URL: strings.Replace(srv.ClientURL(), "nats://", "nats://u:p@", 1), Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1,
+		MaxBytes: -1, Timeout: time.Second}
+	nc, err := broker.Connect(cfg, "test", slog.New(slog.NewTextHandler(&out, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	if err := nc.Publish("events.p00.x", nil); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, 5*time.Second, "the violation is in the log", func() (bool, error) {
+		return strings.Contains(strings.ToLower(out.String()), "permissions violation"), nil
+	})
+	if strings.Contains(out.String(), "u:p@") {
+		t.Errorf("the log has the password: %s", out.String())
+	}
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func TestServerKeepsItsStoreAndServesInProcess(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs a server")
+	}
+	dir := t.TempDir()
+	cfg := broker.Config{Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxBytes: -1, Timeout: 5 * time.Second}
+	for round := uint64(1); round <= 2; round++ {
+		srv, err := broker.StartServer(broker.ServerConfig{Dir: dir, Log: testkit.Logger(t)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.URL = srv.URL()
+		nc, err := broker.Connect(cfg, "test", testkit.Logger(t), srv.InProcess())
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := js(t, nc)
+		if _, err := broker.EnsureStream(t.Context(), s, cfg); err != nil {
+			t.Fatal(err)
+		}
+		ack, err := s.Publish(t.Context(), "events.p00.t1.follow.created", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ack.Sequence != round {
+			t.Errorf("start %d: sequence %d", round, ack.Sequence)
+		}
+		nc.Close()
+		srv.Shutdown()
+		srv.Shutdown() // again: nothing
+	}
+}
+
+func TestTakenPortIsReported(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs a server")
+	}
+	one, err := broker.StartServer(broker.ServerConfig{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer one.Shutdown()
+	port := portOf(t, one.URL())
+	if two, err := broker.StartServer(broker.ServerConfig{Dir: t.TempDir(), Port: port}); err == nil {
+		two.Shutdown()
+		t.Error("two servers on one port")
+	} else if !strings.Contains(err.Error(), "address already in use") {
+		t.Errorf("error %v does not say that the address is in use", err)
+	}
+}
+
+func portOf(t *testing.T, raw string) int {
+	t.Helper()
+	u, err := url.Parse(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := strconv.Atoi(u.Port())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
