@@ -34,8 +34,8 @@ func execute(ctx context.Context, name string, env envconfig.Lookuper, stderr io
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	defer context.AfterFunc(ctx, func() {
-		log.Info("stopping; a second signal kills")
 		stop() // gives the signals back their default action
+		log.Info("stopping; a second signal kills")
 	})()
 	switch err := run(ctx, env); {
 	case err == nil:

@@ -1,0 +1,237 @@
+package daemon_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/sethvargo/go-envconfig"
+	"go.uber.org/goleak"
+
+	"github.com/tidings/tidings/internal/daemon"
+)
+
+// TestMain is also the binary that the tests of Main start.
+func TestMain(m *testing.M) {
+	if behaviour := os.Getenv("DAEMON_TEST"); behaviour != "" {
+		daemon.Main("example", func(ctx context.Context, env envconfig.Lookuper) error {
+			fmt.Println("running")
+			switch behaviour {
+			case "fails":
+				return errors.New("open the pool: no route\nto host")
+			case "succeeds":
+				return nil
+			case "stops":
+				<-ctx.Done()
+				slog.InfoContext(ctx, "drained")
+				return nil
+			case "returns the context's error":
+				<-ctx.Done()
+				return fmt.Errorf("wait for work: %w", ctx.Err())
+			case "fails while it stops":
+				<-ctx.Done()
+				return errors.New("drain: disk full")
+			default: // hangs
+				select {}
+			}
+		})
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func TestMainExit(t *testing.T) {
+	for _, c := range []struct {
+		behaviour string
+		signals   int
+		code      int
+		lastLog   string
+	}{
+		{"succeeds", 0, 0, ""},
+		{"fails", 0, 1, "ended"},
+		{"stops", 1, 0, "drained"},
+		{"returns the context's error", 1, 0, "stopping; a second signal kills"},
+		{"fails while it stops", 1, 1, "ended"},
+		{"hangs", 2, -1, "stopping; a second signal kills"},
+	} {
+		t.Run(c.behaviour, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			cmd := exec.CommandContext(ctx, os.Args[0])
+			cmd.Env = append(os.Environ(), "DAEMON_TEST="+c.behaviour)
+			pipe, err := cmd.StderrPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			cmd.Stdout = cmd.Stderr // one stream: "running", then the log
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			var stderr bytes.Buffer
+			sent := 0
+			for lines := bufio.NewScanner(pipe); lines.Scan(); {
+				if line := lines.Text(); line != "running" {
+					fmt.Fprintln(&stderr, line)
+				}
+				if sent < c.signals { // after "running", and after "stopping"
+					sent++
+					if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			_ = cmd.Wait() // the code says it
+			if got := cmd.ProcessState.ExitCode(); got != c.code {
+				t.Errorf("exit code %d, want %d; log: %s", got, c.code, &stderr)
+			}
+			if c.lastLog == "" {
+				if stderr.Len() > 0 {
+					t.Errorf("it logs %s", &stderr)
+				}
+				return
+			}
+			all := strings.Split(strings.TrimSpace(stderr.String()), "\n")
+			var last struct{ Msg, Binary string }
+			if err := json.Unmarshal([]byte(all[len(all)-1]), &last); err != nil {
+				t.Fatalf("the log is not JSON: %s", &stderr)
+			}
+			if last.Msg != c.lastLog || last.Binary != "example" {
+				t.Errorf("the last line is %+v, want %q; log: %s", last, c.lastLog, &stderr)
+			}
+		})
+	}
+}
+
+func TestUnknownLogLevelIsRefused(t *testing.T) {
+	if _, err := daemon.NewLogger(io.Discard, "loud"); err == nil || !strings.Contains(err.Error(), "LOG_LEVEL") {
+		t.Errorf("error %v, want one that names LOG_LEVEL", err)
+	}
+	var b bytes.Buffer
+	log, err := daemon.NewLogger(&b, "warn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	log.Info("quiet")
+	log.Warn("heard")
+	if got := strings.Count(b.String(), "\n"); got != 1 {
+		t.Errorf("%d lines at level warn: %s", got, &b)
+	}
+}
+
+// get answers the status and the body of one request on a connection of its own.
+func get(t *testing.T, url string) (int, string) {
+	t.Helper()
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
+	resp, err := c.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := io.ReadAll(resp.Body)
+	if err := errors.Join(err, resp.Body.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+func TestOpsAnswers(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	daemon.NewOps("127.0.0.1:0", reg, slog.New(slog.DiscardHandler))
+	ops := daemon.NewOps("127.0.0.1:0", reg, slog.New(slog.DiscardHandler)) // a second one on the same registry is fine
+	addr, err := ops.Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- ops.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	base := "http://" + addr.String()
+
+	if code, body := get(t, base+"/healthz"); code != 200 || body != `{"status":"ok"}`+"\n" {
+		t.Errorf("/healthz: %d %s", code, body)
+	}
+	if code, body := get(t, base+"/readyz"); code != 200 || body != `{"status":"ok"}`+"\n" {
+		t.Errorf("/readyz without checks: %d %s", code, body)
+	}
+	if _, body := get(t, base+"/metrics"); !strings.Contains(body, "go_goroutines") || !strings.Contains(body, "process_resident_memory_bytes") {
+		t.Errorf("/metrics lacks the runtime's: %s", body)
+	}
+	ops.Ready("postgres", func(context.Context) error { return nil })
+	ops.Ready("nats", func(context.Context) error { return errors.New("no servers") })
+	ops.Ready("hangs", func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+	code, body := get(t, base+"/readyz")
+	var got any
+	if err := json.Unmarshal([]byte(body), &got); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]any{"status": "unavailable", "failing": []any{
+		map[string]any{"check": "hangs", "error": "context deadline exceeded"},
+		map[string]any{"check": "nats", "error": "no servers"},
+	}}
+	if d := cmp.Diff(want, got); code != http.StatusServiceUnavailable || d != "" {
+		t.Errorf("/readyz: %d %s", code, d)
+	}
+}
+
+func TestServeLetsRequestsInFlightFinish(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	entered, release := make(chan struct{}), make(chan struct{})
+	h := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		close(entered)
+		<-release
+		_, _ = io.WriteString(w, "whole")
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended, answered := make(chan error, 1), make(chan string, 1)
+	go func() { ended <- daemon.Serve(ctx, l, h, slog.New(slog.DiscardHandler)) }()
+	go func() {
+		_, body := get(t, "http://"+l.Addr().String())
+		answered <- body
+	}()
+	<-entered
+	cancel()
+	close(release)
+	if body := <-answered; body != "whole" {
+		t.Errorf("the answer is %q", body)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTakenAddressIsAnError(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	log := slog.New(slog.DiscardHandler)
+	if err := daemon.ListenAndServe(t.Context(), l.Addr().String(), http.NotFoundHandler(), log); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("serve: %v", err)
+	}
+	if err := daemon.NewOps(l.Addr().String(), prometheus.NewRegistry(), log).Run(t.Context()); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("ops: %v", err)
+	}
+}
