@@ -59,7 +59,7 @@ func TestMainExit(t *testing.T) {
 		behaviour string
 		signals   int
 		code      int
-		lastLog   string
+		logs      string
 	}{
 		{"succeeds", 0, 0, ""},
 		{"fails", 0, 1, "ended"},
@@ -98,20 +98,22 @@ func TestMainExit(t *testing.T) {
 			if got := cmd.ProcessState.ExitCode(); got != c.code {
 				t.Errorf("exit code %d, want %d; log: %s", got, c.code, &stderr)
 			}
-			if c.lastLog == "" {
+			if c.logs == "" {
 				if stderr.Len() > 0 {
 					t.Errorf("it logs %s", &stderr)
 				}
 				return
 			}
-			all := strings.Split(strings.TrimSpace(stderr.String()), "\n")
-			var last struct{ Msg, Binary string }
-			if err := json.Unmarshal([]byte(all[len(all)-1]), &last); err != nil {
-				t.Fatalf("the log is not JSON: %s", &stderr)
+			for line := range strings.Lines(stderr.String()) {
+				var got struct{ Msg, Binary string }
+				if err := json.Unmarshal([]byte(line), &got); err != nil {
+					t.Fatalf("the log is not JSON: %s", &stderr)
+				}
+				if got.Msg == c.logs && got.Binary == "example" {
+					return
+				}
 			}
-			if last.Msg != c.lastLog || last.Binary != "example" {
-				t.Errorf("the last line is %+v, want %q; log: %s", last, c.lastLog, &stderr)
-			}
+			t.Errorf("the log lacks %q: %s", c.logs, &stderr)
 		})
 	}
 }
