@@ -43,6 +43,7 @@ var rules = []rule{
 	{pkg: "consumers", may: []string{"event", "internal/lease", "internal/broker", "internal/postgres"}, libs: []string{pgx, nats}},
 	{pkg: "projections", may: []string{"versioned", "event", "internal/postgres"}, libs: []string{pgx}},
 	{pkg: "projections/*", may: []string{"projections", "versioned", "event", "internal/postgres"}, libs: []string{pgx}}, // never each other, never NATS
+	{pkg: "deploy"}, // tests of the files there
 	{pkg: "migrations", may: []string{"internal/postgres"}, libs: []string{pgx}},
 
 	{pkg: "internal/broker", libs: []string{nats, srv}},                                             // the only one that knows the server
