@@ -44,7 +44,7 @@ func open(t *testing.T) fixture {
 	f := fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}
 	pool := db.Pool(t, postgres.RoleAPI)
 	var err error
-	f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool), Projections: pool, Log: testkit.Logger(t), Reg: f.reg})
+	f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), Projections: pool, Log: testkit.Logger(t), Reg: f.reg})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -683,7 +683,7 @@ func TestADatabaseThatIsAwayIsA503(t *testing.T) {
 	f := fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}
 	pool := db.Pool(t, postgres.RoleAPI)
 	var err error
-	if f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool), Projections: pool, Log: testkit.Logger(t), Reg: f.reg}); err != nil {
+	if f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), Projections: pool, Log: testkit.Logger(t), Reg: f.reg}); err != nil {
 		t.Fatal(err)
 	}
 	f.token = f.newToken(t, tenant, "tester", store.Roles()...)

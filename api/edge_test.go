@@ -78,7 +78,7 @@ func TestACauseIsLoggedAndNotSent(t *testing.T) {
 	var log bytes.Buffer
 	var err error
 	f.Handler, err = api.New(config(), api.Deps{
-		Store: store.New(pool), Projections: pool, Reg: f.reg, Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Store: store.New(pool, nil), Projections: pool, Reg: f.reg, Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err != nil {
 		t.Fatal(err)

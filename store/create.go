@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/outbox"
 )
 
 // Errors of creates.
@@ -128,7 +127,7 @@ func (s *Store) Create(ctx context.Context, tenant int64, comments []NewComment)
 	if len(turns) == 0 {
 		return out, nil
 	}
-	err := s.write(ctx, tenant, func(tx pgx.Tx) error {
+	err := s.write(ctx, tenant, func(tx *unit) error {
 		for _, turn := range turns {
 			for _, i := range turn {
 				out[i] = CommentOutcome{} // a second attempt starts afresh
@@ -145,7 +144,7 @@ func (s *Store) Create(ctx context.Context, tenant int64, comments []NewComment)
 	return out, nil
 }
 
-func (s *Store) create(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, turn []int, out []CommentOutcome) error {
+func (s *Store) create(ctx context.Context, tx *unit, tenant int64, todo []creation, turn []int, out []CommentOutcome) error {
 	// What the surroundings allow. Nothing is locked: a reply whose parent goes while it is being written counts as written before.
 	refused, err := surroundings(ctx, tx, tenant, todo, turn)
 	if err != nil {
@@ -178,7 +177,7 @@ func (s *Store) create(ctx context.Context, tx pgx.Tx, tenant int64, todo []crea
 			return err
 		}
 	}
-	return outbox.Append(ctx, tx, events)
+	return tx.append(ctx, events)
 }
 
 // commentSurroundingsSQL reads what decides over creates: the thread's settings and the parent.

@@ -7,7 +7,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/outbox"
 )
 
 // AnyVersion as IfVersion writes whatever version the comment has.
@@ -114,7 +113,7 @@ func (s *Store) change(ctx context.Context, tenant int64, changes []change, even
 	if len(turns) == 0 {
 		return out, nil
 	}
-	err := s.write(ctx, tenant, func(tx pgx.Tx) error {
+	err := s.write(ctx, tenant, func(tx *unit) error {
 		for _, turn := range turns {
 			for _, i := range turn {
 				out[i] = CommentOutcome{} // a second attempt starts afresh
@@ -131,7 +130,7 @@ func (s *Store) change(ctx context.Context, tenant int64, changes []change, even
 	return out, nil
 }
 
-func changeTurn(ctx context.Context, tx pgx.Tx, tenant int64, changes []change, turn []int, eventType, transitionSQL string,
+func changeTurn(ctx context.Context, tx *unit, tenant int64, changes []change, turn []int, eventType, transitionSQL string,
 	allowed func(event.Comment) bool, out []CommentOutcome) error {
 	n := len(turn)
 	ids, versions, bodies := make([]string, n), make([]int64, n), make([]string, n)
@@ -153,7 +152,7 @@ func changeTurn(ctx context.Context, tx pgx.Tx, tenant int64, changes []change, 
 			return err
 		}
 	}
-	if err := outbox.Append(ctx, tx, events); err != nil {
+	if err := tx.append(ctx, events); err != nil {
 		return err
 	}
 	if len(changed) == n {

@@ -11,7 +11,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/outbox"
 )
 
 // FollowWrite is one pair to follow or to unfollow.
@@ -111,7 +110,7 @@ func (s *Store) writeFollows(ctx context.Context, tenant int64, writes []FollowW
 	if len(turns) == 0 {
 		return out, nil
 	}
-	err := s.write(ctx, tenant, func(tx pgx.Tx) error {
+	err := s.write(ctx, tenant, func(tx *unit) error {
 		for _, turn := range turns {
 			for _, i := range turn {
 				out[i] = FollowOutcome{} // a second attempt starts afresh
@@ -129,7 +128,7 @@ func (s *Store) writeFollows(ctx context.Context, tenant int64, writes []FollowW
 }
 
 // transition runs one round: the guarded statement, the events of what it changed, and a read of what it did not.
-func transition(ctx context.Context, tx pgx.Tx, tenant int64, writes []FollowWrite, turn []int, eventType, transitionSQL string, out []FollowOutcome) error {
+func transition(ctx context.Context, tx *unit, tenant int64, writes []FollowWrite, turn []int, eventType, transitionSQL string, out []FollowOutcome) error {
 	index := make(map[pair]int, len(turn))
 	followers, followees := make([]int64, len(turn)), make([]int64, len(turn))
 	for n, i := range turn {
@@ -160,7 +159,7 @@ func transition(ctx context.Context, tx pgx.Tx, tenant int64, writes []FollowWri
 			OccurredAt: r.UpdatedAt, TraceParent: writes[i].TraceParent, Payload: payload,
 		}
 	}
-	if err := outbox.Append(ctx, tx, events); err != nil {
+	if err := tx.append(ctx, events); err != nil {
 		return err
 	}
 	if len(changed) == len(turn) {

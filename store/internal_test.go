@@ -36,7 +36,7 @@ func TestStatements(t *testing.T) {
 
 func TestATakenSlugIsReplaced(t *testing.T) {
 	db := testkit.Postgres(t)
-	s := New(db.Pool(t, postgres.RoleAPI))
+	s := New(db.Pool(t, postgres.RoleAPI), nil)
 	next := []string{"aaaaaaaa", "aaaaaaaa", "bbbbbbbb", "aaaaaaaa", "cccccccc"}
 	s.slug = func() string {
 		slug := next[0]

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/bits"
 	"strings"
 	"time"
 	"unicode"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/outbox"
 )
 
 // Errors of single items. API edges map them to answers.
@@ -36,15 +38,53 @@ type Meta struct {
 // Store writes and reads the truth. It is safe for concurrent use.
 type Store struct {
 	pool *pgxpool.Pool
+	wake func(partition int)
 	slug func() string // random; a test makes it collide
 }
 
-// New returns a Store on pool, whose connections act as postgres.RoleAPI.
-func New(pool *pgxpool.Pool) *Store { return &Store{pool: pool, slug: newSlug} }
+// New returns a Store on pool, whose connections act as postgres.RoleAPI. After each commit wake is called, without waiting,
+// with every partition that got events (broker.Waker); nil leaves it to the relay's polling.
+func New(pool *pgxpool.Pool, wake func(partition int)) *Store {
+	if wake == nil {
+		wake = func(int) {}
+	}
+	return &Store{pool: pool, wake: wake, slug: newSlug}
+}
 
-// write runs fn in a read-write transaction of the tenant. fn may run more than once, so it starts its outcomes afresh.
-func (s *Store) write(ctx context.Context, tenant int64, fn func(tx pgx.Tx) error) error {
-	return postgres.InTenant(ctx, s.pool, tenant, pgx.TxOptions{}, fn)
+// unit is one write transaction and the partitions that its events went to.
+type unit struct {
+	pgx.Tx
+	touched uint32 // a bit per partition
+}
+
+// append writes the events of state that this transaction has written.
+func (u *unit) append(ctx context.Context, events []event.Event) error {
+	if err := outbox.Append(ctx, u.Tx, events); err != nil {
+		return err
+	}
+	for i := range events {
+		u.touched |= 1 << events[i].Partition
+	}
+	return nil
+}
+
+// write runs fn in a read-write transaction of the tenant and wakes the relay once it is committed. fn may run more than once,
+// so it starts its outcomes afresh.
+func (s *Store) write(ctx context.Context, tenant int64, fn func(tx *unit) error) error {
+	var touched uint32
+	err := postgres.InTenant(ctx, s.pool, tenant, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		u := unit{Tx: tx}
+		err := fn(&u)
+		touched = u.touched
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for ; touched != 0; touched &= touched - 1 {
+		s.wake(bits.TrailingZeros32(touched))
+	}
+	return nil
 }
 
 func (s *Store) read(ctx context.Context, tenant int64, fn func(tx pgx.Tx) error) error {

@@ -37,7 +37,7 @@ type fixture struct {
 func open(t *testing.T) fixture {
 	t.Helper()
 	db := testkit.Postgres(t)
-	return fixture{store.New(db.Pool(t, postgres.RoleAPI)), db.Pool(t, postgres.RoleSystem)}
+	return fixture{store.New(db.Pool(t, postgres.RoleAPI), nil), db.Pool(t, postgres.RoleSystem)}
 }
 
 // told is what an outbox message says.
@@ -660,5 +660,26 @@ func TestAWriteThatFailsLeavesNothing(t *testing.T) {
 	}
 	if _, err := f.GetFollow(t.Context(), tenant, 1, 2); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("a pair is there: %v", err)
+	}
+}
+
+func TestACommitWakesThePartitionsOfItsEvents(t *testing.T) {
+	db := testkit.Postgres(t)
+	var woken []int
+	s := store.New(db.Pool(t, postgres.RoleAPI), func(p int) { woken = append(woken, p) })
+	write := store.FollowWrite{Meta: store.Meta{Actor: "a"}, FollowerID: 7, FolloweeID: 42}
+	if _, err := s.Follow(t.Context(), 1, []store.FollowWrite{write}); err != nil {
+		t.Fatal(err)
+	}
+	var partition int
+	if err := db.Pool(t, postgres.RoleSystem).QueryRow(t.Context(), `SELECT partition FROM outbox_messages`).Scan(&partition); err != nil {
+		t.Fatal(err)
+	}
+	if len(woken) != 1 || woken[0] != partition {
+		t.Errorf("woken %v: want %d", woken, partition)
+	}
+	woken = nil
+	if _, err := s.Follow(t.Context(), 1, []store.FollowWrite{write}); err != nil || len(woken) > 0 {
+		t.Errorf("a write that changed nothing woke %v (%v)", woken, err)
 	}
 }

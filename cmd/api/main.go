@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/tidings/tidings/api"
+	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/migrations"
@@ -22,6 +23,7 @@ type config struct {
 	ProjectionsDatabaseURL string `env:"PROJECTIONS_DATABASE_URL, default=$DATABASE_URL"`
 	OpsAddr                string `env:"OPS_ADDR, default=127.0.0.1:9181"`
 	Postgres               postgres.Config
+	Broker                 broker.Config
 	API                    api.Config
 }
 
@@ -32,7 +34,7 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	if err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: &cfg, Lookuper: env}); err != nil {
 		return err
 	}
-	if err := errors.Join(cfg.Postgres.Validate(), cfg.API.Validate()); err != nil {
+	if err := errors.Join(cfg.Postgres.Validate(), cfg.Broker.Validate(), cfg.API.Validate()); err != nil {
 		return err
 	}
 	log, reg := slog.Default(), prometheus.NewRegistry()
@@ -49,7 +51,13 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	if err := errors.Join(migrations.Check(ctx, truth, migrations.Truth), migrations.Check(ctx, projections, migrations.Projections)); err != nil {
 		return err
 	}
-	handler, err := api.New(cfg.API, api.Deps{Store: store.New(truth), Projections: projections, Log: log, Reg: reg})
+	nc, err := broker.Connect(cfg.Broker, "api", log) // for wake-ups alone: writes need no broker
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	waker := broker.NewWaker(nc)
+	handler, err := api.New(cfg.API, api.Deps{Store: store.New(truth, waker.Wake), Projections: projections, Log: log, Reg: reg})
 	if err != nil {
 		return err
 	}
@@ -59,6 +67,7 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return ops.Run(ctx) })
+	g.Go(func() error { return waker.Run(ctx) })
 	g.Go(func() error { return daemon.ListenAndServe(ctx, cfg.API.Addr, handler, log.With("component", "api")) })
 	return g.Wait()
 }

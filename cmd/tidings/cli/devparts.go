@@ -70,8 +70,14 @@ func devParts(ctx context.Context, cfg devConfig, in instance, state devState, a
 		return prometheus.WrapRegistererWith(prometheus.Labels{"part": part}, reg)
 	}
 
+	nc, err := broker.Connect(cfg.Broker, "dev", log)
+	if err != nil {
+		return nil, nil, err
+	}
+	closers = append(closers, nc.Close)
+	waker := broker.NewWaker(nc)
 	cfg.API.CursorKey = state.CursorKey
-	handler, err := api.New(cfg.API, api.Deps{Store: store.New(truthAPI), Projections: projectionsAPI, Log: log, Reg: metricsOf("api")})
+	handler, err := api.New(cfg.API, api.Deps{Store: store.New(truthAPI, waker.Wake), Projections: projectionsAPI, Log: log, Reg: metricsOf("api")})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -84,11 +90,6 @@ func devParts(ctx context.Context, cfg devConfig, in instance, state devState, a
 	ops.Ready("relay", r.Ready)
 	ops.Ready("truth", truth.Ping)
 	ops.Ready("projections", projections.Ping)
-	nc, err := broker.Connect(cfg.Broker, "consumers", log)
-	if err != nil {
-		return nil, nil, err
-	}
-	closers = append(closers, nc.Close)
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, nil, fmt.Errorf("use JetStream: %w", err)
@@ -104,7 +105,7 @@ func devParts(ctx context.Context, cfg devConfig, in instance, state devState, a
 		consuming = append(consuming, part{name, c.Run})
 	}
 	return [][]part{
-		{{"api", func(ctx context.Context) error { return daemon.Serve(ctx, apiListener, handler, log) }}},
+		{{"api", func(ctx context.Context) error { return daemon.Serve(ctx, apiListener, handler, log) }}, {"waker", waker.Run}},
 		consuming,
 		{{"relay", r.Run}},
 	}, closeParts, nil

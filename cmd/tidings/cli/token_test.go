@@ -16,7 +16,7 @@ import (
 func TestTokenCreate(t *testing.T) {
 	db := testkit.Postgres(t)
 	env := map[string]string{"DATABASE_URL": db.URL}
-	s := store.New(db.Pool(t, postgres.RoleAPI))
+	s := store.New(db.Pool(t, postgres.RoleAPI), nil)
 
 	code, stdout, stderr := run(t, env, "", "token", "create", "--tenant", "7", "--name", "importer")
 	token := strings.TrimSpace(stdout)
