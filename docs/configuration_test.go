@@ -1,0 +1,58 @@
+// Package docs_test holds the documents against the code.
+package docs_test
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// several have a default of their own in each binary, which the table gives in words.
+var several = map[string]bool{"OPS_ADDR": true, "LOG_LEVEL": true, "DATABASE_URL": true, "NATS_URL": true, "PROJECTIONS_DATABASE_URL": true}
+
+func TestTheConfigurationTableIsWhatTheCodeReads(t *testing.T) {
+	page, err := os.ReadFile("configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	documented := map[string]string{}
+	for _, row := range regexp.MustCompile("(?m)^\\| `([A-Z_]+)` \\|([^|]*)\\|").FindAllStringSubmatch(string(page), -1) {
+		documented[row[1]] = strings.Trim(strings.TrimSpace(row[2]), "`")
+	}
+	read := map[string]bool{}
+	tag := regexp.MustCompile("`env:\"([A-Z_]+)(?:, default=([^\"]*))?(?:, required)?\"")
+	err = filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		source, err := os.ReadFile(path)
+		for _, m := range tag.FindAllStringSubmatch(string(source), -1) {
+			name, value := m[1], m[2]
+			read[name] = true
+			have, ok := documented[name]
+			if !ok {
+				t.Errorf("%s reads %s, which the table does not have", path, name)
+			} else if !several[name] && have != value {
+				t.Errorf("%s: the default is %q in %s and %q in the table", name, value, path, have)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for name := range documented {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		if !read[name] {
+			t.Errorf("the table has %s, which nothing reads", name)
+		}
+	}
+}
