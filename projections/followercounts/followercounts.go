@@ -154,13 +154,32 @@ UPDATE /* followercounts.add */ follower_counts c
   FROM unnest(@tenants::bigint[], @users::bigint[], @followers::bigint[], @following::bigint[]) AS d(tenant_id, user_id, followers, following)
  WHERE c.tenant_id = d.tenant_id AND c.user_id = d.user_id`
 
+// gainCountsSQL is the usual case, in which nobody loses anything: it makes or moves the accounts in one pass.
+// Index: follower_counts_pkey.   Locks: the accounts' rows, in key order.
+const gainCountsSQL = `
+INSERT /* followercounts.gain */ INTO follower_counts AS c (tenant_id, user_id, followers, following)
+SELECT tenant_id, user_id, followers, following
+  FROM unnest(@tenants::bigint[], @users::bigint[], @followers::bigint[], @following::bigint[]) AS d(tenant_id, user_id, followers, following)
+ ORDER BY tenant_id, user_id
+    ON CONFLICT (tenant_id, user_id) DO UPDATE
+       SET followers = c.followers + excluded.followers, following = c.following + excluded.following, updated_at = now()`
+
+// addCounts moves the counts, last in the batch. All its statements lock in key order, and the first locks everything.
 func addCounts(ctx context.Context, tx pgx.Tx, deltas map[account]Counts) error {
+	losses := false
 	for a, d := range deltas {
 		if d == (Counts{}) {
 			delete(deltas, a)
 		}
+		losses = losses || d.Followers < 0 || d.Following < 0
 	}
 	if len(deltas) == 0 {
+		return nil
+	}
+	if !losses {
+		if _, err := tx.Exec(ctx, gainCountsSQL, countArgs(deltas)); err != nil {
+			return fmt.Errorf("add to the counts of %d accounts: %w", len(deltas), err)
+		}
 		return nil
 	}
 	rows, _ := tx.Query(ctx, holdCountsSQL, countArgs(deltas))
