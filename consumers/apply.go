@@ -42,9 +42,6 @@ type deadLetter struct {
 // apply runs the batch in one transaction. ctx ending does not stop it: it has ApplyTimeout. An error that may be an event's is
 // looked for event by event. errMoved is returned, after a commit too, when a partition's offset was not where it should be.
 func (c *Consumer) apply(ctx context.Context, b *batch) error {
-	if len(b.moves) == 0 {
-		return nil
-	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.ApplyTimeout)
 	defer cancel()
 	start := time.Now()

@@ -19,8 +19,8 @@ type origin struct {
 
 // position is how far a partition has come.
 type position struct {
-	offset  uint64 // applied and committed
-	reached uint64 // taken into the batch in hand, or applied
+	offset  uint64 // applied and committed when the session began
+	reached uint64 // of the last message taken into a batch
 	origin  origin
 	stopped bool
 }

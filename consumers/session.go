@@ -30,7 +30,8 @@ const (
 // applied stands, ours was rolled back; the offsets are read again.
 var errMoved = errors.New("consumers: another instance moved the offsets")
 
-// session is one look at the stream: from reading the offsets until leases move or something fails. It is used by one goroutine.
+// session is one look at the stream: from reading the offsets until leases move or something fails. Its positions belong to the
+// goroutine that reads.
 type session struct {
 	c         *Consumer
 	stream    jetstream.Stream
@@ -70,27 +71,26 @@ func (c *Consumer) session(ctx context.Context, held []int) (progress bool, err 
 	if err != nil {
 		return false, err
 	}
-	defer messages.Stop()
-	for {
-		b, err := s.collect(ctx, messages)
-		if err != nil {
-			if ctx.Err() != nil {
-				return progress, nil
-			}
-			return progress, err
+	batches := make(chan *batch)
+	g.Go(func() error { // the next batch is read and decoded while the database works on this one
+		defer close(batches)
+		return s.collectAll(ctx, messages, batches)
+	})
+	defer func() {
+		end()
+		messages.Stop()
+	}()
+	for b := range batches {
+		if ctx.Err() != nil || !slices.Equal(c.group.Held(), held) {
+			return progress, nil
 		}
 		if err := c.apply(ctx, b); err != nil {
 			return progress, err
 		}
 		progress = true
 		c.setLast(nil)
-		for p, m := range b.moves {
-			s.positions[p].offset = m.to
-		}
-		if ctx.Err() != nil || !slices.Equal(c.group.Held(), held) {
-			return progress, nil
-		}
 	}
+	return progress, nil
 }
 
 // open reads the offsets and decides which partitions can go on.
@@ -179,7 +179,7 @@ func (s *session) next(ctx context.Context, partition int, after uint64) (*jetst
 
 func (s *session) stop(ctx context.Context, partition int, pos *position, reason error) {
 	pos.stopped = true
-	s.c.setStuck(ctx, partition, pos.offset, fmt.Errorf("partition %s: %w", event.PartitionKey(partition), reason))
+	s.c.setStuck(ctx, partition, pos.reached, fmt.Errorf("partition %s: %w", event.PartitionKey(partition), reason))
 }
 
 // watch ends the session when the leases change, when the stream is no longer the one that it reads, and, when partitions are
@@ -264,6 +264,27 @@ type move struct{ from, to uint64 }
 type batch struct {
 	deliveries []delivery
 	moves      map[int]move
+}
+
+// collectAll hands over batches until ctx ends (nil) or reading fails.
+func (s *session) collectAll(ctx context.Context, messages jetstream.MessagesContext, batches chan<- *batch) error {
+	for {
+		b, err := s.collect(ctx, messages)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if len(b.moves) == 0 {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case batches <- b:
+		}
+	}
 }
 
 // collect waits for a message and takes what else is there, up to the bounds of a batch. The server says with each message
