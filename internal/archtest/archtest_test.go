@@ -44,6 +44,7 @@ var rules = []rule{
 	{pkg: "projections", may: []string{"versioned", "event", "internal/postgres"}, libs: []string{pgx}},
 	{pkg: "projections/*", may: []string{"projections", "versioned", "event", "internal/postgres"}, libs: []string{pgx}}, // never each other, never NATS
 	{pkg: "deploy"}, // tests of the files there
+	{pkg: "docs"},   // likewise
 	{pkg: "migrations", may: []string{"internal/postgres"}, libs: []string{pgx}},
 
 	{pkg: "internal/broker", libs: []string{nats, srv}},                                             // the only one that knows the server
