@@ -83,12 +83,12 @@ the next start goes on with them, also after dev was killed. Ctrl-C stops everyt
 }
 
 // dev starts the servers, then the parts, and stops them in the opposite order when ctx ends.
-func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.Logger) (err error) {
+func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.Logger) (stopErr error) {
 	lock, err := lockData(dir)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, lock.Close()) }()
+	defer func() { stopErr = errors.Join(stopErr, lock.Close()) }()
 
 	// Ports first: what is most often wrong is told at once.
 	apiListener, err := listen("API_ADDR", cfg.API.Addr)
@@ -116,8 +116,8 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 		if err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, pg.Stop()) }()
-		defer abortAtSecondSignal(ctx, pg)()
+		defer abortAtSecondSignal(pg)()
+		defer func() { stopErr = errors.Join(stopErr, pg.Stop()) }()
 		if in.DatabaseURL, err = ownDatabase(ctx, pg); err != nil {
 			return err
 		}
@@ -153,11 +153,18 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 			return err
 		}
 	}
-	stages, closeParts, err := devParts(ctx, cfg, in, state, cfg.DatabaseURL == "", apiListener, reg, ops, log)
+	if cfg.API.CursorKey == "" {
+		cfg.API.CursorKey = state.CursorKey
+	}
+	w := &wiring{cfg: cfg, in: in, reg: reg, ops: ops, log: log}
+	defer w.close()
+	if err := w.connect(ctx); err != nil {
+		return err
+	}
+	stages, err := w.parts(ctx, apiListener)
 	if err != nil {
 		return err
 	}
-	defer closeParts()
 	stages = append(stages, append(last, part{"ops", ops.Run}))
 
 	content, err := json.MarshalIndent(in, "", "  ")

@@ -1,13 +1,20 @@
 package cli
 
 import (
+	"errors"
+	"io/fs"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
 )
 
 // postmaster returns the process id of dev's PostgreSQL.
@@ -74,6 +81,108 @@ func TestDevStopsAndGoesOn(t *testing.T) {
 	}
 	if pid := d.postmaster(t); pid == left {
 		t.Errorf("PostgreSQL is still process %d", pid)
+	}
+}
+
+func TestDevEndsAtOnceAtASecondSignal(t *testing.T) {
+	d := newDev(t)
+	d.start(t)
+	pid := d.postmaster(t)
+	for range 2 {
+		if err := d.cmd.Process.Signal(os.Interrupt); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = d.signal(t, os.Interrupt) // its exit code is 0 when the first one was faster
+	if err := syscall.Kill(pid, 0); err != syscall.ESRCH {
+		t.Errorf("PostgreSQL, process %d, is there: %v", pid, err)
+	}
+	d.start(t)
+}
+
+func TestDevUsesTheServersThatAreSet(t *testing.T) {
+	db, nats := testkit.Postgres(t), testkit.NATS(t)
+	cfg := nats.Config() // a server that runs already has other tests' streams too
+	d := newDev(t, "DATABASE_URL="+db.URL, "NATS_URL="+nats.URL, "NATS_STREAM="+cfg.Stream, "NATS_SUBJECT_PREFIX="+cfg.Prefix, "NATS_LIVE_PREFIX="+cfg.LivePrefix)
+	d.start(t)
+	if in := d.instance(t); in.DatabaseURL != db.URL || in.ProjectionsDatabaseURL != db.URL || in.NATSURL != nats.URL {
+		t.Errorf("dev.json says %+v", in)
+	}
+	for _, own := range []string{"postgres", "nats"} {
+		if _, err := os.Stat(filepath.Join(d.dir, own)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("dev made a %s of its own: %v", own, err)
+		}
+	}
+	if status, _ := d.request(t, http.MethodPut, "/v1/follows/1/2", "", nil, nil); status != http.StatusCreated {
+		t.Errorf("follow: status %d", status)
+	}
+	env := map[string]string{"DATABASE_URL": db.URL, "NATS_URL": nats.URL, "NATS_STREAM": cfg.Stream, "NATS_SUBJECT_PREFIX": cfg.Prefix, "NATS_LIVE_PREFIX": cfg.LivePrefix}
+	if code, stdout, stderr := run(t, env, "", "verify"); code != exitOK {
+		t.Errorf("verify: exit code %d\n%s%s", code, stdout, stderr)
+	}
+	var n int
+	if err := db.Pool(t, postgres.RoleSystem).QueryRow(t.Context(), `SELECT count(*) FROM follower_counts`).Scan(&n); err != nil || n != 2 {
+		t.Errorf("%d counts in the database that was set, %v", n, err)
+	}
+}
+
+// A person pastes these lines: each is run as curl would.
+func TestDevPrintsLinesThatWork(t *testing.T) {
+	d := newDev(t, "DEV_TOKEN=chosen-by-hand")
+	d.start(t)
+	if got := d.instance(t).Token; got != "chosen-by-hand" {
+		t.Errorf("the token is %q", got)
+	}
+	var statuses []int
+	for line := range strings.Lines(d.output()) {
+		args, ok := strings.CutPrefix(strings.TrimSpace(line), "curl ")
+		if !ok {
+			continue
+		}
+		// Arguments are separated by blanks, and what stands between single quotes is one.
+		method, body, header := http.MethodGet, "", http.Header{}
+		var address string
+		var words []string
+		for i, part := range strings.Split(args, "'") {
+			if i%2 == 1 {
+				words = append(words, part)
+			} else {
+				words = append(words, strings.Fields(part)...)
+			}
+		}
+		for i := 0; i < len(words); i++ {
+			switch words[i] {
+			case "-X":
+				i++
+				method = words[i]
+			case "-H":
+				i++
+				name, value, _ := strings.Cut(words[i], ": ")
+				header.Set(name, value)
+			case "-d":
+				i++
+				method, body = http.MethodPost, words[i]
+			default:
+				address = words[i]
+			}
+		}
+		req, err := http.NewRequestWithContext(t.Context(), method, address, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header = header
+		req.Close = true
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := resp.Body.Close(); err != nil {
+			t.Fatal(err)
+		}
+		statuses = append(statuses, resp.StatusCode)
+	}
+	if want := []int{http.StatusCreated, http.StatusOK, http.StatusCreated}; !slices.Equal(statuses, want) {
+		t.Errorf("the lines answer %v, want %v:\n%s", statuses, want, d.output())
 	}
 }
 

@@ -136,22 +136,24 @@ func startPostgres(ctx context.Context, dir string, stderr io.Writer) (*pglocal.
 }
 
 // abortAtSecondSignal makes a second SIGINT or SIGTERM end the process at once, and not without its PostgreSQL, which would
-// otherwise stay behind in its process group. The function that it returns takes that back.
-func abortAtSecondSignal(ctx context.Context, pg *pglocal.Server) func() {
-	signals := make(chan os.Signal, 1)
+// otherwise stay behind in its process group. The first one is Main's to act on. The function that it returns takes that back.
+func abortAtSecondSignal(pg *pglocal.Server) func() {
+	signals := make(chan os.Signal, 2)
 	over := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
-		select {
-		case <-signals:
-			_ = pg.Abort() // there is nobody to tell; the next start stops what is left
-			os.Exit(exitError)
-		case <-over:
-			signal.Stop(signals)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		for range 2 {
+			select {
+			case <-signals:
+			case <-over:
+				return
+			}
 		}
-	})
+		_ = pg.Abort() // there is nobody to tell; the next start stops what is left
+		os.Exit(exitError)
+	}()
 	return func() {
-		stop()
+		signal.Stop(signals)
 		close(over)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -25,88 +26,117 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// devParts makes what dev runs, in the order in which it stops. closeParts closes what they share.
-func devParts(ctx context.Context, cfg devConfig, in instance, state devState, alone bool, apiListener net.Listener, reg *prometheus.Registry,
-	ops *daemon.Ops, log *slog.Logger) (stages [][]part, closeParts func(), err error) {
-	var closers []func()
-	closeParts = func() {
-		for _, c := range slices.Backward(closers) {
-			c()
-		}
-	}
-	defer func() {
-		if err != nil {
-			closeParts()
-		}
-	}()
-	open := func(url string, role postgres.Role, name string) *pgxpool.Pool {
-		if err != nil {
-			return nil
-		}
-		var pool *pgxpool.Pool
-		if pool, err = postgres.Open(ctx, url, cfg.Postgres, role, name); err == nil {
-			closers = append(closers, pool.Close)
-		}
-		return pool
-	}
-	truthAPI := open(in.DatabaseURL, postgres.RoleAPI, "api")
-	projectionsAPI := open(in.ProjectionsDatabaseURL, postgres.RoleAPI, "api")
-	truth := open(in.DatabaseURL, postgres.RoleSystem, "relay")
-	projections := open(in.ProjectionsDatabaseURL, postgres.RoleSystem, "consumers")
-	if err != nil {
-		return nil, nil, err
-	}
-	if err := store.EnsureToken(ctx, truth, devTenant, devName, in.Token, store.Roles()); err != nil {
-		return nil, nil, err
-	}
-	if alone {
-		for _, pool := range []*pgxpool.Pool{truth, projections} {
-			if err := lease.Clear(ctx, pool); err != nil {
-				return nil, nil, err
-			}
-		}
-	}
-	metricsOf := func(part string) prometheus.Registerer {
-		return prometheus.WrapRegistererWith(prometheus.Labels{"part": part}, reg)
-	}
+// wiring makes the parts that dev runs, and owns what they share.
+type wiring struct {
+	cfg devConfig
+	in  instance
+	reg *prometheus.Registry
+	ops *daemon.Ops
+	log *slog.Logger
 
-	nc, err := broker.Connect(cfg.Broker, "dev", log)
-	if err != nil {
-		return nil, nil, err
+	truth, projections *pgxpool.Pool // as the system role
+	nc                 *nats.Conn
+	js                 jetstream.JetStream
+	closers            []func()
+}
+
+// close closes what the parts shared. They have ended.
+func (w *wiring) close() {
+	for _, c := range slices.Backward(w.closers) {
+		c()
 	}
-	closers = append(closers, nc.Close)
-	waker := broker.NewWaker(nc)
-	cfg.API.CursorKey = state.CursorKey
-	handler, err := api.New(cfg.API, api.Deps{Store: store.New(truthAPI, waker.Wake), Projections: projectionsAPI, Log: log, Reg: metricsOf("api")})
-	if err != nil {
-		return nil, nil, err
+}
+
+func (w *wiring) pool(ctx context.Context, url string, role postgres.Role, name string) (*pgxpool.Pool, error) {
+	pool, err := postgres.Open(ctx, url, w.cfg.Postgres, role, name)
+	if err == nil {
+		w.closers = append(w.closers, pool.Close)
 	}
-	r, err := relay.New(cfg.Relay, truth, cfg.Broker, log, metricsOf("relay"))
-	if err != nil {
-		return nil, nil, err
+	return pool, err
+}
+
+// metrics is where a part's metrics go: to the one ops port, labelled.
+func (w *wiring) metrics(part string) prometheus.Registerer {
+	return prometheus.WrapRegistererWith(prometheus.Labels{"part": part}, w.reg)
+}
+
+// connect opens what the parts share, and prepares it.
+func (w *wiring) connect(ctx context.Context) (err error) {
+	if w.truth, err = w.pool(ctx, w.in.DatabaseURL, postgres.RoleSystem, "relay"); err != nil {
+		return err
 	}
-	metricsOf("relay").MustRegister(outbox.NewCollector(truth, log))
-	metricsOf(archive.Name).MustRegister(outbox.NewCollector(truth, log)) // a dead relay is seen there
-	ops.Ready("relay", r.Ready)
-	ops.Ready("truth", truth.Ping)
-	ops.Ready("projections", projections.Ping)
-	js, err := jetstream.New(nc)
-	if err != nil {
-		return nil, nil, fmt.Errorf("use JetStream: %w", err)
+	if w.projections, err = w.pool(ctx, w.in.ProjectionsDatabaseURL, postgres.RoleSystem, "consumers"); err != nil {
+		return err
 	}
-	var consuming []part
+	if w.nc, err = broker.Connect(w.cfg.Broker, "dev", w.log); err != nil {
+		return err
+	}
+	w.closers = append(w.closers, w.nc.Close)
+	if w.js, err = jetstream.New(w.nc); err != nil {
+		return fmt.Errorf("use JetStream: %w", err)
+	}
+	if err := store.EnsureToken(ctx, w.truth, devTenant, devName, w.in.Token, store.Roles()); err != nil {
+		return err
+	}
+	if w.cfg.DatabaseURL != "" {
+		return nil
+	}
+	// The database is this dev's alone: what an earlier one held when it was killed is free.
+	if err := lease.Clear(ctx, w.truth); err != nil {
+		return err
+	}
+	if _, _, met, err := outbox.BoundStream(ctx, w.truth); met || err != nil || w.cfg.NATSURL != "" {
+		return err // a stream that the database has met must be that very one, which is the relay's to see to
+	}
+	_, err = broker.EnsureStream(ctx, w.js, w.cfg.Broker) // the first one, so that the consumers find it
+	return err
+}
+
+// parts makes everything that runs, in the order in which it stops.
+func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, error) {
+	waker := broker.NewWaker(w.nc)
+	serve, err := w.api(ctx, listener, waker)
+	if err != nil {
+		return nil, err
+	}
+	consuming := []part{{"wake", waker.Run}}
 	for _, projection := range []consumers.Projection{followercounts.New(), threadcache.New(), archive.New()} {
 		name := projection.Name()
-		c, err := consumers.New(cfg.Consumers, consumers.Deps{Pool: projections, JetStream: js, Broker: cfg.Broker, Registry: metricsOf(name), Log: log}, projection)
+		c, err := consumers.New(w.cfg.Consumers,
+			consumers.Deps{Pool: w.projections, JetStream: w.js, Broker: w.cfg.Broker, Registry: w.metrics(name), Log: w.log}, projection)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		ops.Ready(name, c.Ready)
+		w.ops.Ready(name, c.Ready)
 		consuming = append(consuming, part{name, c.Run})
 	}
-	return [][]part{
-		{{"api", func(ctx context.Context) error { return daemon.Serve(ctx, apiListener, handler, log) }}, {"waker", waker.Run}},
-		consuming,
-		{{"relay", r.Run}},
-	}, closeParts, nil
+	r, err := relay.New(w.cfg.Relay, w.truth, w.cfg.Broker, w.log, w.metrics("relay"))
+	if err != nil {
+		return nil, err
+	}
+	w.ops.Ready("relay", r.Ready)
+	w.ops.Ready("truth", w.truth.Ping)
+	w.ops.Ready("projections", w.projections.Ping)
+	for _, part := range []string{"relay", archive.Name} { // by both, as in a fleet, where a dead relay has to be seen
+		w.metrics(part).MustRegister(outbox.NewCollector(w.truth, w.log))
+	}
+	return [][]part{{{"api", serve}}, consuming, {{"relay", r.Run}}}, nil
+}
+
+func (w *wiring) api(ctx context.Context, listener net.Listener, waker *broker.Waker) (func(context.Context) error, error) {
+	truth, err := w.pool(ctx, w.in.DatabaseURL, postgres.RoleAPI, "api")
+	if err != nil {
+		return nil, err
+	}
+	projections, err := w.pool(ctx, w.in.ProjectionsDatabaseURL, postgres.RoleAPI, "api")
+	if err != nil {
+		return nil, err
+	}
+	handler, err := api.New(w.cfg.API, api.Deps{Store: store.New(truth, waker.Wake), Projections: projections, Log: w.log, Reg: w.metrics("api")})
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) error {
+		return daemon.Serve(ctx, listener, handler, w.log.With("component", "api"))
+	}, nil
 }
