@@ -122,9 +122,9 @@ func (d *dev) checkStream(t *testing.T, want int64) {
 func TestLoadArrivesEverywhere(t *testing.T) {
 	d := newDev(t)
 	d.start(t)
-	spec := load.Spec{Users: 200, Edges: 3000, Seed: 7}
+	spec := load.Spec{Users: 100, Edges: 1000, Seed: 7}
 	for i, want := range []loadResult{{Edges: spec.Edges, Created: spec.Edges}, {Edges: spec.Edges, Existed: spec.Edges}} {
-		code, stdout, stderr := run(t, nil, "", "load", "--generate", "users=200,edges=3000,seed=7", "--data", d.dir, "--json")
+		code, stdout, stderr := run(t, nil, "", "load", "--generate", "users=100,edges=1000,seed=7", "--data", d.dir, "--json")
 		var got loadResult
 		if err := json.Unmarshal([]byte(stdout), &got); code != exitOK || err != nil {
 			t.Fatalf("load: exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
@@ -151,7 +151,7 @@ func TestLoadArrivesEverywhere(t *testing.T) {
 func TestLoadSurvivesKills(t *testing.T) {
 	d := newDev(t)
 	d.start(t)
-	spec := load.Spec{Users: 300, Edges: 4_000, Seed: rand.Uint64()}
+	spec := load.Spec{Users: 150, Edges: 1_600, Seed: rand.Uint64()}
 	t.Logf("seed %d", spec.Seed)
 	in := d.instance(t)
 	l, err := load.New(load.Config{URL: in.API, Token: in.Token, Concurrency: 32, RetryFor: time.Minute})
@@ -207,7 +207,7 @@ func TestThreadPagesEqualTheTruth(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 1))
-	const posts, comments = 4, 240
+	const posts, comments = 3, 150
 	made := map[int][]threadRow{}
 	for i := range comments {
 		post := 1 + rnd.IntN(posts)
