@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"net/url"
 	"os"
@@ -40,11 +41,14 @@ func startContainer() (_ server, err error) {
 	if err != nil {
 		return nil, err
 	}
+	host, bind, err := hostAddress(ctx)
+	if err != nil {
+		return nil, err
+	}
 	ctr, err := tcpostgres.Run(ctx, cmp.Or(os.Getenv("TEST_POSTGRES_IMAGE"), "postgres:17-alpine"),
 		testcontainers.WithCmd("postgres", "-c", "fsync=off", "-c", "full_page_writes=off", "-c", "max_connections=300"),
 		testcontainers.WithHostConfigModifier(func(h *container.HostConfig) {
-			h.PortBindings = network.PortMap{network.MustParsePort("5432/tcp"): {{
-				HostIP: netip.MustParseAddr("127.0.0.1"), HostPort: strconv.Itoa(port)}}}
+			h.PortBindings = network.PortMap{network.MustParsePort("5432/tcp"): {{HostIP: bind, HostPort: strconv.Itoa(port)}}}
 		}))
 	if err != nil {
 		if ctr != nil {
@@ -58,27 +62,42 @@ func startContainer() (_ server, err error) {
 			err = errors.Join(err, d.stop())
 		}
 	}()
-	u, err := ctr.ConnectionString(ctx, "sslmode=disable")
-	if err != nil {
-		return nil, err
-	}
-	parsed, err := url.Parse(u)
-	if err != nil {
-		return nil, err
-	}
-	d.base = *parsed
+	// Not ctr.ConnectionString: it may name the gateway of another of the engine's networks, where the port is not bound.
+	d.base = url.URL{Scheme: "postgres", User: url.UserPassword("postgres", "postgres"), Host: net.JoinHostPort(host, strconv.Itoa(port)),
+		RawQuery: "sslmode=disable"}
 	if d.engine, err = testcontainers.NewDockerClientWithOpts(ctx); err != nil {
 		return nil, err
 	}
 	return d, d.awaitReady(ctx)
 }
 
+// hostAddress is by what this process reaches the engine's containers, and the address to bind their ports to, so that they are
+// open to nobody else: loopback, or, when this process is in a container itself, the gateway of the engine's network. An engine
+// that is known by name alone binds to every address.
+func hostAddress(ctx context.Context) (host string, bind netip.Addr, err error) {
+	provider, err := testcontainers.NewDockerProvider()
+	if err != nil {
+		return "", bind, fmt.Errorf("reach Docker: %w", err)
+	}
+	host, err = provider.DaemonHost(ctx)
+	if err := errors.Join(err, provider.Close()); err != nil {
+		return "", bind, fmt.Errorf("reach Docker: %w", err)
+	}
+	if host == "localhost" {
+		host = "127.0.0.1"
+	}
+	if bind, err = netip.ParseAddr(host); err != nil {
+		bind = netip.IPv4Unspecified()
+	}
+	return host, bind, nil
+}
+
 // awaitReady connects until it succeeds: while the image prepares its cluster nothing listens on TCP.
 func (d *docker) awaitReady(ctx context.Context) error {
 	for {
-		conn, err := pgx.Connect(ctx, d.url("postgres"))
+		err := d.ping(ctx)
 		if err == nil {
-			return conn.Close(ctx)
+			return nil
 		}
 		t := time.NewTimer(50 * time.Millisecond)
 		select {
@@ -88,6 +107,16 @@ func (d *docker) awaitReady(ctx context.Context) error {
 		case <-t.C:
 		}
 	}
+}
+
+func (d *docker) ping(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, d.url("postgres"))
+	if err != nil {
+		return err
+	}
+	return conn.Close(ctx)
 }
 
 func (d *docker) url(database string) string {
