@@ -147,7 +147,8 @@ func startServer() (server, error) {
 		if derr == nil {
 			return s, nil
 		}
-		return nil, fmt.Errorf("%w; or set TEST_DATABASE_URL; Docker would do as well, but: %w", err, derr)
+		why, _, _ := strings.Cut(derr.Error(), "\n") // the engine's client writes several lines
+		return nil, fmt.Errorf("%w (for tests TEST_DATABASE_URL, or Docker, which does not work here either: %s)", err, why)
 	}
 	if err != nil {
 		return nil, err
