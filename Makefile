@@ -69,7 +69,9 @@ soak: ## the fault tests, again and again for SOAK (default 30m), each time with
 
 .PHONY: up
 up: ## the fleet in Docker, on loopback ports (deploy/compose.yaml)
-	$(COMPOSE) up --build --detach --wait
+	@test -f deploy/.env || (umask 077; secret() { od -An -N32 -tx1 /dev/urandom | tr -d ' \n'; }; \
+		printf 'POSTGRES_PASSWORD=%s\nAPI_CURSOR_KEY=%s\n' "$$(secret)" "$$(secret)" >deploy/.env)
+	$(COMPOSE) up --build --detach
 
 .PHONY: down
 down: ## stop the fleet in Docker; its data stays in the volumes
