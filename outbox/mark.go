@@ -90,16 +90,16 @@ func MarkPublished(ctx context.Context, pool *pgxpool.Pool, generation int64, ma
 	return held, nil
 }
 
-// tailSQL reads what the marks of one partition cover.
-const tailSQL = `SELECT tail_seq FROM outbox_partitions WHERE partition = @partition`
+// tailSQL reads what the marks of one partition cover, and of which life of the stream.
+const tailSQL = `SELECT tail_seq, generation FROM outbox_partitions WHERE partition = @partition`
 
-// Tail returns the last stream sequence that the partition's marks cover.
-func Tail(ctx context.Context, pool *pgxpool.Pool, partition int) (uint64, error) {
-	var tail int64
-	if err := pool.QueryRow(ctx, tailSQL, pgx.StrictNamedArgs{"partition": partition}).Scan(&tail); err != nil {
-		return 0, fmt.Errorf("read the tail of partition %d: %w", partition, err)
+// Tail returns the last stream sequence that the partition's marks cover, and the stream's generation that it belongs to.
+func Tail(ctx context.Context, pool *pgxpool.Pool, partition int) (tail uint64, generation int64, err error) {
+	var seq int64
+	if err := pool.QueryRow(ctx, tailSQL, pgx.StrictNamedArgs{"partition": partition}).Scan(&seq, &generation); err != nil {
+		return 0, 0, fmt.Errorf("read the tail of partition %d: %w", partition, err)
 	}
-	return uint64(tail), nil
+	return uint64(seq), generation, nil
 }
 
 // Stream is the stream as this database knows it.

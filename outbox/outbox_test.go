@@ -122,7 +122,7 @@ func TestAMarkWithAnotherTailMarksNothing(t *testing.T) {
 	if held, err := mark(0, 6, "00000000-0000-4000-8000-000000000000"); err == nil {
 		t.Errorf("another event with the row's id was marked: %v", held)
 	}
-	if tail, err := Tail(t.Context(), pool, in.Partition); err != nil || tail != 0 {
+	if tail, _, err := Tail(t.Context(), pool, in.Partition); err != nil || tail != 0 {
 		t.Fatalf("the tail moved to %d (%v)", tail, err)
 	}
 	if held, err := mark(0, 6, in.ID); err != nil || len(held) != 1 {
@@ -152,7 +152,7 @@ func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	for name, sql := range map[string]string{
 		"append": appendSQL, "claim": claimSQL, "park": parkSQL, "release": releaseSQL, "fail": failSQL, "mark": markSQL,
-		"tail": tailSQL, "stream": streamSQL, "bind": bindSQL, "stats": statsSQL, "published": countPublishedSQL,
+		"tail": tailSQL, "stream": streamSQL, "bind": bindSQL, "stats": statsSQL, "oldest": oldestSQL, "last id": lastIDSQL, "snapshot": snapshotSQL, "fence": fenceSQL, "published": countPublishedSQL,
 	} {
 		t.Run(name, func(t *testing.T) { testkit.Prepare(t, pool, sql) })
 	}

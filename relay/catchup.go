@@ -24,9 +24,12 @@ type position struct {
 func (s *session) catchUp(ctx context.Context, partition int) (position, error) {
 	s.metrics.catchUps.Inc()
 	filter := event.PartitionFilter(s.broker.Prefix, partition)
-	tail, err := outbox.Tail(ctx, s.pool, partition)
+	tail, generation, err := outbox.Tail(ctx, s.pool, partition)
 	if err != nil {
 		return position{}, err
+	}
+	if generation != s.generation {
+		return position{}, fmt.Errorf("%w: partition %d is of generation %d, this session of %d", errRepaired, partition, generation, s.generation)
 	}
 	state, err := s.stateOf(ctx, filter)
 	if err != nil {
@@ -49,6 +52,9 @@ func (s *session) catchUp(ctx context.Context, partition int) (position, error) 
 
 // errTailMoved reports that another relay moved the stored tail meanwhile: the catch-up begins again.
 var errTailMoved = errors.New("relay: the stored tail moved during the catch-up")
+
+// errRepaired reports that the stream is being repaired, or was: the session ends, and the next one begins with what is true then.
+var errRepaired = errors.New("relay: the stream was repaired meanwhile")
 
 // markFrom marks the rows whose messages stand after tail up to last, in bounded steps, and returns the new tail.
 func (s *session) markFrom(ctx context.Context, filter string, partition int, tail, last uint64) (uint64, error) {

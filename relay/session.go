@@ -343,11 +343,13 @@ func (s *session) finish(ctx context.Context, parts map[int]*partition, o outcom
 	if o.refused {
 		p.refusals++
 	}
-	if errors.Is(o.err, errTailMoved) || errors.Is(o.err, errConflict) && p.failures == 0 {
-		p.failures++
+	p.failures++
+	if (errors.Is(o.err, errTailMoved) || errors.Is(o.err, errConflict)) && p.failures == 1 {
 		return // another relay is, or was, at work: look again at once
 	}
-	p.failures++
+	if errors.Is(o.err, errRepaired) {
+		s.nc.Close()
+	}
 	p.retryAt = time.Now().Add(retryAfter(p.failures))
 	if errors.Is(o.err, ErrStreamRefused) {
 		p.retryAt = time.Now().Add(maxRetry)

@@ -181,6 +181,7 @@ CREATE TABLE outbox_messages_archive (
   PRIMARY KEY (occurred_at, id)
 ) PARTITION BY RANGE (occurred_at);
 CREATE TABLE outbox_messages_archive_default PARTITION OF outbox_messages_archive DEFAULT;
+CREATE INDEX outbox_messages_archive_id_idx ON outbox_messages_archive (id);
 CREATE INDEX outbox_messages_archive_tenant_aggregate_idx ON outbox_messages_archive (tenant_id, aggregate_type, aggregate_id);
 
 -- outbox_partitions: the last stream sequence that the marks of each partition cover, and the stream's generation it belongs to.
