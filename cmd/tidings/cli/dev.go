@@ -124,9 +124,10 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 		last = append(last, part{"PostgreSQL", func(ctx context.Context) error {
 			select {
 			case <-pg.Done():
+				return fmt.Errorf("ended; its log is %s", filepath.Join(dir, "postgres", "postgres.log"))
 			case <-ctx.Done():
+				return nil
 			}
-			return nil
 		}})
 	}
 	if in.ProjectionsDatabaseURL == "" {

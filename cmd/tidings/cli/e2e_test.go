@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -145,6 +146,28 @@ func TestLoadArrivesEverywhere(t *testing.T) {
 	}
 	if len(st.Consumers) != 3 || len(st.lagging())+len(st.deadLetters()) != 0 || st.Stream.Messages != uint64(spec.Edges) || len(st.Leases) != 4 {
 		t.Errorf("status: %s", stdout)
+	}
+
+	// What is not equal is named, up to the limit, and counted.
+	conn, err := pgx.Connect(t.Context(), d.instance(t).DatabaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	if _, err := conn.Exec(t.Context(), `UPDATE follower_counts SET followers = followers + 1 WHERE user_id IN (1, 2, 3)`); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, stderr = run(t, nil, "", "verify", "--data", d.dir, "--limit", "2", "--json")
+	var v verification
+	if err := json.Unmarshal([]byte(stdout), &v); code != exitError || err != nil || stderr != "" {
+		t.Fatalf("verify: exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
+	}
+	if counts := v.Projections[0]; v.OK || counts.Different != 3 || len(counts.Differences) != 2 || counts.Differences[0].Entity != "counts of user 1" {
+		t.Errorf("verify: %s", stdout)
+	}
+	if code, stdout, _ := run(t, nil, "", "verify", "--data", d.dir, "--limit", "2"); code != exitError || !strings.Contains(stdout, "followercounts: and 1 more") ||
+		!strings.HasSuffix(stdout, "NOT equal.\n") {
+		t.Errorf("verify: exit code %d\n%s", code, stdout)
 	}
 }
 
