@@ -43,7 +43,7 @@ func commentOf(c event.Comment) *Comment {
 type CommentList struct {
 	Items []*Comment `json:"items" nullable:"false"`
 	Next  string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
-	AsOf  event.Time `json:"as_of" format:"date-time" doc:"When the list was current."`
+	AsOf  event.Time `json:"as_of" format:"date-time" doc:"Everything that was published up to then is in the list."`
 }
 
 // userID is an id in a body.

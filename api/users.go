@@ -24,14 +24,14 @@ type Edge struct {
 type EdgeList struct {
 	Items []Edge     `json:"items" nullable:"false"`
 	Next  string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
-	AsOf  event.Time `json:"as_of" format:"date-time" doc:"When the list was current."`
+	AsOf  event.Time `json:"as_of" format:"date-time" doc:"Everything that was published up to then is in the list."`
 }
 
 // Counts are how many visible followers and followings a user has.
 type Counts struct {
 	Followers int64      `json:"followers"`
 	Following int64      `json:"following"`
-	AsOf      event.Time `json:"as_of" format:"date-time" doc:"When the counts were current."`
+	AsOf      event.Time `json:"as_of" format:"date-time" doc:"Everything that was published up to then is counted."`
 }
 
 // UserPath names a user.

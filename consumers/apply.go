@@ -145,9 +145,11 @@ func (c *Consumer) transact(ctx context.Context, b *batch, oneByOne bool) (out o
 func (c *Consumer) begin(ctx context.Context, tx pgx.Tx, b *batch, out *outcome) (map[aggregate]bool, error) {
 	var keys []string
 	var olds, news []int64
+	var times []time.Time
 	for _, p := range b.partitions() {
 		keys = append(keys, event.PartitionKey(p))
 		olds, news = append(olds, int64(b.moves[p].from)), append(news, int64(b.moves[p].to))
+		times = append(times, b.moves[p].stored)
 	}
 	seen := make(map[aggregate]bool)
 	var tenants, ids []int64
@@ -163,7 +165,7 @@ func (c *Consumer) begin(ctx context.Context, tx pgx.Tx, b *batch, out *outcome)
 	parked := make(map[aggregate]bool)
 	var q pgx.Batch
 	q.Queue(planSQL)
-	q.Queue(moveOffsetsSQL, pgx.StrictNamedArgs{"consumer": c.name, "keys": keys, "olds": olds, "news": news}).Query(func(rows pgx.Rows) error {
+	q.Queue(moveOffsetsSQL, pgx.StrictNamedArgs{"consumer": c.name, "keys": keys, "olds": olds, "news": news, "times": times}).Query(func(rows pgx.Rows) error {
 		moved, err := pgx.CollectRows(rows, pgx.RowTo[int])
 		for _, p := range moved {
 			out.moved[p] = true

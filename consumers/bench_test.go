@@ -56,7 +56,7 @@ func BenchmarkCatchUp(b *testing.B) {
 				go func() { done <- c.Run(ctx) }()
 				testkit.Eventually(b, 5*time.Minute, "a lag of 0", func() (bool, error) {
 					all, err := consumers.Lag(ctx, pool, js, cfg, followercounts.Name)
-					return err == nil && all[0].Messages == 0 && !all[0].Applied.IsZero(), err
+					return err == nil && all[0].Messages == 0 && !all[0].AsOf.IsZero(), err
 				})
 				b.ReportMetric(events/time.Since(start).Seconds(), "events/s")
 				stop()

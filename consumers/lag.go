@@ -19,12 +19,14 @@ import (
 // ConsumerLag is how far a consumer, all its instances together, is behind the stream.
 type ConsumerLag struct {
 	Consumer    string    `json:"consumer"`
-	Messages    int64     `json:"lag_messages"`    // on the stream and not applied; exact
-	Seconds     float64   `json:"lag_seconds"`     // since the oldest of them was stored
-	Partitions  int       `json:"lag_partitions"`  // that have any
-	DeadLetters int64     `json:"dead_letters"`    // maxDeadLetters means at least so many
-	Applied     time.Time `json:"last_applied_at"` // zero before the first batch
+	Messages    int64     `json:"lag_messages"`   // on the stream and not applied; exact
+	Seconds     float64   `json:"lag_seconds"`    // since the oldest of them was stored
+	Partitions  int       `json:"lag_partitions"` // that have any
+	DeadLetters int64     `json:"dead_letters"`   // maxDeadLetters means at least so many
+	AsOf        time.Time `json:"as_of"`          // everything on the stream up to then is applied; zero while nothing is known
 	oldest      time.Time
+	idle        []int     // partitions that had applied everything
+	at          time.Time // when the offsets were read, by the database's clock
 }
 
 // maxDeadLetters bounds the count of dead letters.
@@ -33,7 +35,7 @@ const maxDeadLetters = 10000
 // allOffsetsSQL reads where every consumer stands.
 // Index: consumer_offsets_pkey: at most one row per consumer and partition.   Locks: none.
 const allOffsetsSQL = `
-SELECT /* consumers.all_offsets */ consumer_name, right(partition_key, 2)::int, last_processed_id, last_processed_at
+SELECT /* consumers.all_offsets */ consumer_name, right(partition_key, 2)::int, last_processed_id, as_of, now()
   FROM consumer_offsets WHERE cardinality(@consumers::text[]) = 0 OR consumer_name = ANY(@consumers)`
 
 // deadLettersSQL counts the dead letters of one consumer, up to a bound.
@@ -51,7 +53,8 @@ func Lag(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg br
 		names = []string{}
 	}
 	offsets := make(map[string]*[event.Partitions]uint64)
-	applied := make(map[string]time.Time)
+	asOf := make(map[string]time.Time)
+	seen := make(map[string]int)
 	order := slices.Clone(names)
 	for _, n := range names {
 		offsets[n] = new([event.Partitions]uint64)
@@ -60,15 +63,15 @@ func Lag(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg br
 	var name string
 	var partition int
 	var offset int64
-	var at time.Time
-	if _, err := pgx.ForEachRow(rows, []any{&name, &partition, &offset, &at}, func() error {
+	var at, now time.Time
+	if _, err := pgx.ForEachRow(rows, []any{&name, &partition, &offset, &at, &now}, func() error {
 		if offsets[name] == nil {
 			offsets[name] = new([event.Partitions]uint64)
 			order = append(order, name)
 		}
 		offsets[name][partition] = uint64(offset)
-		if offset > 0 && at.After(applied[name]) {
-			applied[name] = at.UTC()
+		if seen[name]++; seen[name] == 1 || at.Before(asOf[name]) {
+			asOf[name] = at.UTC()
 		}
 		return nil
 	}); err != nil {
@@ -92,7 +95,10 @@ func Lag(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg br
 	all := make([]ConsumerLag, len(order))
 	for i, name := range order {
 		l := &all[i]
-		l.Consumer, l.Applied = name, applied[name]
+		l.Consumer, l.at = name, now
+		if seen[name] == event.Partitions && asOf[name].Unix() > 0 {
+			l.AsOf = asOf[name]
+		}
 		row := pool.QueryRow(ctx, deadLettersSQL, pgx.StrictNamedArgs{"consumer": name, "most": maxDeadLetters})
 		if err := row.Scan(&l.DeadLetters); err != nil {
 			return nil, fmt.Errorf("count the dead letters of %s: %w", name, err)
@@ -115,6 +121,7 @@ func (l *ConsumerLag) measure(ctx context.Context, js jetstream.JetStream, strea
 	var lagging []behind
 	for p := range last {
 		if last[p] <= offsets[p] {
+			l.idle = append(l.idle, p)
 			continue
 		}
 		raw, err := stream.GetMsg(ctx, offsets[p]+1, jetstream.WithGetMsgSubject(event.PartitionFilter(cfg.Prefix, p)))
@@ -245,5 +252,5 @@ func (c *Consumer) lookAtLag(ctx context.Context) error {
 	c.metrics.lagMessages.Set(float64(all[0].Messages))
 	c.metrics.deadLetters.Set(float64(all[0].DeadLetters))
 	c.lag.set(now, all[0].oldest)
-	return nil
+	return confirm(ctx, c.deps.Pool, c.name, all[0].idle, all[0].at)
 }

@@ -71,11 +71,11 @@ func openOffsets(ctx context.Context, pool *pgxpool.Pool, consumer string, parti
 // Index: consumer_offsets_pkey.   Locks: the rows, in key order.
 const moveOffsetsSQL = `
 WITH batch AS (
-  SELECT * FROM unnest(@keys::text[], @olds::bigint[], @news::bigint[]) AS b(partition_key, old, new)
+  SELECT * FROM unnest(@keys::text[], @olds::bigint[], @news::bigint[], @times::timestamptz[]) AS b(partition_key, old, new, stored)
 ), held AS MATERIALIZED (
   SELECT partition_key FROM consumer_offsets WHERE consumer_name = @consumer AND partition_key = ANY(@keys) ORDER BY partition_key FOR UPDATE
 )
-UPDATE /* consumers.move_offsets */ consumer_offsets o SET last_processed_id = b.new, last_processed_at = now()
+UPDATE /* consumers.move_offsets */ consumer_offsets o SET last_processed_id = b.new, last_processed_at = now(), as_of = GREATEST(o.as_of, b.stored)
   FROM batch b JOIN held USING (partition_key)
  WHERE o.consumer_name = @consumer AND o.partition_key = b.partition_key AND o.last_processed_id = b.old
 RETURNING right(o.partition_key, 2)::int`

@@ -259,7 +259,10 @@ type delivery struct {
 }
 
 // move is how a batch moves one partition's offset.
-type move struct{ from, to uint64 }
+type move struct {
+	from, to uint64
+	stored   time.Time // when the stream stored the last message: everything before it is applied with the batch
+}
 
 type batch struct {
 	deliveries []delivery
@@ -310,7 +313,7 @@ func (s *session) collect(ctx context.Context, messages jetstream.MessagesContex
 		}
 		taken++
 		bytes += len(msg.Data())
-		if err := s.take(ctx, b, msg.Subject(), msg.Headers(), msg.Data(), meta.Sequence.Stream); err != nil {
+		if err := s.take(ctx, b, msg.Subject(), msg.Headers(), msg.Data(), meta.Sequence.Stream, meta.Timestamp); err != nil {
 			return nil, err
 		}
 		if meta.NumPending == 0 {
@@ -321,7 +324,7 @@ func (s *session) collect(ctx context.Context, messages jetstream.MessagesContex
 }
 
 // take puts a message into the batch, unless it is applied already or its partition is stopped.
-func (s *session) take(ctx context.Context, b *batch, subject string, headers nats.Header, data []byte, seq uint64) error {
+func (s *session) take(ctx context.Context, b *batch, subject string, headers nats.Header, data []byte, seq uint64, stored time.Time) error {
 	partition, ok := partitionOf(s.c.deps.Broker.Prefix, subject)
 	if !ok {
 		s.c.metrics.skipped[skipForeign].Inc()
@@ -346,7 +349,7 @@ func (s *session) take(ctx context.Context, b *batch, subject string, headers na
 	if !ok {
 		m.from = pos.reached
 	}
-	m.to, pos.reached = seq, seq
+	m.to, m.stored, pos.reached = seq, stored, seq
 	b.moves[partition] = m
 	known, exact := event.Known(d.event.AggregateType, d.event.Type, d.event.Version)
 	switch {

@@ -27,6 +27,7 @@ CREATE TABLE consumer_offsets (
   partition_key     text        NOT NULL DEFAULT '',
   last_processed_id bigint      NOT NULL,
   last_processed_at timestamptz NOT NULL DEFAULT now(),
+  as_of             timestamptz NOT NULL DEFAULT 'epoch',
   generation        bigint      NOT NULL DEFAULT 1,
   stream_created    timestamptz,
   PRIMARY KEY (consumer_name, partition_key)
