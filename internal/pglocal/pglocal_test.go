@@ -106,7 +106,6 @@ func TestServerIsDurablePrivateAndKeepsItsPort(t *testing.T) {
 			t.Errorf("%s is %s: others may look in", private, info.Mode())
 		}
 	}
-	query(t, s, `SELECT set_config('tidings.x', 'y', false)`)
 	before := s.URL("postgres")
 	stop(t, s)
 	stop(t, s) // again: nothing
@@ -168,8 +167,7 @@ func TestSecondServerOnADirectoryIsRefused(t *testing.T) {
 // TestFaultServerLeftBehindIsStoppedAndItsDataKept kills the parent of a server: a child process that runs this test binary.
 func TestFaultServerLeftBehindIsStoppedAndItsDataKept(t *testing.T) {
 	if dir := os.Getenv("PGLOCAL_LEAVE_BEHIND"); dir != "" {
-		s := start(t, pglocal.Config{Dir: dir})
-		query(t, s, "SELECT 'x' FROM (SELECT set_config('a.b', 'c', false)) AS _")
+		s := start(t, pglocal.Config{Dir: dir, Unsafe: true})
 		conn, err := pgx.Connect(t.Context(), s.URL("postgres"))
 		if err != nil {
 			t.Fatal(err)
@@ -210,7 +208,7 @@ func TestFaultServerLeftBehindIsStoppedAndItsDataKept(t *testing.T) {
 			}
 			c.then(t, pid)
 
-			s := start(t, pglocal.Config{Dir: dir})
+			s := start(t, pglocal.Config{Dir: dir, Unsafe: true})
 			defer stop(t, s)
 			if s.PID() == pid {
 				t.Errorf("process %d was taken over, not stopped", pid)

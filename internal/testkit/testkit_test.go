@@ -3,6 +3,12 @@ package testkit_test
 import (
 	"context"
 	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -218,5 +224,49 @@ func TestFrozenNATSAnswersNobody(t *testing.T) {
 	testkit.Eventually(t, 10*time.Second, "the thawed server answers", func() (bool, error) {
 		err := nc.FlushTimeout(time.Second)
 		return err == nil, err
+	})
+}
+
+// TestFaultKilledTestBinaryLeavesNothingBehind runs this test binary again, which starts servers and kills itself.
+func TestFaultKilledTestBinaryLeavesNothingBehind(t *testing.T) {
+	if out := os.Getenv("TESTKIT_KILLED"); out != "" {
+		pg, b := testkit.PostgresProcess(t), testkit.NATSProcess(t)
+		pg.DB(t)
+		if err := os.WriteFile(out, []byte(b.URL), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Kill(os.Getpid(), syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		select {}
+	}
+	if testing.Short() {
+		t.Skip("needs a server")
+	}
+	tmp, out := t.TempDir(), filepath.Join(t.TempDir(), "url")
+	for d := tmp; d != os.TempDir() && d != "/"; d = filepath.Dir(d) { // as root, PostgreSQL's user has to enter
+		if err := os.Chmod(d, 0o711); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^TestFaultKilledTestBinaryLeavesNothingBehind$")
+	cmd.Env = append(os.Environ(), "TESTKIT_KILLED="+out, "TMPDIR="+tmp)
+	if err := cmd.Run(); cmd.ProcessState.ExitCode() != -1 {
+		t.Fatalf("it was not killed: %v", err)
+	}
+	url, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatalf("it started no servers: %v", err)
+	}
+	testkit.Eventually(t, 30*time.Second, "PostgreSQL and its directory are gone", func() (bool, error) {
+		left, err := filepath.Glob(filepath.Join(tmp, "tidings-test-*"))
+		return len(left) == 0, err
+	})
+	testkit.Eventually(t, 30*time.Second, "the NATS server is gone", func() (bool, error) {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(string(url), "nats://"))
+		if err != nil {
+			return true, nil
+		}
+		return false, conn.Close()
 	})
 }
