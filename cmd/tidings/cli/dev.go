@@ -84,11 +84,11 @@ the next start goes on with them, also after dev was killed. Ctrl-C stops everyt
 
 // dev starts the servers, then the parts, and stops them in the opposite order when ctx ends.
 func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.Logger) (stopErr error) {
-	lock, err := lockData(dir)
+	lock, err := lockData(ctx, dir)
 	if err != nil {
 		return err
 	}
-	defer func() { stopErr = errors.Join(stopErr, lock.Close()) }()
+	defer func() { stopErr = errors.Join(stopErr, unlock(lock)) }()
 
 	// Ports first: what is most often wrong is told at once.
 	apiListener, err := listen("API_ADDR", cfg.API.Addr)

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
@@ -191,6 +192,29 @@ func awaitEnd(t *testing.T, d *dev) <-chan struct{} {
 	t.Helper()
 	d.launch(t)
 	return d.done
+}
+
+func TestTheLockWaitsForADevThatIsDying(t *testing.T) {
+	dir := t.TempDir()
+	dying, err := lockData(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The kernel closes what a killed process had open after a while; its number stays in the file.
+	if err := os.WriteFile(dying.Name(), []byte("4194304\n"), 0o600); err != nil { // above every process number (proc(5), pid_max)
+		t.Fatal(err)
+	}
+	time.AfterFunc(100*time.Millisecond, func() { _ = dying.Close() })
+	next, err := lockData(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unlock(next); err != nil {
+		t.Error(err)
+	}
+	if b, err := os.ReadFile(dying.Name()); err != nil || len(b) > 0 {
+		t.Errorf("after a clean stop the lock says %q, %v", b, err)
+	}
 }
 
 func TestDevSaysWhichPortIsTaken(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"golang.org/x/sys/unix"
@@ -27,9 +28,13 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
+// deathWithin is how long a dev that was killed may take to let go of its lock, ports and servers' directories: the kernel
+// closes them one by one, on a busy machine for a while.
+const deathWithin = 2 * time.Second
+
 // lockData makes the data directory and takes it for this process. The kernel lets go of it when the process ends, however it
 // ends.
-func lockData(dir string) (*os.File, error) {
+func lockData(ctx context.Context, dir string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil { // open: as root, PostgreSQL runs as another user and has to pass; secrets are 0600
 		return nil, fmt.Errorf("make the data directory: %w", err)
 	}
@@ -37,20 +42,45 @@ func lockData(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock the data directory: %w", err)
 	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	switch {
-	case errors.Is(err, unix.EWOULDBLOCK):
-		pid, rerr := io.ReadAll(f)
-		err = fmt.Errorf("another `tidings dev` (process %s) runs with %s: stop it, or give this one another --data", strings.TrimSpace(string(pid)), dir)
-		return nil, errors.Join(err, rerr, f.Close())
-	case err != nil:
-		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), f.Close())
-	}
-	if err := errors.Join(f.Truncate(0), func() error { _, err := fmt.Fprintln(f, os.Getpid()); return err }()); err != nil {
-		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), f.Close())
+	if err := takeLock(ctx, f, dir); err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
 }
+
+// takeLock waits for an earlier dev that is just dying, and writes this process's number into the lock.
+func takeLock(ctx context.Context, f *os.File, dir string) error {
+	ctx, cancel := context.WithTimeout(ctx, deathWithin)
+	defer cancel()
+	b := make([]byte, 20)
+	n, err := f.ReadAt(b, 0)
+	if err != nil && err != io.EOF {
+		return fmt.Errorf("read the lock of %s: %w", dir, err)
+	}
+	pid, _ := strconv.Atoi(strings.TrimSpace(string(b[:n]))) // 0 when no dev was killed
+	for {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err != nil && err != unix.EWOULDBLOCK {
+			return fmt.Errorf("lock %s: %w", dir, err)
+		}
+		if err == nil && (pid == 0 || syscall.Kill(pid, 0) == syscall.ESRCH) {
+			break
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+			continue
+		case <-ctx.Done():
+		}
+		if err == nil {
+			break // another program has that number by now
+		}
+		return fmt.Errorf("another `tidings dev` (process %d) runs with %s: stop it, or give this one another --data", pid, dir)
+	}
+	return errors.Join(f.Truncate(0), func() error { _, err := fmt.Fprintln(f, os.Getpid()); return err }())
+}
+
+// unlock lets go of the data directory after a clean stop.
+func unlock(f *os.File) error { return errors.Join(f.Truncate(0), f.Close()) }
 
 // devState is what dev keeps from start to start.
 type devState struct {
