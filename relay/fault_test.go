@@ -1,11 +1,13 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net/url"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -27,12 +29,21 @@ import (
 // Relays under fault are child processes: the test binary again, told by childEnv what to be.
 const childEnv = "TIDINGS_TEST_RELAY"
 
-// childConfig tells a child where its servers are and at which crash point to send itself which signal.
+// childConfig tells a child where its servers are, how long its leases are, and at which crash point to send itself which signal.
 type childConfig struct {
 	DatabaseURL string
 	Broker      broker.Config
-	Step        string
-	Signal      syscall.Signal
+	TTL         time.Duration
+	MaxConns    int
+	crash
+}
+
+// crash is a signal that a child sends itself when it has come by a crash point for the nth time; 0 is 1. A child takes further
+// ones, as lines of JSON, from its standard input. An empty step takes the last one back.
+type crash struct {
+	Step   string
+	Signal syscall.Signal
+	Nth    int
 }
 
 // leaseTTL of the children: short, so that a takeover does not take the test's time.
@@ -40,7 +51,34 @@ const leaseTTL = time.Second
 
 func newRand(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, seed)) }
 
-// child is a relay process that obeys childConfig.
+// crashPoint is the crash that a child is told to suffer next.
+type crashPoint struct {
+	mu   sync.Mutex
+	next crash
+}
+
+func (c *crashPoint) set(next crash) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.next = next
+}
+
+func (c *crashPoint) at(step string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.next.Step == "" || c.next.Step != step {
+		return
+	}
+	if c.next.Nth--; c.next.Nth > 0 {
+		return
+	}
+	c.next.Step = ""
+	if err := syscall.Kill(os.Getpid(), c.next.Signal); err != nil {
+		panic(err)
+	}
+}
+
+// child is a relay process that obeys childConfig. It ends with its standard input, so that none outlives the test.
 func child() {
 	var c childConfig
 	if err := json.Unmarshal([]byte(os.Getenv(childEnv)), &c); err != nil {
@@ -49,26 +87,27 @@ func child() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	pool, err := postgres.Open(ctx, c.DatabaseURL, postgres.Config{MaxConns: 8, ConnectTimeout: 2 * time.Second}, postgres.RoleSystem, "relay")
+	pool, err := postgres.Open(ctx, c.DatabaseURL, postgres.Config{MaxConns: c.MaxConns, ConnectTimeout: 2 * time.Second}, postgres.RoleSystem, "relay")
 	if err != nil {
 		panic(err)
 	}
 	cfg := testConfig()
-	cfg.Lease.TTL = leaseTTL
+	cfg.Lease.TTL = c.TTL
 	r, err := New(cfg, pool, c.Broker, log, prometheus.NewRegistry())
 	if err != nil {
 		panic(err)
 	}
-	var once sync.Once
-	r.step = func(step string) {
-		if c.Step != "" && step == c.Step {
-			once.Do(func() {
-				if err := syscall.Kill(os.Getpid(), c.Signal); err != nil {
-					panic(err)
-				}
-			})
+	point := &crashPoint{next: c.crash}
+	r.step = point.at
+	go func() {
+		for in := json.NewDecoder(os.Stdin); ; {
+			var next crash
+			if err := in.Decode(&next); err != nil {
+				os.Exit(1)
+			}
+			point.set(next)
 		}
-	}
+	}()
 	if err := r.Run(ctx); err != nil {
 		panic(err)
 	}
@@ -77,21 +116,23 @@ func child() {
 
 // fleet is an outbox with writers on it, a broker, and relays in processes of their own.
 type fleet struct {
-	t    *testing.T
-	url  string
-	pool *pgxpool.Pool
-	b    *testkit.Broker
+	t      *testing.T
+	url    string
+	pool   *pgxpool.Pool
+	b      *testkit.Broker
+	binary string // that runs as a relay when it is told so: this one, or a mutant of it
 
 	writers sync.WaitGroup
 	stop    context.CancelFunc
 	written atomic.Int64
 }
 
-func newFleet(t *testing.T, db *testkit.DB) *fleet {
-	f := &fleet{t: t, url: db.URL, pool: db.Pool(t, postgres.RoleSystem), b: testkit.NATSProcess(t)}
+func newFleet(t *testing.T, db *testkit.DB) *fleet { return seededFleet(t, db, seeded(t)) }
+
+func seededFleet(t *testing.T, db *testkit.DB, rng *rand.Rand) *fleet {
+	f := &fleet{t: t, url: db.URL, pool: db.Pool(t, postgres.RoleSystem), b: testkit.NATSProcess(t), binary: os.Args[0]}
 	ctx, stop := context.WithCancel(t.Context())
 	f.stop = stop
-	rng := seeded(t)
 	for range 3 {
 		rng := newRand(rng.Uint64())
 		f.writers.Go(func() {
@@ -99,6 +140,10 @@ func newFleet(t *testing.T, db *testkit.DB) *fleet {
 				if err := appendPairs(ctx, f.pool, rng, 5); err == nil {
 					f.written.Add(5)
 				} // else the server is away, or the test is over: the transaction counts only if its rows are there
+				select {
+				case <-ctx.Done():
+				case <-time.After(10 * time.Millisecond): // the machine is the relays' as well
+				}
 			}
 		})
 	}
@@ -106,27 +151,73 @@ func newFleet(t *testing.T, db *testkit.DB) *fleet {
 	return f
 }
 
+// links are the proxies between a relay and its servers.
+type links struct{ db, nats *proxy }
+
+func (f *fleet) links() links {
+	f.t.Helper()
+	return links{db: newProxy(f.t, parse(f.t, f.url).Host), nats: newProxy(f.t, parse(f.t, f.b.URL).Host)}
+}
+
+func parse(t *testing.T, raw string) *url.URL {
+	t.Helper()
+	u, err := url.Parse(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u
+}
+
+// withHost returns the address of a server that is reached via p.
+func withHost(t *testing.T, raw string, p *proxy) string {
+	t.Helper()
+	u := parse(t, raw)
+	u.Host = p.addr()
+	return u.String()
+}
+
+// options of a relay process; the zero value is a plain one.
+type options struct {
+	crash
+	ttl      time.Duration // leaseTTL when 0
+	maxConns int           // 8 when 0
+	via      links         // directly when nil
+}
+
 // relay starts a relay process that sends itself sig at the crash point step; none when step is empty.
 func (f *fleet) relay(step string, sig syscall.Signal) *process {
 	f.t.Helper()
-	cfg, err := json.Marshal(childConfig{DatabaseURL: f.url, Broker: f.b.Config(), Step: step, Signal: sig})
+	return f.start(options{crash: crash{Step: step, Signal: sig}})
+}
+
+// start starts a relay process.
+func (f *fleet) start(o options) *process {
+	f.t.Helper()
+	c := childConfig{DatabaseURL: f.url, Broker: f.b.Config(), TTL: cmp.Or(o.ttl, leaseTTL), MaxConns: cmp.Or(o.maxConns, 8), crash: o.crash}
+	if o.via != (links{}) {
+		c.DatabaseURL, c.Broker.URL = withHost(f.t, f.url, o.via.db), withHost(f.t, f.b.URL, o.via.nats)
+	}
+	cfg, err := json.Marshal(c)
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	cmd := exec.Command(os.Args[0])
+	cmd := exec.Command(f.binary)
 	cmd.Env = append(os.Environ(), childEnv+"="+string(cfg))
-	var out strings.Builder
-	cmd.Stderr = &out
+	p := &process{t: f.t, cmd: cmd, ended: make(chan struct{})}
+	cmd.Stderr = &p.log
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	p.in = json.NewEncoder(in)
 	if err := cmd.Start(); err != nil {
 		f.t.Fatal(err)
 	}
-	p := &process{t: f.t, cmd: cmd, ended: make(chan struct{})}
 	go func() { _ = cmd.Wait(); close(p.ended) }() // how it ended is what the tests caused
 	f.t.Cleanup(func() {
-		_ = cmd.Process.Kill() // it may have ended
-		<-p.ended
+		p.kill()
 		if f.t.Failed() {
-			f.t.Logf("relay %d at %q:\n%s", cmd.Process.Pid, step, out.String())
+			f.t.Logf("relay %d at %q:\n%s", cmd.Process.Pid, o.Step, p.log.String())
 		}
 	})
 	return p
@@ -135,7 +226,39 @@ func (f *fleet) relay(step string, sig syscall.Signal) *process {
 type process struct {
 	t     *testing.T
 	cmd   *exec.Cmd
+	in    *json.Encoder
 	ended chan struct{}
+	log   tail
+}
+
+// tail keeps the end of a relay's log.
+type tail struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+func (l *tail) Write(p []byte) (int, error) {
+	const most = 64 << 10
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.text = append(l.text, p...)
+	l.text = l.text[max(0, len(l.text)-most):]
+	return len(p), nil
+}
+
+func (l *tail) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return string(l.text)
+}
+
+// arm tells the relay where to crash next. It may have ended meanwhile.
+func (p *process) arm(c crash) { _ = p.in.Encode(c) }
+
+// kill ends the process, if it has not ended, and waits for that.
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill() // it may have ended
+	<-p.ended
 }
 
 // awaitEnd waits until the process is gone.
@@ -148,17 +271,20 @@ func (p *process) awaitEnd() {
 	}
 }
 
+// stopped reports that SIGSTOP has reached the process.
+func (p *process) stopped() (bool, error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	if err != nil {
+		return false, err
+	}
+	_, after, _ := strings.Cut(string(stat), ") ")
+	return strings.HasPrefix(after, "T"), nil
+}
+
 // awaitStopped waits until the process has stopped itself.
 func (p *process) awaitStopped() {
 	p.t.Helper()
-	testkit.Eventually(p.t, 20*time.Second, "the relay to freeze", func() (bool, error) {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
-		if err != nil {
-			return false, err
-		}
-		_, after, _ := strings.Cut(string(stat), ") ")
-		return strings.HasPrefix(after, "T"), nil
-	})
+	testkit.Eventually(p.t, 20*time.Second, "the relay to freeze", p.stopped)
 }
 
 func (p *process) signal(sig syscall.Signal) {

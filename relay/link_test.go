@@ -1,0 +1,92 @@
+package relay
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+// last lets a fault last.
+func (f *fleet) last(d time.Duration) {
+	f.t.Helper()
+	select {
+	case <-time.After(d):
+	case <-f.t.Context().Done():
+		f.t.Fatal(context.Cause(f.t.Context()))
+	}
+}
+
+func TestLinksThatAreCutSlowOrStalledLoseAndDoubleNothing(t *testing.T) {
+	for name, pick := range map[string]func(links) *proxy{
+		"NATS":       func(l links) *proxy { return l.nats },
+		"PostgreSQL": func(l links) *proxy { return l.db },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t, testkit.Postgres(t))
+			var proxies []*proxy
+			for range 3 {
+				l := f.links()
+				// A heartbeat is seven round trips, and has half of its lease for them.
+				f.start(options{via: l, ttl: 4 * time.Second})
+				proxies = append(proxies, pick(l))
+			}
+			f.awaitTakeover()
+
+			for _, p := range proxies { // from all three: nobody publishes
+				p.cut()
+			}
+			f.last(500 * time.Millisecond)
+			for _, p := range proxies {
+				p.heal()
+			}
+			f.awaitTakeover()
+
+			proxies[0].slow(200 * time.Millisecond)
+			proxies[1].slow(200 * time.Millisecond)
+			f.awaitTakeover()
+			proxies[1].heal()
+
+			proxies[2].stall() // for longer than a publish may take, and then all of it arrives at once
+			f.last(testConfig().PublishTimeout + 500*time.Millisecond)
+			proxies[2].heal()
+			f.awaitTakeover()
+			f.check()
+		})
+	}
+}
+
+func TestARelayWhoseFewConnectionsAllWaitForALockGoesOnAfterwards(t *testing.T) {
+	t.Parallel()
+	db := testkit.Postgres(t)
+	f := newFleet(t, db)
+	o := options{maxConns: 2}
+	f.awaitShares(10*time.Second, "three relays to share the partitions", f.start(o), f.start(o), f.start(o))
+	// Marks wait for the first lock and heartbeats for the second: with two connections that is all of them, for longer than a lease.
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }() // ErrTxClosed, but after a failure
+	for _, sql := range []string{`SELECT FROM outbox_partitions FOR UPDATE`, `SELECT FROM leases FOR UPDATE`} {
+		if _, err := tx.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	owner := db.Pool(t, postgres.RoleOwner) // who may read what others run
+	testkit.Eventually(t, 10*time.Second, "marks to wait for the lock", func() (bool, error) {
+		var waiting int
+		err := owner.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+			AND query LIKE '%UPDATE outbox_partitions%'`).Scan(&waiting)
+		return waiting == 3, err
+	})
+	f.last(leaseTTL * 3 / 2)
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f.awaitTakeover()
+	f.check()
+}

@@ -1,0 +1,259 @@
+package relay
+
+import (
+	"context"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+// seedEnv repeats the faults of a run: the same ones in the same order, though not at the same instants.
+const seedEnv = "TIDINGS_TEST_SEED"
+
+// mix is a fleet of three relays, each behind proxies of its own, on servers that the test may do anything to.
+type mix struct {
+	*fleet
+	rng    *rand.Rand
+	server *testkit.PG
+	relays [3]*process
+	links  [3]links
+}
+
+// newMix starts the fleet. Its relays run binary.
+func newMix(t *testing.T, binary string, seed uint64) *mix {
+	t.Helper()
+	rng := newRand(seed)
+	server := testkit.PostgresProcess(t)
+	m := &mix{fleet: seededFleet(t, server.DB(t), rng), rng: rng, server: server}
+	m.binary = binary
+	for i := range m.relays {
+		m.links[i] = m.fleet.links()
+		m.replace(i)
+	}
+	m.progress()
+	return m
+}
+
+// replace makes relay i a new process, killing the old one if it lives.
+func (m *mix) replace(i int) {
+	if m.relays[i] != nil {
+		m.relays[i].kill()
+	}
+	m.relays[i] = m.start(options{via: m.links[i]})
+}
+
+// progress waits until something has been published that was not when it was called. That it takes long is no failure here.
+func (m *mix) progress() {
+	ctx, cancel := context.WithTimeout(m.t.Context(), 10*time.Second)
+	defer cancel()
+	var before, now int64
+	for begun := false; ctx.Err() == nil; {
+		err := m.pool.QueryRow(ctx, `SELECT coalesce(sum(tail_seq), 0) FROM outbox_partitions`).Scan(&now)
+		switch {
+		case err == nil && !begun:
+			begun, before = true, now
+		case err == nil && now > before:
+			return
+		}
+		m.within(ctx, 20*time.Millisecond)
+	}
+}
+
+// within waits for d, or until ctx ends.
+func (m *mix) within(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+// between returns a random time.
+func (m *mix) between(low, high time.Duration) time.Duration {
+	return low + time.Duration(m.rng.Int64N(int64(high-low)))
+}
+
+// fault begins and returns what ends it.
+type fault struct {
+	name  string
+	begin func() (end func())
+}
+
+var crashSteps = []string{"after claim", "before commit", "after ack", "after mark", "catch-up"}
+
+// ofRelay are the faults of relay i.
+func (m *mix) ofRelay(i int) []fault {
+	step, nth := crashSteps[m.rng.IntN(len(crashSteps))], 1+m.rng.IntN(5)
+	proxy, server := m.links[i].nats, "NATS"
+	if m.rng.IntN(2) == 0 {
+		proxy, server = m.links[i].db, "PostgreSQL"
+	}
+	healed := func(disturb func()) func() func() {
+		return func() func() { disturb(); return proxy.heal }
+	}
+	frozen := func(step string) func() func() {
+		return func() func() {
+			p := m.relays[i]
+			p.arm(crash{Step: step, Signal: syscall.SIGSTOP, Nth: nth})
+			ctx, cancel := context.WithTimeout(m.t.Context(), time.Second)
+			defer cancel()
+			for stopped := false; !stopped && ctx.Err() == nil; {
+				m.within(ctx, 5*time.Millisecond)
+				stopped, _ = p.stopped() // without an error but when it has ended
+			}
+			_ = p.cmd.Process.Signal(syscall.SIGSTOP) // where it stands, if it did not come by
+			return func() {
+				m.within(m.t.Context(), m.between(leaseTTL, 2*leaseTTL)) // its lease runs out, and somebody takes over
+				p.arm(crash{})
+				_ = p.cmd.Process.Signal(syscall.SIGCONT) // it may have been killed
+			}
+		}
+	}
+	return []fault{
+		{"kill " + step, func() func() {
+			p := m.relays[i]
+			p.arm(crash{Step: step, Signal: syscall.SIGKILL, Nth: nth})
+			return func() {
+				select {
+				case <-p.ended:
+				case <-time.After(time.Second): // it did not come by: kill it where it stands
+				}
+				m.replace(i)
+			}
+		}},
+		{"freeze " + step, frozen(step)},
+		{"freeze before a publish", frozen("after claim")}, // where the tail check alone helps
+		{"stop", func() func() {
+			_ = m.relays[i].cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+			return func() { m.replace(i) }
+		}},
+		{"cut " + server, healed(proxy.cut)},
+		{"delay " + server, healed(func() { proxy.slow(200 * time.Millisecond) })},
+		{"stall " + server, healed(proxy.stall)},
+	}
+}
+
+// ofServers are the faults that every relay suffers.
+func (m *mix) ofServers() []fault {
+	return []fault{
+		{"kill NATS", func() func() { m.b.Kill(m.t); return func() { m.b.Restart(m.t) } }},
+		{"freeze NATS", func() func() { m.b.Freeze(m.t); return func() { m.b.Thaw(m.t) } }},
+		{"restart PostgreSQL", func() func() { m.server.Restart(m.t); return func() {} }},
+		{"freeze PostgreSQL", func() func() { m.server.Freeze(m.t); return func() { m.server.Thaw(m.t) } }},
+		{"cut everything", func() func() {
+			for _, l := range m.links {
+				l.db.cut()
+				l.nats.cut()
+			}
+			return func() {
+				for _, l := range m.links {
+					l.db.heal()
+					l.nats.heal()
+				}
+			}
+		}},
+		{"the database's clock leaps", func() func() {
+			// What that does: every lease ends at once, and for a moment two relays hold a partition.
+			ctx, cancel := context.WithTimeout(m.t.Context(), time.Second)
+			defer cancel()
+			for _, table := range []string{"leases", "lease_members"} {
+				_, _ = m.pool.Exec(ctx, `UPDATE `+table+` SET expires_at = expires_at - interval '10 minutes'`) // the server may be away
+			}
+			return func() {}
+		}},
+	}
+}
+
+// run causes that many rounds of faults, one or two at a time, each of something else, and logs them.
+func (m *mix) run(rounds int) {
+	m.t.Helper()
+	for range rounds {
+		order := m.rng.Perm(len(m.relays))
+		var now []fault
+		if m.rng.IntN(3) > 0 {
+			of := m.ofRelay(order[0])
+			now = append(now, of[m.rng.IntN(len(of))])
+		}
+		if of := m.ofServers(); m.rng.IntN(3) == 0 || now == nil {
+			now = append(now, of[m.rng.IntN(len(of))])
+		} else if m.rng.IntN(2) == 0 {
+			of := m.ofRelay(order[1])
+			now = append(now, of[m.rng.IntN(len(of))])
+		}
+		var end []func()
+		for _, f := range now {
+			m.t.Logf("%s: %s", time.Now().Format("15:04:05.000"), f.name)
+			end = append(end, f.begin())
+		}
+		m.within(m.t.Context(), m.between(100*time.Millisecond, time.Second))
+		for _, e := range end {
+			e()
+		}
+		if m.rng.IntN(2) == 0 { // else the next ones hit relays that are still recovering
+			m.progress()
+		}
+	}
+}
+
+// settle ends what is left of the faults, stops the writers, lets the relays drain the outbox, and returns what was broken.
+func (m *mix) settle() damage {
+	m.t.Helper()
+	for i, p := range m.relays {
+		select {
+		case <-p.ended:
+			m.replace(i)
+		default:
+		}
+	}
+	m.stop()
+	m.writers.Wait()
+	ctx, cancel := context.WithTimeout(m.t.Context(), 40*time.Second)
+	defer cancel()
+	for pending := 1; pending > 0 && ctx.Err() == nil; {
+		for _, p := range m.relays {
+			_ = p.cmd.Process.Signal(syscall.SIGCONT) // one may have come by its crash point late
+		}
+		if err := m.pool.QueryRow(ctx, `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`).Scan(&pending); err != nil {
+			pending = 1
+		}
+		m.within(ctx, 20*time.Millisecond)
+	}
+	return inspect(m.t, m.t.Context(), m.pool, m.b)
+}
+
+// runMix is one run from its seed.
+func runMix(t *testing.T, binary string, seed uint64, rounds int) damage {
+	t.Helper()
+	t.Logf("seed %d: %s=%d repeats its faults", seed, seedEnv, seed)
+	m := newMix(t, binary, seed)
+	m.run(rounds)
+	d := m.settle()
+	t.Logf("seed %d: %d rows, %d messages", seed, d.Rows, d.Messages)
+	return d
+}
+
+// seedFromEnv returns the seed that the environment asks for, else a new one.
+func seedFromEnv(t *testing.T) (seed uint64, fixed bool) {
+	t.Helper()
+	text := os.Getenv(seedEnv)
+	if text == "" {
+		return rand.Uint64(), false
+	}
+	seed, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatalf("%s: %v", seedEnv, err)
+	}
+	return seed, true
+}
+
+func TestFaultsMixedFromASeedLoseAndDoubleNothing(t *testing.T) {
+	t.Parallel()
+	seed, _ := seedFromEnv(t)
+	if d := runMix(t, os.Args[0], seed, 5); d.any() {
+		t.Errorf("seed %d: the stream is not what was committed: %+v", seed, d)
+	}
+}

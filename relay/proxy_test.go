@@ -1,0 +1,189 @@
+package relay
+
+import (
+	"net"
+	"sync"
+	"testing"
+	"time"
+)
+
+// proxy passes TCP connections on to a server, and disturbs them when it is told to.
+type proxy struct {
+	target   string
+	listener net.Listener
+	passing  sync.WaitGroup
+
+	mu      sync.Mutex
+	changed chan struct{} // closed and replaced by every change of what follows
+	refuse  bool
+	delay   time.Duration // each way
+	stalled bool
+	links   map[*link]bool // true when the link is lost: it stays open and passes nothing any more
+}
+
+// link is one connection through the proxy.
+type link struct {
+	client, server net.Conn
+	once           sync.Once
+	done           chan struct{}
+}
+
+func (l *link) close() {
+	l.once.Do(func() {
+		close(l.done)
+		for _, c := range []net.Conn{l.client, l.server} {
+			if tcp, ok := c.(*net.TCPConn); ok {
+				_ = tcp.SetLinger(0) // a reset, as from a router that has forgotten the connection
+			}
+			_ = c.Close() // it may have ended by itself
+		}
+	})
+}
+
+// newProxy returns a proxy to target, host:port. It ends with the test.
+func newProxy(t *testing.T, target string) *proxy {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{target: target, listener: l, changed: make(chan struct{}), links: map[*link]bool{}}
+	p.passing.Go(p.accept)
+	t.Cleanup(func() {
+		_ = l.Close() // accept ends with its error
+		p.cut()
+		p.passing.Wait()
+	})
+	return p
+}
+
+func (p *proxy) addr() string { return p.listener.Addr().String() }
+
+func (p *proxy) accept() {
+	for {
+		client, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		p.passing.Go(func() { p.open(client) })
+	}
+}
+
+func (p *proxy) open(client net.Conn) {
+	l := &link{client: client, done: make(chan struct{})}
+	server, err := net.DialTimeout("tcp", p.target, 2*time.Second)
+	if err == nil {
+		l.server = server
+	} else {
+		l.server = client // closed twice, which does no harm
+	}
+	p.mu.Lock()
+	if err != nil || p.refuse {
+		p.mu.Unlock()
+		l.close()
+		return
+	}
+	p.links[l] = false
+	p.mu.Unlock()
+	p.passing.Go(func() { p.pass(l, l.server, l.client) })
+	p.pass(l, l.client, l.server)
+	<-l.done
+	p.mu.Lock()
+	delete(p.links, l)
+	p.mu.Unlock()
+}
+
+// chunk is what one read found, and when.
+type chunk struct {
+	data []byte
+	read time.Time
+}
+
+// pass carries what from says to to, delayed but not slowed down.
+func (p *proxy) pass(l *link, from, to net.Conn) {
+	chunks := make(chan chunk, 256)
+	p.passing.Go(func() {
+		defer l.close()
+		for c := range chunks {
+			if !p.hold(l, c.read) {
+				return
+			}
+			if _, err := to.Write(c.data); err != nil {
+				return
+			}
+		}
+	})
+	defer close(chunks)
+	for {
+		buf := make([]byte, 32<<10)
+		n, err := from.Read(buf)
+		if n > 0 {
+			select {
+			case chunks <- chunk{buf[:n], time.Now()}:
+			case <-l.done:
+				return
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// hold returns when a chunk that was read then may go on, and false when its link has ended instead.
+func (p *proxy) hold(l *link, read time.Time) bool {
+	for {
+		p.mu.Lock()
+		wait, held, changed := time.Until(read.Add(p.delay)), p.stalled || p.links[l], p.changed
+		p.mu.Unlock()
+		if !held && wait <= 0 {
+			return true
+		}
+		var due <-chan time.Time
+		if !held {
+			due = time.After(wait)
+		}
+		select {
+		case <-changed:
+		case <-due:
+		case <-l.done:
+			return false
+		}
+	}
+}
+
+func (p *proxy) change(set func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	set()
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+// cut resets all connections and refuses new ones.
+func (p *proxy) cut() {
+	p.change(func() {
+		p.refuse = true
+		for l := range p.links {
+			l.close()
+		}
+	})
+}
+
+// slow delays everything by d, each way.
+func (p *proxy) slow(d time.Duration) { p.change(func() { p.delay = d }) }
+
+// stall keeps connections open, accepts new ones, and passes nothing.
+func (p *proxy) stall() { p.change(func() { p.stalled = true }) }
+
+// lose stalls the connections that there are for ever; new ones are passed.
+func (p *proxy) lose() {
+	p.change(func() {
+		for l := range p.links {
+			p.links[l] = true
+		}
+	})
+}
+
+// heal undoes cut, slow and stall: what was stalled goes on.
+func (p *proxy) heal() { p.change(func() { p.refuse, p.delay, p.stalled = false, 0, false }) }
