@@ -72,7 +72,7 @@ func (s *session) markFrom(ctx context.Context, filter string, partition int, ta
 	defer messages.Stop()
 	m := outbox.Mark{Partition: partition, OldTail: tail}
 	for m.NewTail < last {
-		msg, err := messages.Next(jetstream.NextContext(ctx))
+		msg, err := next(ctx, messages, s.cfg.PublishTimeout)
 		if err != nil {
 			return 0, fmt.Errorf("read partition %d after %d: %w", partition, max(m.NewTail, tail), err)
 		}
@@ -103,4 +103,11 @@ func (s *session) markFrom(ctx context.Context, filter string, partition int, ta
 		m = outbox.Mark{Partition: partition, OldTail: m.NewTail, NewTail: m.NewTail, Rows: m.Rows[:0]}
 	}
 	return m.NewTail, nil
+}
+
+// next returns the next message, or an error after the timeout: an ordered consumer that misses its server tries for ever.
+func next(ctx context.Context, messages jetstream.MessagesContext, timeout time.Duration) (jetstream.Msg, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	return messages.Next(jetstream.NextContext(ctx))
 }

@@ -24,7 +24,7 @@ type Config struct {
 	BatchSize      int           `env:"RELAY_BATCH_SIZE, default=500"`      // rows per publish, 1..1000 (the server's limit for an atomic batch)
 	BatchBytes     int           `env:"RELAY_BATCH_BYTES, default=4194304"` // payload bytes per publish, 64 KiB..64 MiB
 	PollInterval   time.Duration `env:"RELAY_POLL_INTERVAL, default=100ms"` // the longest an idle relay waits before it looks again, 1ms..10s
-	PublishTimeout time.Duration `env:"RELAY_PUBLISH_TIMEOUT, default=5s"`  // for a publish ack; then the outcome is unknown, 100ms..1m
+	PublishTimeout time.Duration `env:"RELAY_PUBLISH_TIMEOUT, default=5s"`  // for an answer of the broker; after a publish the outcome is then unknown, 100ms..1m
 	Publishers     int           `env:"RELAY_PUBLISHERS, default=8"`        // publishes and catch-ups at once, 1..32
 	DrainTimeout   time.Duration `env:"RELAY_DRAIN_TIMEOUT, default=10s"`   // for the work in hand at a stop, 1s..5m
 	Lease          lease.Config

@@ -128,8 +128,10 @@ func (s *session) lastOf(ctx context.Context, filter string) (seq uint64, err er
 	return answer.Message.Seq, nil
 }
 
-// stateOf reads where the stream stands for one partition.
+// stateOf reads where the stream stands for one partition. No answer is an error, as it is for a publish.
 func (s *session) stateOf(ctx context.Context, filter string) (streamState, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.PublishTimeout)
+	defer cancel()
 	last, err := s.lastOf(ctx, filter)
 	if err != nil {
 		return streamState{}, err
