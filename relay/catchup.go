@@ -24,7 +24,7 @@ type position struct {
 func (s *session) catchUp(ctx context.Context, partition int) (position, error) {
 	s.metrics.catchUps.Inc()
 	filter := event.PartitionFilter(s.broker.Prefix, partition)
-	tail, generation, err := outbox.Tail(ctx, s.pool, partition)
+	tail, generation, err := s.tail(ctx, partition)
 	if err != nil {
 		return position{}, err
 	}
@@ -48,6 +48,18 @@ func (s *session) catchUp(ctx context.Context, partition int) (position, error) 
 		return position{}, err
 	}
 	return position{tail, tail}, nil
+}
+
+func (s *session) tail(ctx context.Context, partition int) (tail uint64, generation int64, err error) {
+	ctx, cancel := s.forDB(ctx)
+	defer cancel()
+	return outbox.Tail(ctx, s.pool, partition)
+}
+
+func (s *session) markOne(ctx context.Context, m outbox.Mark) (held []int, err error) {
+	ctx, cancel := s.forDB(ctx)
+	defer cancel()
+	return outbox.MarkPublished(ctx, s.pool, s.generation, []outbox.Mark{m})
 }
 
 // errTailMoved reports that another relay moved the stored tail meanwhile: the catch-up begins again.
@@ -90,7 +102,7 @@ func (s *session) markFrom(ctx context.Context, filter string, partition int, ta
 		if len(m.Rows) < s.cfg.BatchSize && m.NewTail < last {
 			continue
 		}
-		held, err := outbox.MarkPublished(ctx, s.pool, s.generation, []outbox.Mark{m})
+		held, err := s.markOne(ctx, m)
 		switch {
 		case errors.Is(err, outbox.ErrRowsMissing):
 			return 0, fmt.Errorf("%w: %w", ErrStreamRefused, err)

@@ -27,7 +27,9 @@ type Config struct {
 	PublishTimeout time.Duration `env:"RELAY_PUBLISH_TIMEOUT, default=5s"`  // for an answer of the broker; after a publish the outcome is then unknown, 100ms..1m
 	Publishers     int           `env:"RELAY_PUBLISHERS, default=8"`        // publishes and catch-ups at once, 1..32
 	DrainTimeout   time.Duration `env:"RELAY_DRAIN_TIMEOUT, default=10s"`   // for the work in hand at a stop, 1s..5m
-	Lease          lease.Config
+	// The database ends a statement by its own limit; this is for a connection that passes nothing any more.
+	DatabaseTimeout time.Duration `env:"RELAY_DATABASE_TIMEOUT, default=30s"` // for one transaction; then the outcome is unknown, 1s..10m
+	Lease           lease.Config
 }
 
 // Validate reports every value out of bounds.
@@ -44,6 +46,7 @@ func (c Config) Validate() error {
 	check(c.PublishTimeout >= 100*time.Millisecond && c.PublishTimeout <= time.Minute, "RELAY_PUBLISH_TIMEOUT is %s: want 100ms..1m", c.PublishTimeout)
 	check(c.Publishers >= 1 && c.Publishers <= 32, "RELAY_PUBLISHERS is %d: want 1..32", c.Publishers)
 	check(c.DrainTimeout >= time.Second && c.DrainTimeout <= 5*time.Minute, "RELAY_DRAIN_TIMEOUT is %s: want 1s..5m", c.DrainTimeout)
+	check(c.DatabaseTimeout >= time.Second && c.DatabaseTimeout <= 10*time.Minute, "RELAY_DATABASE_TIMEOUT is %s: want 1s..10m", c.DatabaseTimeout)
 	return errors.Join(append(errs, c.Lease.Validate())...)
 }
 
@@ -71,6 +74,11 @@ func New(cfg Config, pool *pgxpool.Pool, brokerCfg broker.Config, log *slog.Logg
 	}
 	r.notReady("starting")
 	return r, nil
+}
+
+// forDB bounds calls of the database.
+func (r *Relay) forDB(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, r.cfg.DatabaseTimeout)
 }
 
 func (r *Relay) notReady(why string) { r.state.Store(&why) }

@@ -252,6 +252,8 @@ func (s *session) keep(ctx context.Context, f *floors, nextRelease *time.Time, p
 	if len(held) == 0 {
 		return nil
 	}
+	ctx, cancel := s.forDB(ctx)
+	defer cancel()
 	if now.After(*nextRelease) {
 		*nextRelease = now.Add(releaseEvery)
 		released, err := outbox.Release(ctx, s.pool, held, releaseLimit)
@@ -301,6 +303,8 @@ func (s *session) reconcile(parts map[int]*partition, held []int) {
 // claim reads the due rows of the idle partitions, only the first one of those in alone, and hands each batch to a publisher.
 // It reports whether it found any.
 func (s *session) claim(ctx context.Context, parts map[int]*partition, asks, alone []outbox.Ask) (found bool, err error) {
+	ctx, cancel := s.forDB(ctx)
+	defer cancel()
 	for _, c := range []struct {
 		asks  []outbox.Ask
 		limit int
@@ -435,6 +439,8 @@ func (s *session) sift(ctx context.Context, b *outbox.Batch) ([]outbox.Row, erro
 		}
 		fit = append(fit, r)
 	}
+	ctx, cancel := s.forDB(ctx)
+	defer cancel()
 	var errs []error
 	if len(failures) > 0 {
 		errs = append(errs, s.fail(ctx, failures))
@@ -447,6 +453,8 @@ func (s *session) sift(ctx context.Context, b *outbox.Batch) ([]outbox.Row, erro
 
 // fail counts the failures of rows that cannot be published as they are.
 func (s *session) fail(ctx context.Context, failures []outbox.Failure) error {
+	ctx, cancel := s.forDB(ctx)
+	defer cancel()
 	_, dead, err := outbox.Fail(ctx, s.pool, failures)
 	if err != nil {
 		return err
@@ -484,6 +492,8 @@ func (s *session) mark(ctx context.Context, gathered []ack) {
 	for i, a := range gathered {
 		marks[i] = a.mark
 	}
+	ctx, cancel := s.forDB(ctx)
+	defer cancel()
 	held, err := outbox.MarkPublished(ctx, s.pool, s.generation, marks)
 	s.metrics.seconds.WithLabelValues(stageMark).Observe(time.Since(start).Seconds())
 	s.at("after mark")

@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 )
@@ -22,4 +24,29 @@ func TestACatchUpThatGetsNoAnswerGivesUp(t *testing.T) {
 	if _, err := s.catchUp(t.Context(), 0); err == nil || time.Since(begun) > 2*s.cfg.PublishTimeout {
 		t.Errorf("%v after %s: want an error within twice the publish timeout", err, time.Since(begun))
 	}
+}
+
+func TestARelayLeavesDatabaseConnectionsThatPassNothingAnyMore(t *testing.T) {
+	t.Parallel()
+	db := testkit.Postgres(t)
+	pool := db.Pool(t, postgres.RoleSystem)
+	f := &fleet{t: t, url: db.URL, b: testkit.NATS(t)}
+	via := f.links().db
+	relayPool := (&testkit.DB{URL: withHost(t, db.URL, via)}).Pool(t, postgres.RoleSystem)
+	cfg := testConfig()
+	cfg.DatabaseTimeout = time.Second
+	r, err := New(cfg, relayPool, f.b.Config(), testkit.Logger(t), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := start(t, r)
+	insertRow(t, pool, 1, "created", `{"version": 1}`)
+	awaitDrained(t, t.Context(), pool, 10*time.Second)
+	// No reset, no end: as when a firewall forgets them. New ones work, so the leases are kept, and nobody takes over.
+	via.lose()
+	insertRow(t, pool, 1, "edited", `{"version": 2}`)
+	awaitDrained(t, t.Context(), pool, 10*time.Second)
+	checkStream(t, t.Context(), pool, f.b)
+	stop()
+	via.cut() // or the pool waits for their end
 }
