@@ -1,0 +1,203 @@
+//go:build soak
+
+package relay
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
+)
+
+const (
+	seedsEnv    = "TIDINGS_SOAK_SEEDS" // how many seeds; 20 when unset
+	mixRounds   = 10                   // of faults per seed
+	mutantSeeds = 6                    // that a mutant gets to be found by
+)
+
+func TestSoakFaultsMixedFromManySeedsLoseAndDoubleNothing(t *testing.T) {
+	count := 20
+	if text := os.Getenv(seedsEnv); text != "" {
+		var err error
+		if count, err = strconv.Atoi(text); err != nil || count < 1 {
+			t.Fatalf("%s is %q: want a number from 1", seedsEnv, text)
+		}
+	}
+	for range count {
+		seed, fixed := seedFromEnv(t)
+		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
+			t.Parallel() // each has servers of its own, and waits most of the time
+			if d := runMix(t, os.Args[0], seed, mixRounds); d.any() {
+				t.Errorf("seed %d: the stream is not what was committed: %+v", seed, d)
+			}
+		})
+		if fixed {
+			return
+		}
+	}
+}
+
+// overlay builds this test binary from sources in which old stands as new, exactly once, in one file. Nothing in the sources
+// themselves knows of it.
+func overlay(t *testing.T, file string, edits ...[2]string) (binary string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mutated := string(text)
+	for _, e := range edits {
+		if n := strings.Count(mutated, e[0]); n != 1 {
+			t.Fatalf("%s holds this %d times, not once, and the mutant must be written anew:\n%s", file, n, e[0])
+		}
+		mutated = strings.Replace(mutated, e[0], e[1], 1)
+	}
+	dir := t.TempDir()
+	copied, list, binary := filepath.Join(dir, "mutated.go"), filepath.Join(dir, "overlay.json"), filepath.Join(dir, "relay.test")
+	original, err := filepath.Abs(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	replace, err := json.Marshal(map[string]any{"Replace": map[string]string{original: copied}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, data := range map[string][]byte{copied: []byte(mutated), list: replace} {
+		if err := os.WriteFile(name, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-overlay", list, "-o", binary, ".").CombinedOutput(); err != nil {
+		t.Fatalf("build the mutant of %s: %v\n%s", file, err, out)
+	}
+	return binary
+}
+
+func TestSoakTheMixFindsARelayWithoutItsGuards(t *testing.T) {
+	for name, build := range map[string]func(t *testing.T) string{
+		"the tail check is taken out": func(t *testing.T) string {
+			return overlay(t, "publish.go", [2]string{`			m.Header[headerExpectLastSequence] = []string{strconv.FormatUint(at.expect, 10)}
+			m.Header[headerExpectLastSubject] = []string{event.PartitionFilter(s.broker.Prefix, partition)}
+`, ""})
+		},
+		"the rows are read before the tail": func(t *testing.T) string {
+			return overlay(t, "publish.go", [2]string{`	batch := rand.Text()
+`, `	batch := rand.Text()
+	if at.expect, err = s.lastOf(ctx, event.PartitionFilter(s.broker.Prefix, partition)); err != nil {
+		return 0, err
+	}
+`})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			binary := build(t)
+			for n := range mutantSeeds {
+				seed, fixed := seedFromEnv(t)
+				var d damage
+				t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) { d = runMix(t, binary, seed, mixRounds) })
+				if d.Duplicates > 0 {
+					t.Logf("found with seed %d, the %dth: %+v", seed, n+1, d)
+					return
+				}
+				if fixed || t.Failed() {
+					break
+				}
+			}
+			t.Error("no seed has found it")
+		})
+	}
+}
+
+// reuse makes the database hand out again the ids of rows that a relay has published and not marked, as after a crash with
+// synchronous_commit off, and returns what was broken by a relay that runs binary.
+func reuse(t *testing.T, binary string) damage {
+	t.Helper()
+	f := newFleet(t, testkit.Postgres(t))
+	f.start(options{crash: crash{Step: "after ack", Signal: syscall.SIGKILL, Nth: 5}}).awaitEnd()
+	f.stop()
+	f.writers.Wait()
+	// The transactions were lost and ran again: the same ids, the same content, but other events.
+	if _, err := f.pool.Exec(t.Context(), `UPDATE outbox_messages SET event_id = gen_random_uuid() WHERE processed_at IS NULL`); err != nil {
+		t.Fatal(err)
+	}
+	f.binary = binary
+	p := f.start(options{})
+	testkit.Eventually(t, 30*time.Second, "the relay to mark what it must not, or to stop the partition and publish the others", func() (bool, error) {
+		stats, err := outbox.ReadStats(t.Context(), f.pool)
+		return stats.Pending == 0 || strings.Contains(p.log.String(), "partition stopped until the stream is repaired"), err
+	})
+	p.signal(syscall.SIGTERM)
+	p.awaitEnd()
+	return inspect(t, t.Context(), f.pool, f.b)
+}
+
+func TestSoakIDsThatAreHandedOutAgain(t *testing.T) {
+	t.Run("stop the partition", func(t *testing.T) {
+		if d := reuse(t, os.Args[0]); d.Unknown == 0 || d.Pending == 0 || d.FalseMarks > 0 || d.Duplicates > 0 || d.Unmarked > 0 {
+			t.Errorf("want messages of lost rows, rows that wait for the repair, and no other damage: %+v", d)
+		}
+	})
+	t.Run("are marked published by a relay that does not compare event_id", func(t *testing.T) {
+		d := reuse(t, overlay(t, "../outbox/mark.go", [2]string{`WHERE m.id = r.id AND m.event_id = r.event_id AND`, `WHERE m.id = r.id AND`}))
+		if d.FalseMarks == 0 {
+			t.Errorf("the rows were lost and nobody saw it: %+v", d)
+		}
+		t.Logf("found: %+v", d)
+	})
+}
+
+// clockOf builds relays whose wall clock leaps to ten minutes ahead and ten behind, each second anew, while the monotonic clock
+// goes on, as when somebody sets the machine's clock.
+func clockOf(t *testing.T) string {
+	t.Helper()
+	root, err := exec.CommandContext(t.Context(), "go", "env", "GOROOT").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return overlay(t, filepath.Join(strings.TrimSpace(string(root)), "src/time/time.go"), [2]string{`	mono -= startNano
+`, `	mono -= startNano
+	if n := mono / 1e9; n > 0 {
+		sec += 600 - 1200*(n%2)
+	}
+`})
+}
+
+var logged = regexp.MustCompile(`(?m)^time=(\S+)`)
+
+func TestSoakARelaysClockIsMovedByTenMinutes(t *testing.T) {
+	binary := clockOf(t)
+	f := newFleet(t, testkit.Postgres(t))
+	f.binary = binary
+	a, b := f.start(options{}), f.start(options{})
+	f.binary = os.Args[0]
+	c := f.start(options{})
+	f.awaitShares(10*time.Second, "relays to share the partitions, whatever their clocks say", a, b, c)
+	f.last(5 * time.Second)
+	f.awaitShares(time.Second, "them to have kept their shares", a, b, c)
+	b.signal(syscall.SIGKILL)
+	f.awaitShares(3*leaseTTL, "the others to take over", a, c)
+	a.signal(syscall.SIGTERM)
+	a.awaitEnd()
+	f.awaitTakeover()
+	f.check()
+	var off time.Duration // how far the moved clock was seen to be
+	for _, m := range logged.FindAllStringSubmatch(a.log.String(), -1) {
+		at, err := time.Parse(time.RFC3339, m[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		off = max(off, time.Since(at).Abs())
+	}
+	if off < 9*time.Minute {
+		t.Errorf("the clock was off by %s at most: it was not moved", off)
+	}
+}
