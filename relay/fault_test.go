@@ -323,6 +323,7 @@ func (f *fleet) check() {
 func TestARelayKilledAtAnyStepLosesAndDoublesNothing(t *testing.T) {
 	for _, step := range []string{"after claim", "before commit", "after ack", "after mark"} {
 		t.Run(step, func(t *testing.T) {
+			t.Parallel()
 			f := newFleet(t, testkit.Postgres(t))
 			victim := f.relay(step, syscall.SIGKILL)
 			victim.awaitEnd()
@@ -346,6 +347,7 @@ func TestARelayKilledDuringCatchUpLosesAndDoublesNothing(t *testing.T) {
 func TestARelayFrozenPastItsLeaseThawsWithoutEffect(t *testing.T) {
 	for _, step := range []string{"after claim", "before commit", "after ack"} {
 		t.Run(step, func(t *testing.T) {
+			t.Parallel()
 			f := newFleet(t, testkit.Postgres(t))
 			victim := f.relay(step, syscall.SIGSTOP)
 			victim.awaitStopped()
