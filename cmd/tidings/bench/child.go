@@ -2,6 +2,7 @@ package bench
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -14,12 +15,15 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sethvargo/go-envconfig"
 	"github.com/spf13/cobra"
 
+	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/relay"
 )
 
@@ -29,32 +33,56 @@ type tally struct {
 	Conflicts int `json:"conflicts"`
 }
 
-// childCommand runs one relay as the relay binary does, and prints its tally at the end.
+// The parts that a child can be.
+const (
+	partRelay          = "relay"
+	partFollowerCounts = followercounts.Name
+)
+
+// childCommand runs one part as its binary does, and prints its tally at the end.
 func childCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "child", Hidden: true, Args: cobra.NoArgs, Short: "One relay under test",
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Use: "child", Hidden: true, Args: cobra.ExactArgs(1), Short: "One part under test",
+		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
 			var cfg struct {
 				DatabaseURL string `env:"DATABASE_URL, required"`
 				Postgres    postgres.Config
 				Broker      broker.Config
 				Relay       relay.Config
+				Consumers   consumers.Config
 			}
 			if err := envconfig.Process(ctx, &cfg); err != nil {
 				return err
 			}
 			reg := prometheus.NewRegistry()
-			pool, err := postgres.Open(ctx, cfg.DatabaseURL, cfg.Postgres, postgres.RoleSystem, "relay")
+			pool, err := postgres.Open(ctx, cfg.DatabaseURL, cfg.Postgres, postgres.RoleSystem, args[0])
 			if err != nil {
 				return err
 			}
 			defer pool.Close()
-			r, err := relay.New(cfg.Relay, pool, cfg.Broker, slog.Default(), reg)
+			var part interface{ Run(context.Context) error }
+			switch args[0] {
+			case partRelay:
+				part, err = relay.New(cfg.Relay, pool, cfg.Broker, slog.Default(), reg)
+			case partFollowerCounts:
+				nc, cerr := broker.Connect(cfg.Broker, args[0], slog.Default())
+				if cerr != nil {
+					return cerr
+				}
+				defer nc.Close()
+				js, jerr := jetstream.New(nc)
+				if jerr != nil {
+					return jerr
+				}
+				part, err = consumers.New(cfg.Consumers, consumers.Deps{Pool: pool, JetStream: js, Broker: cfg.Broker, Registry: reg, Log: slog.Default()}, followercounts.New())
+			default:
+				err = fmt.Errorf("no part %q", args[0])
+			}
 			if err != nil {
 				return err
 			}
-			if err := r.Run(ctx); err != nil {
+			if err := part.Run(ctx); err != nil {
 				return err
 			}
 			t := tally{CatchUps: read(reg, "relay_catch_ups_total"), Conflicts: read(reg, "relay_conflicts_total")}
@@ -78,7 +106,7 @@ func read(reg *prometheus.Registry, name string) (n int) {
 	return n
 }
 
-// child is a relay process.
+// child is a process under test.
 type child struct {
 	cmd  *exec.Cmd
 	out  *bufio.Reader
@@ -87,13 +115,13 @@ type child struct {
 	wait func() error
 }
 
-// startChild starts a relay on the servers. ttl is its lease's.
-func startChild(s *servers, ttl time.Duration, stderr io.Writer) (*child, error) {
+// startChild starts a part on the servers. ttl is its leases'.
+func startChild(s *servers, part string, ttl time.Duration, stderr io.Writer) (*child, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(self, "bench", "child")
+	cmd := exec.Command(self, "bench", "child", part)
 	cmd.Env = append(os.Environ(), "DATABASE_URL="+s.url, "NATS_URL="+s.broker.URL, "NATS_STREAM="+s.broker.Stream, "LEASE_TTL="+ttl.String(), "LOG_LEVEL=warn")
 	cmd.Stderr = stderr
 	stdout, err := cmd.StdoutPipe()
@@ -101,7 +129,7 @@ func startChild(s *servers, ttl time.Duration, stderr io.Writer) (*child, error)
 		return nil, err
 	}
 	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start a relay: %w", err)
+		return nil, fmt.Errorf("start %s: %w", part, err)
 	}
 	return &child{cmd: cmd, out: bufio.NewReader(stdout), wait: sync.OnceValue(cmd.Wait)}, nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -31,19 +32,26 @@ func latencyCommand() *cobra.Command {
 	var o latencyOptions
 	cmd := &cobra.Command{
 		Use: "latency", Args: cobra.NoArgs,
-		Short: "Time from a write to its event at a subscriber, at a steady rate",
-		Long: `Offers single-event transactions at a fixed rate, whether or not earlier ones are done (open loop), and times each from before its
-insert until a JetStream consumer has its event. As the API does, the writers wake the relay after a commit; --wake=false leaves it
-to the relay's polling, as with rows inserted by plain SQL.`,
+		Short: "Time from a write to its event at a subscriber, and to its effect in a projection, at a steady rate",
+		Long: `Offers transactions of one follow and its event at a fixed rate, whether or not earlier ones are done (open loop), and times each from
+before its insert. Case subscriber: until a JetStream consumer has the event. Case projection: until the row of followercounts can be
+read; it is looked for every millisecond. As the API does, the writers wake the relay after a commit; --wake=false leaves it to the
+relay's polling, as with rows inserted by plain SQL.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.rate < 1 || o.writers < 1 || o.duration <= 0 || o.sync != syncAlways && o.sync != syncDefault {
 				return errors.New("want --rate and --writers of 1 or more, a --duration, --broker-sync always or default")
 			}
-			r, err := o.subscriber(cmd.Context(), func(format string, args ...any) { cmd.PrintErrf(format+"\n", args...) })
-			if err != nil {
-				return err
+			say := func(format string, args ...any) { cmd.PrintErrf(format+"\n", args...) }
+			for _, c := range []latencyCase{{"subscriber", []string{partRelay}, atSubscriber}, {"projection", []string{partRelay, partFollowerCounts}, atProjection}} {
+				r, err := o.run(cmd.Context(), c, say)
+				if err != nil {
+					return fmt.Errorf("%s: %w", c.name, err)
+				}
+				if err := r.write(cmd.OutOrStdout()); err != nil {
+					return err
+				}
 			}
-			return r.write(cmd.OutOrStdout())
+			return nil
 		},
 	}
 	f := cmd.Flags()
@@ -55,66 +63,85 @@ to the relay's polling, as with rows inserted by plain SQL.`,
 	return cmd
 }
 
-// subscriber measures the case of that name.
-func (o latencyOptions) subscriber(ctx context.Context, say func(string, ...any)) (_ result, err error) {
-	r := result{Case: "subscriber", Relays: 1}
-	say("%s: starting servers", r.Case)
+// latencyCase is where the arrival of a write is seen: arrivals calls seen with the number of each write as it arrives, until
+// ctx ends.
+type latencyCase struct {
+	name     string
+	parts    []string
+	arrivals func(ctx context.Context, s *servers, js jetstream.JetStream, total int, seen func(n int)) error
+}
+
+func (o latencyOptions) run(ctx context.Context, c latencyCase, say func(string, ...any)) (_ result, err error) {
+	r := result{Case: c.name, Relays: 1}
+	say("%s: starting servers", c.name)
 	s, err := startServers(ctx, o.sync, slog.Default())
 	if err != nil {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
-	c, err := startChild(s, leaseTTL, logTo(say))
-	if err != nil {
-		return r, err
-	}
-	defer c.kill()
+	var children []*child
+	defer func() {
+		for _, c := range children {
+			c.kill()
+		}
+	}()
 	js, closeJS, err := s.stream(ctx, slog.Default())
 	if err != nil {
 		return r, err
 	}
 	defer closeJS()
-	for { // until the relay has declared the stream
-		if _, err := js.Stream(ctx, s.broker.Stream); err == nil {
-			break
-		} else if !errors.Is(err, jetstream.ErrStreamNotFound) {
+	for _, part := range c.parts {
+		child, err := startChild(s, part, leaseTTL, logTo(say))
+		if err != nil {
 			return r, err
 		}
-		if err := pause(ctx, 20*time.Millisecond); err != nil {
+		children = append(children, child)
+		if err := awaitStream(ctx, s, js); err != nil { // the relay declares it
 			return r, err
 		}
 	}
-	consumer, err := js.OrderedConsumer(ctx, s.broker.Stream, jetstream.OrderedConsumerConfig{InactiveThreshold: time.Minute})
-	if err != nil {
-		return r, err
-	}
-	it, err := consumer.Messages()
-	if err != nil {
-		return r, err
-	}
-	defer it.Stop()
 
+	total := int(float64(o.rate) * o.duration.Seconds())
+	stamps, arrived := make([]time.Time, total), make([]time.Duration, total)
+	var mu sync.Mutex // of stamps and arrived
+	left := total
+	ctx, cancel := context.WithTimeout(ctx, o.duration+time.Minute)
+	defer cancel()
 	nc, err := broker.Connect(s.broker, "bench writers", slog.Default())
 	if err != nil {
 		return r, err
 	}
 	defer nc.Close()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	waker := broker.NewWaker(nc)
 	go func() { _ = waker.Run(ctx) }() // returns nil when ctx ends
 
-	say("%s: %d writes per second for %s", r.Case, o.rate, o.duration)
-	total := int(float64(o.rate) * o.duration.Seconds())
+	all := make(chan error, 2)
+	go func() {
+		all <- c.arrivals(ctx, s, js, total, func(n int) {
+			mu.Lock()
+			defer mu.Unlock()
+			if arrived[n] == 0 {
+				arrived[n] = time.Since(stamps[n])
+				if left--; left == 0 {
+					all <- nil
+				}
+			}
+		})
+	}()
+	say("%s: %d writes per second for %s", c.name, o.rate, o.duration)
 	work := make(chan int, total)
 	failed := make(chan error, o.writers)
 	var writers sync.WaitGroup
 	for range o.writers {
 		writers.Go(func() {
 			for n := range work {
+				mu.Lock()
+				stamps[n] = time.Now()
+				mu.Unlock()
 				partition, err := write(ctx, s, n)
 				if err != nil {
 					failed <- err
+					cancel()
 					return
 				}
 				if o.wake {
@@ -133,47 +160,114 @@ func (o latencyOptions) subscriber(ctx context.Context, say func(string, ...any)
 			work <- n
 		}
 	}()
-	times := make([]time.Duration, 0, total)
-	limit, stop := context.WithTimeout(ctx, o.duration+30*time.Second)
-	defer stop()
-	for len(times) < total {
-		m, err := it.Next(jetstream.NextContext(limit))
-		if err != nil {
-			select {
-			case err = <-failed:
-			default:
-			}
-			return r, fmt.Errorf("%d of %d events arrived: %w", len(times), total, err)
+	if err := <-all; err != nil {
+		select {
+		case err = <-failed:
+		default:
 		}
-		var p struct {
-			At int64 `json:"at,string"`
-		}
-		if err := json.Unmarshal(m.Data(), &p); err != nil {
-			return r, err
-		}
-		times = append(times, time.Since(time.Unix(0, p.At)))
+		mu.Lock()
+		defer mu.Unlock()
+		return r, fmt.Errorf("%d of %d writes arrived: %w", total-left, total, err)
 	}
 	r.rate(total, time.Since(start))
-	r.percentiles(times)
+	r.percentiles(slices.Clone(arrived))
 	writers.Wait()
-	t, err := c.stop()
-	if err != nil {
-		return r, err
+	var peak float64
+	for i, c := range children {
+		t, err := c.stop()
+		if err != nil {
+			return r, err
+		}
+		peak = max(peak, c.peak)
+		if i == 0 {
+			r.CatchUps, r.Conflicts = &t.CatchUps, &t.Conflicts
+		}
 	}
-	r.CatchUps, r.Conflicts, r.PeakRSS = &t.CatchUps, &t.Conflicts, ptr(round(c.peak, 1))
-	r.settings, err = s.settings(ctx)
+	children = nil
+	r.PeakRSS = ptr(round(peak, 1))
+	r.settings, err = s.settings(context.WithoutCancel(ctx))
 	return r, err
 }
 
-// write is one transaction of a state row and its event, stamped before it begins.
+func awaitStream(ctx context.Context, s *servers, js jetstream.JetStream) error {
+	for {
+		_, err := js.Stream(ctx, s.broker.Stream)
+		if !errors.Is(err, jetstream.ErrStreamNotFound) {
+			return err
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// atSubscriber sees a write when a JetStream consumer has its event.
+func atSubscriber(ctx context.Context, s *servers, js jetstream.JetStream, _ int, seen func(int)) error {
+	consumer, err := js.OrderedConsumer(ctx, s.broker.Stream, jetstream.OrderedConsumerConfig{InactiveThreshold: time.Minute})
+	if err != nil {
+		return err
+	}
+	it, err := consumer.Messages()
+	if err != nil {
+		return err
+	}
+	defer it.Stop()
+	for {
+		m, err := it.Next(jetstream.NextContext(ctx))
+		if err != nil {
+			return err
+		}
+		var f event.Follow
+		if err := json.Unmarshal(m.Data(), &f); err != nil {
+			return err
+		}
+		seen(int(f.FollowerID) - 1)
+	}
+}
+
+// visibleSQL finds which of some followers have an edge in the projection.
+const visibleSQL = `SELECT follower_id FROM follow_edges WHERE tenant_id = 1 AND follower_id = ANY(@followers::bigint[])`
+
+// atProjection sees a write when its row can be read from the projection. It looks at the oldest writes that it has not seen.
+func atProjection(ctx context.Context, s *servers, _ jetstream.JetStream, total int, seen func(int)) error {
+	const window = 2000 // of writes that may be on their way
+	outstanding := make([]int64, 0, total)
+	for n := range total {
+		outstanding = append(outstanding, int64(n+1))
+	}
+	for {
+		asked := outstanding[:min(window, len(outstanding))]
+		rows, _ := s.pool.Query(ctx, visibleSQL, pgx.StrictNamedArgs{"followers": asked})
+		found, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+		if err != nil {
+			return err
+		}
+		if len(found) > 0 {
+			there := make(map[int64]bool, len(found))
+			for _, id := range found {
+				there[id] = true
+				seen(int(id) - 1)
+			}
+			outstanding = slices.DeleteFunc(outstanding, func(id int64) bool { return there[id] })
+		}
+		if err := pause(ctx, time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// write is one transaction of a follow and its event: follower n+1, one of 1,000 followees.
 func write(ctx context.Context, s *servers, n int) (partition int, err error) {
-	payload, err := json.Marshal(map[string]any{"at": fmt.Sprint(time.Now().UnixNano()), "follower_id": fmt.Sprint(n + 1), "followee_id": fmt.Sprint(n%1000 + 1_000_000_000)})
+	follower, followee := int64(n+1), int64(n%1000+1_000_000_000)
+	now := event.Time{Time: time.Now()}
+	payload, err := json.Marshal(event.Follow{FollowerID: event.ID(follower), FolloweeID: event.ID(followee), Status: event.StatusActive, Version: 1,
+		CreatedAt: now, PositionedAt: now, UpdatedAt: now, Actor: "bench"})
 	if err != nil {
 		return 0, err
 	}
-	events := []event.Event{{TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: int64(n%1000 + 1_000_000_000), Type: event.Created, Payload: payload}}
+	events := []event.Event{{TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: followee, Type: event.Created, Payload: payload}}
 	err = postgres.InTx(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, $1, $2)`, n+1, n%1000+1_000_000_000); err != nil {
+		if _, err := tx.Exec(ctx, `INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, $1, $2)`, follower, followee); err != nil {
 			return err
 		}
 		return outbox.Append(ctx, tx, events)

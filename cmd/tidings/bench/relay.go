@@ -120,7 +120,7 @@ func (o relayOptions) run(ctx context.Context, held bool, say func(string, ...an
 	}()
 	start := time.Now()
 	for range o.relays {
-		c, err := startChild(s, leaseTTL, logTo(say))
+		c, err := startChild(s, partRelay, leaseTTL, logTo(say))
 		if err != nil {
 			return r, err
 		}
