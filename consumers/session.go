@@ -24,6 +24,7 @@ const (
 	pullExpiry        = 10 * time.Second
 	inactiveThreshold = 30 * time.Second      // then the server forgets a reader that is gone
 	moreIsComing      = 20 * time.Millisecond // how long to wait for a message that the server says it has
+	busyWait          = time.Millisecond      // how long to wait for another message before looking whether the database is free
 )
 
 // errMoved reports offsets that are no longer where this instance left them: another one applied the same events. What it
@@ -267,60 +268,75 @@ type move struct {
 type batch struct {
 	deliveries []delivery
 	moves      map[int]move
+	taken      int  // messages read for it
+	bytes      int  // of their payloads
+	more       bool // the server said with the last message that it has the next one
 }
 
-// collectAll hands over batches until ctx ends (nil) or reading fails.
+func (s *session) full(b *batch) bool {
+	return b.taken >= s.c.cfg.BatchEvents || b.bytes >= s.c.cfg.BatchBytes
+}
+
+// collectAll reads batches and hands them over until ctx ends (nil) or reading fails. A batch is handed over as soon as what is
+// on the stream has been read and the database is free; while it is busy the batch grows, up to its bounds. So a lone event
+// waits for nothing, and the longer a transaction takes the more events share the next one.
 func (s *session) collectAll(ctx context.Context, messages jetstream.MessagesContext, batches chan<- *batch) error {
-	for {
-		b, err := s.collect(ctx, messages)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if len(b.moves) == 0 {
-			continue
-		}
+	b := &batch{moves: make(map[int]move)}
+	handOver := func() bool {
 		select {
 		case <-ctx.Done():
-			return nil
+			return false
 		case batches <- b:
+			b = &batch{moves: make(map[int]move)}
+			return true
 		}
 	}
-}
-
-// collect waits for a message and takes what else is there, up to the bounds of a batch. The server says with each message
-// how many follow: when none does, the batch is complete at once.
-func (s *session) collect(ctx context.Context, messages jetstream.MessagesContext) (*batch, error) {
-	b := &batch{moves: make(map[int]move)}
-	taken, bytes := 0, 0
-	for taken < s.c.cfg.BatchEvents && bytes < s.c.cfg.BatchBytes {
+	for {
 		wait := jetstream.NextContext(ctx)
-		if taken > 0 {
+		switch {
+		case len(b.moves) == 0:
+			b.taken, b.bytes, b.more = 0, 0, false // what was read is applied already
+		case s.full(b):
+			if !handOver() {
+				return nil
+			}
+		case b.more:
 			wait = jetstream.NextMaxWait(moreIsComing)
+		default:
+			select {
+			case batches <- b:
+				b = &batch{moves: make(map[int]move)}
+			default:
+				wait = jetstream.NextMaxWait(busyWait)
+			}
 		}
 		msg, err := messages.Next(wait)
-		if err != nil && taken > 0 {
-			break // a timeout; anything worse the next call returns again
-		}
-		if err != nil {
-			return nil, fmt.Errorf("read stream %s: %w", s.c.deps.Broker.Stream, err)
+		switch {
+		case errors.Is(err, nats.ErrTimeout):
+			b.more = false
+			continue
+		case err != nil && ctx.Err() != nil:
+			return nil
+		case err != nil:
+			if len(b.moves) > 0 && !handOver() {
+				return nil
+			}
+			return fmt.Errorf("read stream %s: %w", s.c.deps.Broker.Stream, err)
 		}
 		meta, err := msg.Metadata()
 		if err != nil {
-			return nil, fmt.Errorf("read stream %s: %w", s.c.deps.Broker.Stream, err)
+			return fmt.Errorf("read stream %s: %w", s.c.deps.Broker.Stream, err)
 		}
-		taken++
-		bytes += len(msg.Data())
+		b.taken++
+		b.bytes += len(msg.Data())
+		b.more = meta.NumPending > 0
 		if err := s.take(ctx, b, msg.Subject(), msg.Headers(), msg.Data(), meta.Sequence.Stream, meta.Timestamp); err != nil {
-			return nil, err
-		}
-		if meta.NumPending == 0 {
-			break
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
 		}
 	}
-	return b, nil
 }
 
 // take puts a message into the batch, unless it is applied already or its partition is stopped.
