@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -112,10 +113,14 @@ func (g *Group) Run(ctx context.Context) error {
 const ensureSQL = `
 INSERT INTO leases (kind, partition) SELECT @kind, generate_series(0, @partitions::int - 1) ON CONFLICT DO NOTHING`
 
-// joinSQL renews the membership and forgets members that are gone.
+// boundSQL has the server end this transaction when its process is frozen in it: the locks would outlive the leases.
+const boundSQL = `SELECT set_config('idle_in_transaction_session_timeout', @ttl_ms, true)`
+
+// joinSQL renews the membership and forgets members that are gone, unless one of them is just renewing.
 // Index: lease_members_pkey.   Locks: the own row, and rows of expired members.
 const joinSQL = `
-WITH gone AS (DELETE FROM lease_members WHERE kind = @kind AND expires_at < now() AND owner <> @owner)
+WITH gone AS (DELETE FROM lease_members WHERE kind = @kind AND owner IN (
+     SELECT owner FROM lease_members WHERE kind = @kind AND expires_at < now() AND owner <> @owner FOR UPDATE SKIP LOCKED))
 INSERT INTO lease_members (kind, owner, expires_at) VALUES (@kind, @owner, now() + @ttl::interval)
     ON CONFLICT (kind, owner) DO UPDATE SET expires_at = excluded.expires_at`
 
@@ -154,6 +159,9 @@ func (g *Group) heartbeat(ctx context.Context) error {
 	var share int
 	err := postgres.InTx(ctx, g.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		held = held[:0]
+		if _, err := tx.Exec(ctx, boundSQL, pgx.StrictNamedArgs{"ttl_ms": strconv.FormatInt(g.cfg.TTL.Milliseconds(), 10)}); err != nil {
+			return fmt.Errorf("bound the heartbeat: %w", err)
+		}
 		args := pgx.NamedArgs{"kind": g.kind, "owner": g.owner, "ttl": g.cfg.TTL, "partitions": g.partitions, "drop": drop}
 		if !g.rowsMade {
 			if _, err := tx.Exec(ctx, ensureSQL, args); err != nil {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/internal/postgres"
@@ -151,6 +152,39 @@ func TestLeasesThatCannotBeRenewedAreNotTrusted(t *testing.T) {
 	})
 }
 
+func TestAnInstanceFrozenInItsHeartbeatHoldsUpNobodyForLong(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	ttl := Config{TTL: time.Second}
+	a, err := New(ttl, pool, "work", "a", partitions, testkit.Logger(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := New(ttl, pool, "work", "b", partitions, testkit.Logger(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	beat(t, a)
+	// What a's heartbeat has done when it is frozen before its commit: every row of its own is locked.
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }() // the server has ended it
+	args := pgx.NamedArgs{"kind": "work", "owner": "a", "ttl": ttl.TTL, "partitions": partitions, "drop": []int{}, "ttl_ms": "1000"}
+	for _, sql := range []string{boundSQL, joinSQL, renewSQL} {
+		if _, err := tx.Exec(t.Context(), sql, args); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start := time.Now()
+	testkit.Eventually(t, 3*ttl.TTL+2*time.Second, "b to take over", func() (bool, error) {
+		return len(b.Held()) == partitions, b.heartbeat(t.Context())
+	})
+	if took := time.Since(start); took > 3*ttl.TTL+time.Second {
+		t.Errorf("it took %s with leases of %s", took, ttl.TTL)
+	}
+}
+
 func TestRunHandsOverAtOnceWhenStopped(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	g, err := New(Config{TTL: 10 * time.Minute}, pool, "work", "a", partitions, testkit.Logger(t))
@@ -189,7 +223,7 @@ func epochOf(t *testing.T, pool *pgxpool.Pool, partition int) (epoch int64) {
 func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	for name, sql := range map[string]string{
-		"ensure": ensureSQL, "join": joinSQL, "share": shareSQL, "renew": renewSQL, "take": takeSQL, "leave": leaveSQL, "holders": holdersSQL,
+		"bound": boundSQL, "ensure": ensureSQL, "join": joinSQL, "share": shareSQL, "renew": renewSQL, "take": takeSQL, "leave": leaveSQL, "holders": holdersSQL,
 	} {
 		t.Run(name, func(t *testing.T) { testkit.Prepare(t, pool, sql) })
 	}

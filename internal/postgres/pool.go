@@ -66,7 +66,7 @@ func Open(ctx context.Context, url string, cfg Config, role Role, name string) (
 	if cfg.StatementTimeout > 0 {
 		params["statement_timeout"] = fmt.Sprint(cfg.StatementTimeout.Milliseconds())
 	}
-	params["idle_in_transaction_session_timeout"] = "60000" // a stuck holder of locks must not outlive its minute
+	params["idle_in_transaction_session_timeout"] = "10000" // ms: the locks of a frozen process must not outlive its lease (LEASE_TTL) by much
 	pool, err := pgxpool.NewWithConfig(ctx, pc)
 	if err != nil {
 		return nil, fmt.Errorf("open pool: %w", err)
