@@ -21,7 +21,7 @@ import (
 const (
 	seedsEnv    = "TIDINGS_SOAK_SEEDS" // how many seeds; 20 when unset
 	mixRounds   = 10                   // of faults per seed
-	mutantSeeds = 6                    // that a mutant gets to be found by
+	mutantSeeds = 10                   // that a mutant gets to be found by
 )
 
 func TestSoakFaultsMixedFromManySeedsLoseAndDoubleNothing(t *testing.T) {
@@ -105,7 +105,7 @@ func TestSoakTheMixFindsARelayWithoutItsGuards(t *testing.T) {
 				var d damage
 				t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) { d = runMix(t, binary, seed, mixRounds) })
 				if d.Duplicates > 0 {
-					t.Logf("found with seed %d, the %dth: %+v", seed, n+1, d)
+					t.Logf("found with seed %d, number %d: %+v", seed, n+1, d)
 					return
 				}
 				if fixed || t.Failed() {
