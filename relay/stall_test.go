@@ -50,3 +50,34 @@ func TestARelayLeavesDatabaseConnectionsThatPassNothingAnyMore(t *testing.T) {
 	stop()
 	via.cut() // or the pool waits for their end
 }
+
+func TestARelayWhoseBrokerReadsNothingStopsInTime(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	b := testkit.NATSProcess(t)
+	r := newRelay(t, pool, b)
+	claimed := make(chan struct{}, 100)
+	r.step = func(step string) {
+		if step == "after claim" {
+			claimed <- struct{}{}
+		}
+	}
+	stop := start(t, r)
+	insertRow(t, pool, 1, "created")
+	awaitDrained(t, t.Context(), pool, 10*time.Second)
+	<-claimed
+	b.Freeze(t)
+	// More than the buffers of both ends take, in one batch per publisher.
+	if _, err := pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+		SELECT 1, 'post', 1 + n % 8, 'created', to_jsonb(repeat('x', 800000)) FROM generate_series(1, 40) n`); err != nil {
+		t.Fatal(err)
+	}
+	for range r.cfg.Publishers {
+		<-claimed
+	}
+	begun := time.Now()
+	stop()
+	if took := time.Since(begun); took > r.cfg.DrainTimeout+r.cfg.PublishTimeout {
+		t.Errorf("the stop took %s: want at most the drain timeout and a publish timeout", took)
+	}
+}

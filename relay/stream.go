@@ -24,7 +24,9 @@ var ErrStreamRefused = errors.New("relay: the stream does not continue what this
 func (r *Relay) connect(ctx context.Context) (*session, error) {
 	s := &session{Relay: r, closed: make(chan struct{})}
 	nc, err := broker.Connect(r.broker, r.owner, r.log,
-		nats.RetryOnFailedConnect(false), nats.NoReconnect(), nats.ClosedHandler(func(*nats.Conn) { close(s.closed) }))
+		nats.RetryOnFailedConnect(false), nats.NoReconnect(),
+		nats.FlusherTimeout(r.cfg.PublishTimeout), // a write that blocks holds the connection's lock, heeds no context, and by default waits a minute
+		nats.ClosedHandler(func(*nats.Conn) { close(s.closed) }))
 	if err != nil {
 		return nil, err
 	}
