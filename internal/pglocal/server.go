@@ -64,7 +64,7 @@ func Start(ctx context.Context, cfg Config) (_ *Server, err error) {
 	s := &Server{dir: dir, lock: lock}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, lock.Close())
+			err = errors.Join(err, unlockDir(lock))
 		}
 	}()
 
@@ -142,10 +142,7 @@ func (s *Server) Stop() error {
 	default:
 		err = fmt.Errorf("PostgreSQL, process %d, does not end", s.pid)
 	}
-	if cerr := s.lock.Close(); cerr != nil && !errors.Is(cerr, os.ErrClosed) {
-		err = errors.Join(err, cerr)
-	}
-	return err
+	return errors.Join(err, unlockDir(s.lock))
 }
 
 // Abort ends the server at once, as its crash would: the next Start recovers. It returns when the server is gone.
@@ -206,6 +203,18 @@ func lockDir(dir string) (*os.File, error) {
 		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), f.Close())
 	}
 	return f, nil
+}
+
+// unlockDir lets go of the directory; again, it does nothing. It does not leave that to the file's close: a child that this process
+// is just forking has the descriptor, and with it the lock, until it runs its program.
+func unlockDir(f *os.File) error {
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_UN); err != nil && !errors.Is(err, unix.EBADF) {
+		return errors.Join(fmt.Errorf("unlock %s: %w", f.Name(), err), f.Close())
+	}
+	if err := f.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
+		return err
+	}
+	return nil
 }
 
 // clusterVersion returns the major version of the cluster, 0 when there is none.

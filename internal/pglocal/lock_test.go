@@ -1,0 +1,39 @@
+package pglocal
+
+import (
+	"errors"
+	"syscall"
+	"testing"
+)
+
+func TestADirectoryThatWasLetGoOfIsFreeAlthoughAChildIsJustBeingForked(t *testing.T) {
+	dir := t.TempDir()
+	lock, err := lockDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inherited, err := syscall.Dup(int(lock.Fd())) // what a child has between fork and exec
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := syscall.Close(inherited); err != nil {
+			t.Error(err)
+		}
+	}()
+	if _, err := lockDir(dir); !errors.Is(err, ErrInUse) {
+		t.Errorf("got %v, want ErrInUse", err)
+	}
+	for range 2 { // letting go again does nothing
+		if err := unlockDir(lock); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again, err := lockDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unlockDir(again); err != nil {
+		t.Error(err)
+	}
+}
