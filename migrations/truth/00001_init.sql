@@ -159,6 +159,25 @@ CREATE TABLE outbox_messages_dlq (
 CREATE INDEX outbox_messages_dlq_attempts_idx ON outbox_messages_dlq (attempts);
 CREATE INDEX outbox_messages_dlq_tenant_aggregate_idx ON outbox_messages_dlq (tenant_id, aggregate_type, aggregate_id);
 
+-- outbox_dlq_actions: who took what out of the DLQ, and why. Rows are added and never changed. A discarded message's payload is
+-- kept nowhere, here neither; new_id is the outbox message that a retry made.
+CREATE TABLE outbox_dlq_actions (
+  id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  at             timestamptz NOT NULL DEFAULT now(),
+  actor          text        NOT NULL CHECK (actor <> ''),
+  action         text        NOT NULL CHECK (action IN ('retry', 'discard')),
+  dlq_id         bigint      NOT NULL,
+  event_id       uuid        NOT NULL,
+  tenant_id      bigint      NOT NULL,
+  aggregate_type text        NOT NULL,
+  aggregate_id   bigint      NOT NULL,
+  event_type     text        NOT NULL,
+  new_id         bigint,
+  reason         text        NOT NULL DEFAULT '',
+  CONSTRAINT outbox_dlq_actions_new_id_check CHECK ((action = 'retry') = (new_id IS NOT NULL))
+);
+CREATE INDEX outbox_dlq_actions_tenant_event_idx ON outbox_dlq_actions (tenant_id, event_id);
+
 -- Processed rows of the past. Any occurred_at is possible, hence the default partition.
 CREATE TABLE outbox_messages_archive (
   id             bigint      NOT NULL,
@@ -237,7 +256,7 @@ DO $$
 DECLARE t text;
 BEGIN
   FOREACH t IN ARRAY ARRAY['follows', 'comments', 'comment_keys', 'threads', 'api_tokens',
-                           'outbox_messages', 'outbox_messages_dlq', 'outbox_messages_archive'] LOOP
+                           'outbox_messages', 'outbox_messages_dlq', 'outbox_dlq_actions', 'outbox_messages_archive'] LOOP
     EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', t);
     EXECUTE format($p$CREATE POLICY tenant ON %I TO tidings_api
       USING (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)
@@ -253,6 +272,8 @@ GRANT DELETE ON comment_keys TO tidings_api; -- the key of a create that is refu
 GRANT SELECT ON outbox_messages_archive, api_tokens TO tidings_api;
 GRANT SELECT, INSERT ON outbox_messages TO tidings_api, tidings_writer;
 GRANT SELECT, DELETE ON outbox_messages_dlq TO tidings_api;
+GRANT UPDATE (last_error) ON outbox_messages_dlq TO tidings_api; -- SELECT FOR UPDATE wants it for some column
+GRANT SELECT, INSERT ON outbox_dlq_actions TO tidings_api, tidings_system; -- an audit: nobody changes it
 GRANT SELECT ON SEQUENCE outbox_messages_id_seq TO tidings_system; -- for the relay's floor
 GRANT USAGE ON SEQUENCE object_version_id TO tidings_api, tidings_writer, tidings_system;
 GRANT SELECT, INSERT, UPDATE, DELETE ON follows, comments, comment_keys, threads, api_tokens, outbox_messages, outbox_messages_dlq,
