@@ -5,7 +5,8 @@
 //	                     ▲  │ fails validation (Defer: attempts+1, later)
 //	                     │  └───────▶ delayed ──── due (Release) ───▶ pending
 //	                     └ Retry ──── DLQ ◀─────── more than 10 attempts
+//	                                   └── Discard ──▶ gone, but for its note in outbox_dlq_actions
 //
 // Append joins the caller's transaction: state and event are committed together or not at all. Everything else is the relay's
-// and the operators' side, and acts as the system role.
+// and the operators' side, and acts as the system role; the DLQ alone serves the API too, a tenant at a time.
 package outbox

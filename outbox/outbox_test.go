@@ -153,6 +153,7 @@ func TestStatements(t *testing.T) {
 	for name, sql := range map[string]string{
 		"append": appendSQL, "claim": claimSQL, "park": parkSQL, "release": releaseSQL, "fail": failSQL, "mark": markSQL,
 		"tail": tailSQL, "stream": streamSQL, "bind": bindSQL, "stats": statsSQL, "oldest": oldestSQL, "last id": lastIDSQL, "snapshot": snapshotSQL, "fence": fenceSQL, "published": countPublishedSQL,
+		"list DLQ": listDLQSQL, "count DLQ": countDLQSQL, "get of DLQ": getDLQSQL, "retry": retryDLQSQL, "discard": discardDLQSQL,
 	} {
 		t.Run(name, func(t *testing.T) { testkit.Prepare(t, pool, sql) })
 	}
