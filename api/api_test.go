@@ -20,6 +20,7 @@ import (
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
 )
 
@@ -44,7 +45,7 @@ func open(t *testing.T) fixture {
 	f := fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}
 	pool := db.Pool(t, postgres.RoleAPI)
 	var err error
-	f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), Projections: pool, Log: testkit.Logger(t), Reg: f.reg})
+	f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Log: testkit.Logger(t), Reg: f.reg})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +121,7 @@ func (f fixture) comment(t *testing.T, post int, body string) answer {
 func (f fixture) rows(t *testing.T) map[string]int64 {
 	t.Helper()
 	counts := make(map[string]int64)
-	for _, table := range []string{"follows", "comments", "comment_keys", "threads", "outbox_messages", "outbox_messages_dlq", "api_tokens"} {
+	for _, table := range []string{"follows", "comments", "comment_keys", "threads", "outbox_messages", "outbox_messages_dlq", "outbox_dlq_actions", "api_tokens"} {
 		var n int64
 		var changed string
 		if err := f.system.QueryRow(t.Context(), `SELECT count(*), coalesce(max(xmin::text::bigint)::text, '') FROM `+table).Scan(&n, &changed); err != nil {
@@ -331,6 +332,23 @@ func TestBadInput(t *testing.T) {
 		{"an unknown parameter", "GET", post + "?offset=5", "", nil, 422, "validation-failed", "offset"},
 		{"a parameter twice", "GET", post + "?limit=5&limit=6", "", nil, 400, "bad-request", "limit"},
 		{"an empty parameter", "GET", post + "?cursor=", "", nil, 400, "bad-request", "cursor"},
+		{"the DLQ for a writer", "GET", "/v1/outbox/dlq", "", []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
+		{"a dead message for a reader", "GET", "/v1/outbox/dlq/1", "", []string{"Authorization: Bearer " + reader}, 403, "role-missing", ""},
+		{"a retry by a writer", "POST", "/v1/outbox/dlq/1/retry", "{", []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
+		{"a discard by a reader", "POST", "/v1/outbox/dlq/1/discard", "", []string{"Authorization: Bearer " + reader}, 403, "role-missing", ""},
+		{"a dead message that never was", "GET", "/v1/outbox/dlq/1", "", nil, 404, "not-found", ""},
+		{"a retry of nothing", "POST", "/v1/outbox/dlq/1/retry", "", nil, 404, "not-found", ""},
+		{"a discard of nothing", "POST", "/v1/outbox/dlq/1/discard", `{"reason":"x"}`, nil, 404, "not-found", ""},
+		{"a retry of no id", "POST", "/v1/outbox/dlq/x/retry", "", nil, 422, "validation-failed", "id"},
+		{"a reason that is a number", "POST", "/v1/outbox/dlq/1/retry", `{"reason":5}`, nil, 422, "validation-failed", "#/reason"},
+		{"a reason with NUL", "POST", "/v1/outbox/dlq/1/retry", `{"reason":"a\u0000"}`, nil, 422, "validation-failed", "#/reason"},
+		{"a reason too long", "POST", "/v1/outbox/dlq/1/discard", `{"reason":"` + strings.Repeat("é", 501) + `"}`, nil, 422, "validation-failed", "#/reason"},
+		{"an unknown member beside the reason", "POST", "/v1/outbox/dlq/1/discard", `{"dry_run":true}`, nil, 422, "validation-failed", "#/dry_run"},
+		{"half a reason", "POST", "/v1/outbox/dlq/1/retry", `{"reason":`, nil, 400, "json-invalid", "#"},
+		{"an event type with NUL", "GET", "/v1/outbox/dlq?event_type=%00", "", nil, 422, "validation-failed", "event_type"},
+		{"an aggregate type of bytes", "GET", "/v1/outbox/dlq?aggregate_type=%ff", "", nil, 422, "validation-failed", "aggregate_type"},
+		{"aggregate 0", "GET", "/v1/outbox/dlq?aggregate_id=0", "", nil, 422, "validation-failed", "aggregate_id"},
+		{"a time that is none", "GET", "/v1/outbox/dlq?dead_before=yesterday", "", nil, 422, "validation-failed", "dead_before"},
 		{"a query that is none", "GET", post + "?limit=%zz", "", nil, 400, "bad-request", ""},
 	}
 	for _, id := range []string{"0", "-1", "+1", "01", "9223372036854775808", "99999999999999999999", "1.5", "1e3", "x", " 1", "1\x00", "\xff", "0x10", "٣"} {
@@ -345,7 +363,7 @@ func TestBadInput(t *testing.T) {
 			c{"thread of " + id, "GET", "/v1/posts/" + id + "/comments", "", nil, 422, "validation-failed", "post_id"},
 		)
 	}
-	for _, path := range []string{"/v1/users/1/followers", "/v1/users/1/following", post, post + "?order=threaded"} {
+	for _, path := range []string{"/v1/users/1/followers", "/v1/users/1/following", "/v1/outbox/dlq", post, post + "?order=threaded"} {
 		sep := "?"
 		if strings.Contains(path, "?") {
 			sep = "&"
@@ -452,8 +470,8 @@ func TestEveryRouteNeedsAToken(t *testing.T) {
 			}
 		}
 	}
-	if n != 11 {
-		t.Errorf("%d routes, want 11", n)
+	if n != 15 {
+		t.Errorf("%d routes, want 15", n)
 	}
 }
 
@@ -472,8 +490,9 @@ func TestDocuments(t *testing.T) {
 	slices.Sort(got)
 	want := []string{
 		"DELETE /v1/comments/{id}", "DELETE /v1/follows/{follower_id}/{followee_id}", "GET /v1/comments/{id}",
-		"GET /v1/follows/{follower_id}/{followee_id}", "GET /v1/posts/{post_id}/comments", "GET /v1/users/{id}/counts",
-		"GET /v1/users/{id}/followers", "GET /v1/users/{id}/following", "PATCH /v1/comments/{id}", "POST /v1/posts/{post_id}/comments",
+		"GET /v1/follows/{follower_id}/{followee_id}", "GET /v1/outbox/dlq", "GET /v1/outbox/dlq/{id}", "GET /v1/posts/{post_id}/comments",
+		"GET /v1/users/{id}/counts", "GET /v1/users/{id}/followers", "GET /v1/users/{id}/following", "PATCH /v1/comments/{id}",
+		"POST /v1/outbox/dlq/{id}/discard", "POST /v1/outbox/dlq/{id}/retry", "POST /v1/posts/{post_id}/comments",
 		"PUT /v1/follows/{follower_id}/{followee_id}",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -683,7 +702,7 @@ func TestADatabaseThatIsAwayIsA503(t *testing.T) {
 	f := fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}
 	pool := db.Pool(t, postgres.RoleAPI)
 	var err error
-	if f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), Projections: pool, Log: testkit.Logger(t), Reg: f.reg}); err != nil {
+	if f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Log: testkit.Logger(t), Reg: f.reg}); err != nil {
 		t.Fatal(err)
 	}
 	f.token = f.newToken(t, tenant, "tester", store.Roles()...)

@@ -1,6 +1,7 @@
 // Package api is the HTTP edge: routes, validation, problem details, authentication.
 //
 //	request ─ id, deadline, panic guard ─ route ─ token, role ─ body ─ validation ─ handler ─┬─ store        writes, single reads
+//	                                                                                         ├─ outbox       its DLQ
 //	                                                                                         └─ projections  lists, counts
 //
 // Every answer outside 2xx and 304 is an RFC 9457 problem with a stable code, out of one table (problem.go); OpenAPI and the

@@ -17,6 +17,7 @@ import (
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
 )
 
@@ -78,7 +79,7 @@ func TestACauseIsLoggedAndNotSent(t *testing.T) {
 	var log bytes.Buffer
 	var err error
 	f.Handler, err = api.New(config(), api.Deps{
-		Store: store.New(pool, nil), Projections: pool, Reg: f.reg, Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Reg: f.reg, Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err != nil {
 		t.Fatal(err)

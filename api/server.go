@@ -22,12 +22,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
 )
 
 // Deps are what the API works with. Projections acts as postgres.RoleAPI.
 type Deps struct {
 	Store       *store.Store
+	DLQ         *outbox.DLQ // on a pool of postgres.RoleAPI
 	Projections *pgxpool.Pool
 	Log         *slog.Logger
 	Reg         prometheus.Registerer
@@ -36,6 +38,7 @@ type Deps struct {
 type server struct {
 	cfg         Config
 	store       *store.Store
+	dlq         *outbox.DLQ
 	projections *pgxpool.Pool
 	log         *slog.Logger
 	metrics     *metrics
@@ -56,8 +59,8 @@ func New(cfg Config, deps Deps) (http.Handler, error) {
 		return nil, err
 	}
 	s := &server{
-		cfg: cfg, store: deps.Store, projections: deps.Projections, log: deps.Log.With("component", "api"), metrics: newMetrics(deps.Reg),
-		auth: newAuthenticator(deps.Store), cursors: cursors{key}, problems: newProblemTable(), mux: http.NewServeMux(),
+		cfg: cfg, store: deps.Store, dlq: deps.DLQ, projections: deps.Projections, log: deps.Log.With("component", "api"),
+		metrics: newMetrics(deps.Reg), auth: newAuthenticator(deps.Store), cursors: cursors{key}, problems: newProblemTable(), mux: http.NewServeMux(),
 	}
 	jsonFormat := huma.Format{Marshal: huma.DefaultJSONFormat.Marshal, Unmarshal: strictJSON}
 	s.api = humago.New(s.mux, huma.Config{
@@ -70,6 +73,7 @@ func New(cfg Config, deps Deps) (http.Handler, error) {
 	s.followRoutes()
 	s.userRoutes()
 	s.commentRoutes()
+	s.dlqRoutes()
 	if err := s.documentRoutes(); err != nil {
 		return nil, err
 	}
@@ -247,7 +251,7 @@ func register[I, O any](s *server, r route, handle func(ctx context.Context, in 
 		DefaultStatus: r.status, Security: []map[string][]string{{"token": {r.role}}}, Responses: s.problemResponses(codes),
 		BodyReadTimeout: -1, // guard has read it
 	}
-	if r.role != store.RoleRead {
+	if r.method != http.MethodGet {
 		op.Parameters = metaParameters()
 	}
 	for status, what := range r.also {

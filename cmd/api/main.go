@@ -15,6 +15,7 @@ import (
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/migrations"
+	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
 )
 
@@ -57,7 +58,9 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	}
 	defer nc.Close()
 	waker := broker.NewWaker(nc)
-	handler, err := api.New(cfg.API, api.Deps{Store: store.New(truth, waker.Wake), Projections: projections, Log: log, Reg: reg})
+	handler, err := api.New(cfg.API, api.Deps{
+		Store: store.New(truth, waker.Wake), DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Log: log, Reg: reg,
+	})
 	if err != nil {
 		return err
 	}

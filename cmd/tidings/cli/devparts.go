@@ -132,7 +132,7 @@ func (w *wiring) api(ctx context.Context, listener net.Listener, waker *broker.W
 	if err != nil {
 		return nil, err
 	}
-	handler, err := api.New(w.cfg.API, api.Deps{Store: store.New(truth, waker.Wake), Projections: projections, Log: w.log, Reg: w.metrics("api")})
+	handler, err := api.New(w.cfg.API, api.Deps{Store: store.New(truth, waker.Wake), DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Log: w.log, Reg: w.metrics("api")})
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,219 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/store"
+)
+
+// maxReasonBytes bounds the reason of a retry or discard.
+const maxReasonBytes = 1000
+
+// DeadMessage is a message of the outbox's DLQ without its payload. Writers of plain SQL make messages too, so an aggregate's id
+// may be any 64-bit number, and a type any text.
+type DeadMessage struct {
+	ID            event.ID   `json:"id" doc:"The id that it had in the outbox, and its name here."`
+	EventID       string     `json:"event_id" format:"uuid"`
+	AggregateType string     `json:"aggregate_type"`
+	AggregateID   string     `json:"aggregate_id" doc:"A decimal 64-bit number, as a string."`
+	EventType     string     `json:"event_type"`
+	EventVersion  int        `json:"event_version"`
+	Attempts      int        `json:"attempts" doc:"How often it failed."`
+	LastError     string     `json:"last_error"`
+	TraceParent   string     `json:"traceparent,omitempty"`
+	OccurredAt    event.Time `json:"occurred_at" format:"date-time"`
+	InsertedAt    event.Time `json:"inserted_at" format:"date-time" doc:"When it was written into the outbox."`
+	DeadAt        event.Time `json:"dead_at" format:"date-time" doc:"When it was moved to the DLQ."`
+}
+
+// DeadMessageFull is a message of the outbox's DLQ.
+type DeadMessageFull struct {
+	DeadMessage
+	Payload json.RawMessage `json:"payload" doc:"Any JSON value."`
+}
+
+// DeadMessageList is one page.
+type DeadMessageList struct {
+	Items []DeadMessage `json:"items" nullable:"false"`
+	Next  string        `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
+}
+
+// DLQAction is what was done to a message, as it is kept.
+type DLQAction struct {
+	At            event.Time `json:"at" format:"date-time"`
+	Actor         string     `json:"actor"`
+	Action        string     `json:"action" enum:"retry,discard"`
+	ID            event.ID   `json:"id" doc:"The id that the message had in the DLQ."`
+	EventID       string     `json:"event_id" format:"uuid"`
+	AggregateType string     `json:"aggregate_type"`
+	AggregateID   string     `json:"aggregate_id" doc:"A decimal 64-bit number, as a string."`
+	EventType     string     `json:"event_type"`
+	NewID         string     `json:"new_id,omitempty" doc:"The id that a retried message has in the outbox now."`
+	Reason        string     `json:"reason,omitempty"`
+}
+
+func deadMessageOf(m outbox.DLQMessage) DeadMessage {
+	return DeadMessage{
+		ID: event.ID(m.OutboxID), EventID: m.ID, AggregateType: m.AggregateType, AggregateID: strconv.FormatInt(m.AggregateID, 10), EventType: m.Type,
+		EventVersion: m.Version, Attempts: m.Attempts, LastError: m.LastError, TraceParent: m.TraceParent, OccurredAt: event.Time{Time: m.OccurredAt},
+		InsertedAt: event.Time{Time: m.InsertedAt}, DeadAt: event.Time{Time: m.DeadAt},
+	}
+}
+
+// DLQPath names a message.
+type DLQPath struct {
+	ID id `path:"id" doc:"The message's id."`
+}
+
+type dlqListInput struct {
+	AggregateType string    `query:"aggregate_type" doc:"Only of this aggregate type."`
+	AggregateID   id        `query:"aggregate_id" doc:"Only of the aggregates with this id."`
+	EventType     string    `query:"event_type" doc:"Only of this event type."`
+	DeadBefore    time.Time `query:"dead_before" doc:"Only what was moved to the DLQ before this time."`
+	DeadAfter     time.Time `query:"dead_after" doc:"Only what was moved to the DLQ at this time or after."`
+	Page
+}
+
+type dlqListOutput struct{ Body DeadMessageList }
+
+type dlqGetOutput struct{ Body DeadMessageFull }
+
+type dlqActInput struct {
+	DLQPath
+	Body *struct {
+		Reason string `json:"reason,omitempty" doc:"Why: kept with what was done. At most 1000 bytes without control characters."`
+	}
+}
+
+type dlqActOutput struct{ Body DLQAction }
+
+func (s *server) dlqRoutes() {
+	const path, tag = "/v1/outbox/dlq", "Outbox"
+	body := []string{codeNotFound, codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType}
+	register(s, route{
+		method: http.MethodGet, path: path, id: "list-dlq", tag: tag, role: store.RoleAdmin, status: http.StatusOK,
+		summary:     "List the events that could not be published",
+		description: "The tenant's messages of the outbox's DLQ by their ids, without payloads, from the truth.",
+		codes:       []string{codeCursorInvalid},
+	}, s.listDLQ)
+	register(s, route{
+		method: http.MethodGet, path: path + "/{id}", id: "get-dlq-message", tag: tag, role: store.RoleAdmin, status: http.StatusOK,
+		summary: "Read an event that could not be published", description: "With its payload, from the truth.",
+		codes: []string{codeNotFound},
+	}, s.getDLQ)
+	register(s, route{
+		method: http.MethodPost, path: path + "/{id}/retry", id: "retry-dlq-message", tag: tag, role: store.RoleAdmin, status: http.StatusOK,
+		summary: "Put an event back into the outbox",
+		description: "The same event with a new id, behind all others, without failed attempts. 404 when the DLQ does not hold the message (any more): " +
+			"of two requests at once one is answered 200.",
+		codes: body,
+	}, s.actDLQ(s.dlq.Retry))
+	register(s, route{
+		method: http.MethodPost, path: path + "/{id}/discard", id: "discard-dlq-message", tag: tag, role: store.RoleAdmin, status: http.StatusOK,
+		summary: "Delete an event that could not be published",
+		description: "For good: its payload is kept nowhere, only that it was discarded. 404 when the DLQ does not hold the message (any more): " +
+			"of two requests at once one is answered 200.",
+		codes: body,
+	}, s.actDLQ(s.dlq.Discard))
+}
+
+// dlqCursor is what a cursor of the DLQ carries.
+type dlqCursor struct {
+	ID event.ID `json:"i"`
+}
+
+func (s *server) listDLQ(ctx context.Context, in *dlqListInput) (*dlqListOutput, error) {
+	tenant := callerOf(ctx).TenantID
+	f := outbox.DLQFilter{
+		TenantID: tenant, AggregateType: in.AggregateType, AggregateID: in.AggregateID.int64(), EventType: in.EventType,
+		DeadBefore: in.DeadBefore, DeadAfter: in.DeadAfter,
+	}
+	for parameter, v := range map[string]string{"aggregate_type": in.AggregateType, "event_type": in.EventType} {
+		if !utf8.ValidString(v) || strings.ContainsRune(v, 0) { // which no column can hold
+			return nil, s.problems.problem(codeValidation, "", FieldError{Detail: "want UTF-8 without NUL", Parameter: parameter})
+		}
+	}
+	l := list{tenant: tenant, name: "dlq"}
+	if in.Cursor != "" {
+		var c dlqCursor
+		if err := s.cursors.decode(l, in.Cursor, &c); err != nil {
+			return nil, err
+		}
+		f.After = int64(c.ID)
+	}
+	rows, err := s.dlq.List(ctx, f, in.Limit+1)
+	if err != nil {
+		return nil, err
+	}
+	rows, next, err := newPage(s, l, in.Limit, rows, func(m outbox.DLQMessage) any { return dlqCursor{event.ID(m.OutboxID)} })
+	if err != nil {
+		return nil, err
+	}
+	items := make([]DeadMessage, len(rows))
+	for i, m := range rows {
+		items[i] = deadMessageOf(m)
+	}
+	return &dlqListOutput{Body: DeadMessageList{Items: items, Next: next}}, nil
+}
+
+func (s *server) getDLQ(ctx context.Context, in *DLQPath) (*dlqGetOutput, error) {
+	m, err := s.dlq.Get(ctx, callerOf(ctx).TenantID, in.ID.int64())
+	if errors.Is(err, outbox.ErrNotInDLQ) {
+		return nil, s.notInDLQ()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &dlqGetOutput{Body: DeadMessageFull{DeadMessage: deadMessageOf(m), Payload: m.Payload}}, nil
+}
+
+func (s *server) notInDLQ() error {
+	return s.problems.problem(codeNotFound, "the DLQ holds no such message, or holds it no more")
+}
+
+// actDLQ answers a retry or a discard of one message.
+func (s *server) actDLQ(do func(context.Context, outbox.DLQRequest) ([]outbox.DLQAction, error)) func(context.Context, *dlqActInput) (*dlqActOutput, error) {
+	return func(ctx context.Context, in *dlqActInput) (*dlqActOutput, error) {
+		c := callerOf(ctx)
+		r := outbox.DLQRequest{DLQFilter: outbox.DLQFilter{TenantID: c.TenantID, IDs: []int64{in.ID.int64()}}, Limit: 1, Actor: c.meta.Actor}
+		if in.Body != nil {
+			r.Reason = in.Body.Reason
+		}
+		if len(r.Reason) > maxReasonBytes || strings.IndexFunc(r.Reason, func(c rune) bool { return c < ' ' || c == 0x7f }) >= 0 {
+			return nil, s.problems.problem(codeValidation, "", FieldError{Detail: "want at most 1000 bytes without control characters", Pointer: "#/reason"})
+		}
+		did, err := do(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		if len(did) == 0 {
+			return nil, s.notInDLQ()
+		}
+		a := did[0]
+		answer := DLQAction{
+			At: event.Time{Time: a.At}, Actor: a.Actor, Action: a.Action, ID: event.ID(a.DLQID), EventID: a.EventID, AggregateType: a.AggregateType,
+			AggregateID: strconv.FormatInt(a.AggregateID, 10), EventType: a.EventType, Reason: a.Reason,
+		}
+		if a.NewID != 0 {
+			answer.NewID = strconv.FormatInt(a.NewID, 10)
+		}
+		return &dlqActOutput{Body: answer}, nil
+	}
+}
+
+// TransformSchema says that the payload is any value: the framework takes its bytes for text.
+func (DeadMessageFull) TransformSchema(_ huma.Registry, s *huma.Schema) *huma.Schema {
+	s.Properties["payload"] = &huma.Schema{Description: "Any JSON value."}
+	return s
+}
