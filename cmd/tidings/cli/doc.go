@@ -6,7 +6,8 @@
 //	load     a follow graph through the API
 //	verify   the projections against the truth
 //	status   lags, leases, the stream
+//	dlq      dead letters: list, show, retry, discard
 //
-// Results go to stdout, as a table or with --json as one JSON object; progress and errors go to stderr. The exit code is 0
-// for success, 1 for an error, 2 for bad usage or bad input.
+// Results go to stdout, as a table or with --json as one JSON object (of dlq, one per message and line); progress and errors go
+// to stderr. The exit code is 0 for success, 1 for an error, 2 for bad usage or bad input.
 package cli
