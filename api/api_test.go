@@ -550,8 +550,8 @@ func TestListsAndCountsComeFromTheProjection(t *testing.T) {
 		UNION ALL SELECT 1, 1, g, g <> 55, 1, timestamptz '2026-01-01' FROM generate_series(50, 59) g
 		UNION ALL SELECT 2, 5000, 42, true, 1, timestamptz '2026-01-01'`)
 	f.exec(t, `INSERT INTO follower_counts (tenant_id, user_id, followers, following) VALUES (1, 42, 250, 0), (1, 1, 0, 9), (2, 42, 1, 0)`)
-	f.exec(t, `INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id, last_processed_at)
-		VALUES ('followercounts', 'p00', 5, '2026-02-03T04:05:06.789012Z')`)
+	f.exec(t, `INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id, as_of)
+		SELECT 'followercounts', 'p' || lpad(n::text, 2, '0'), 5, timestamptz '2026-02-03T04:05:06.789012Z' + n * interval '1 s' FROM generate_series(0, 31) n`)
 
 	counts := f.want(t, 200, "GET", "/v1/users/42/counts", "")
 	if diff := cmp.Diff(map[string]any{"followers": 250.0, "following": 0.0, "as_of": "2026-02-03T04:05:06.789012Z"}, counts.json); diff != "" {
