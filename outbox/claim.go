@@ -37,6 +37,8 @@ type Ask struct {
 
 // claimSQL reads the pending rows of several partitions in one round trip. It takes no lock: who may publish is decided by the
 // stream (the tail check), and who tries by the leases. A row is held when an earlier one of its aggregate is put off.
+// Partition and id are compared and ordered as a pair, because only the pending index has that order: of "partition = p ORDER BY
+// id" the planner thinks that the primary key serves it, when most rows were pending at the last ANALYZE, and then filters.
 // Index: outbox_messages_pending_idx, one range scan per partition; outbox_messages_held_idx, one probe per row, empty but for failures.
 const claimSQL = `
 SELECT /* outbox.claim */ m.partition::int, m.id, m.event_id::text, m.tenant_id, m.aggregate_type, m.aggregate_id, m.event_type,
@@ -47,8 +49,8 @@ SELECT /* outbox.claim */ m.partition::int, m.id, m.event_id::text, m.tenant_id,
   FROM unnest(@partitions::smallint[], @floors::bigint[]) AS ask(partition, floor)
  CROSS JOIN LATERAL (
        SELECT * FROM outbox_messages
-        WHERE partition = ask.partition AND processed_at IS NULL AND NOT delayed AND id > ask.floor
-        ORDER BY id LIMIT @limit) m`
+        WHERE (partition, id) > (ask.partition, ask.floor) AND (partition, id) < (ask.partition + 1::smallint, 0) AND processed_at IS NULL AND NOT delayed
+        ORDER BY partition, id LIMIT @limit) m`
 
 // errEnough ends the reading of a claim early: what it has fills the memory that it may take.
 var errEnough = errors.New("enough")

@@ -37,15 +37,15 @@ func ReadHorizon(ctx context.Context, pool *pgxpool.Pool) (h Horizon, err error)
 	return h, nil
 }
 
-// oldestSQL reads each partition's first claimable row in a range of ids.
+// oldestSQL reads each partition's first claimable row in a range of ids, which are compared as in claimSQL.
 // Index: outbox_messages_pending_idx, one probe per partition past its floor.
 const oldestSQL = `
 SELECT /* outbox.oldest */ ask.partition::int, m.id
   FROM unnest(@partitions::smallint[], @above::bigint[], @upto::bigint[]) AS ask(partition, above, upto)
  CROSS JOIN LATERAL (
        SELECT id FROM outbox_messages
-        WHERE partition = ask.partition AND processed_at IS NULL AND NOT delayed AND id > ask.above AND id <= ask.upto
-        ORDER BY id LIMIT 1) m`
+        WHERE (partition, id) > (ask.partition, ask.above) AND (partition, id) <= (ask.partition, ask.upto) AND processed_at IS NULL AND NOT delayed
+        ORDER BY partition, id LIMIT 1) m`
 
 // Range asks for the oldest claimable row of a partition with an id above Above and up to UpTo.
 type Range struct {

@@ -24,17 +24,19 @@ type Stats struct {
 }
 
 // statsSQL reads the outbox's gauges. The lag is the age of each partition's lowest claimable id, and of its longest overdue
-// put-off row, since it was inserted or fell due, whichever is later.
+// put-off row, since it was inserted or fell due, whichever is later. The
+// orders are those that only the partial indexes have, as in claimSQL.
 // Index: outbox_messages_pending_idx, outbox_messages_delayed_idx, outbox_messages_attempts_idx: 64 probes and bounded counts.
 const statsSQL = `
 SELECT /* outbox.stats */
-  (SELECT count(*) FROM (SELECT FROM outbox_messages WHERE processed_at IS NULL AND NOT delayed LIMIT @bound) c)::int,
-  (SELECT count(*) FROM (SELECT FROM outbox_messages WHERE processed_at IS NULL AND delayed LIMIT @bound) c)::int,
+  (SELECT count(*) FROM (SELECT FROM outbox_messages WHERE processed_at IS NULL AND NOT delayed ORDER BY partition, id LIMIT @bound) c)::int,
+  (SELECT count(*) FROM (SELECT FROM outbox_messages WHERE processed_at IS NULL AND delayed ORDER BY partition, available_at LIMIT @bound) c)::int,
   (SELECT coalesce(max(extract(epoch FROM clock_timestamp() - since)), 0)
      FROM generate_series(0, @partitions::int - 1) AS p(partition)
     CROSS JOIN LATERAL (
           (SELECT greatest(inserted_at, available_at) AS since FROM outbox_messages m
-            WHERE m.partition = p.partition::smallint AND processed_at IS NULL AND NOT delayed ORDER BY id LIMIT 1)
+            WHERE (m.partition, id) > (p.partition::smallint, 0) AND (m.partition, id) < (p.partition::smallint + 1::smallint, 0)
+              AND processed_at IS NULL AND NOT delayed ORDER BY m.partition, id LIMIT 1)
           UNION ALL
           (SELECT available_at FROM outbox_messages m
             WHERE m.partition = p.partition::smallint AND processed_at IS NULL AND delayed AND available_at <= now() ORDER BY available_at LIMIT 1)) oldest)::float8,
