@@ -25,7 +25,7 @@ type Config struct {
 	BatchBytes     int           `env:"RELAY_BATCH_BYTES, default=4194304"` // payload bytes per publish, 64 KiB..64 MiB
 	PollInterval   time.Duration `env:"RELAY_POLL_INTERVAL, default=100ms"` // the longest an idle relay waits before it looks again, 1ms..10s
 	PublishTimeout time.Duration `env:"RELAY_PUBLISH_TIMEOUT, default=5s"`  // for an answer of the broker; after a publish the outcome is then unknown, 100ms..1m
-	Publishers     int           `env:"RELAY_PUBLISHERS, default=8"`        // publishes and catch-ups at once, 1..32
+	Publishers     int           `env:"RELAY_PUBLISHERS, default=4"`        // publishes and catch-ups at once, 1..32
 	DrainTimeout   time.Duration `env:"RELAY_DRAIN_TIMEOUT, default=10s"`   // for the work in hand at a stop, 1s..5m
 	// The database ends a statement by its own limit; this is for a connection that passes nothing any more.
 	DatabaseTimeout time.Duration `env:"RELAY_DATABASE_TIMEOUT, default=30s"` // for one transaction; then the outcome is unknown, 1s..10m
