@@ -49,7 +49,7 @@ func TestEveryAlertHasAMetricAndAPage(t *testing.T) {
 		}
 	}
 	alerts := regexp.MustCompile(`(?s)- alert: (\w+)\n.*?runbook: (\S+)`).FindAllStringSubmatch(string(b), -1)
-	if len(alerts) < 7 {
+	if len(alerts) < 8 {
 		t.Fatalf("only %d alerts", len(alerts))
 	}
 	for _, a := range alerts {

@@ -1,7 +1,9 @@
 package relay
 
 import (
+	"context"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -98,5 +100,21 @@ func TestAFloorRisesOnlyPastWhatCanNoLongerAppear(t *testing.T) {
 	}
 	if n := testutil.ToFloat64(s.metrics.belowFloor); n != 1 || parts[number].floor != held-1 || !parts[number].more {
 		t.Errorf("a row below the floor: counted %v, floor %d, claimed at once %t", n, parts[number].floor, parts[number].more)
+	}
+}
+
+func TestAReleaseWithoutAnAnswerTakesTheFloorsBack(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	s := &session{Relay: &Relay{cfg: testConfig(), pool: pool, log: testkit.Logger(t), metrics: newMetrics(prometheus.NewRegistry())}}
+	parts := map[int]*partition{3: {number: 3, floor: 1000}}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var f floors
+	var next time.Time
+	if err := s.keep(ctx, &f, &next, parts, []int{3}); err == nil {
+		t.Fatal("the release was answered")
+	}
+	if parts[3].floor != 0 {
+		t.Errorf("the floor is still %d: a row that was released below it would wait for the sweep", parts[3].floor)
 	}
 }

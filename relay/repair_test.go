@@ -11,6 +11,7 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
 )
 
 // wrote is an outbox with some rows, all of them published, and no relay.
@@ -195,4 +196,30 @@ func TestARepairUnderRunningRelaysEndsTheirSessions(t *testing.T) {
 	if again, err := repair(t, pool, b, RepairOptions{}); err != nil || !again.Healthy {
 		t.Errorf("after the repair: %+v, %v", again, err)
 	}
+}
+
+func TestAnInterruptedRepairIsSimplyRunAgain(t *testing.T) {
+	pool, b, stream := wrote(t)
+	last := stream.CachedInfo().State.LastSeq
+	if err := stream.DeleteMsg(t.Context(), last); err != nil {
+		t.Fatal(err)
+	}
+	// Killed behind the fence; the database is of a generation that the stream is not.
+	if err := outbox.Fence(t.Context(), pool, 2); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := newRelay(t, pool, b).connect(t.Context()); !errors.Is(err, ErrStreamRefused) {
+		t.Fatalf("a relay begins in the middle of a repair: %v", err)
+	}
+	if report, err := repair(t, pool, b, RepairOptions{}); err != nil || !report.Repaired || report.Republish != 1 {
+		t.Fatalf("got %+v, %v", report, err)
+	}
+	// Killed between the commit and the stream's new generation: the same disagreement, and nothing left to publish again.
+	if err := outbox.Fence(t.Context(), pool, 9); err != nil {
+		t.Fatal(err)
+	}
+	if report, err := repair(t, pool, b, RepairOptions{}); err != nil || !report.Repaired || report.Generation != 10 {
+		t.Fatalf("got %+v, %v", report, err)
+	}
+	goesOn(t, pool, b)
 }

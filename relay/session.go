@@ -258,6 +258,9 @@ func (s *session) keep(ctx context.Context, f *floors, nextRelease *time.Time, p
 		*nextRelease = now.Add(releaseEvery)
 		released, err := outbox.Release(ctx, s.pool, held, releaseLimit)
 		if err != nil {
+			for _, p := range parts { // it may have released rows all the same, of any id
+				p.floor = 0
+			}
 			return err
 		}
 		for _, r := range released {
