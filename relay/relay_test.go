@@ -193,31 +193,26 @@ func TestABrokerOutageBurnsNoAttempt(t *testing.T) {
 }
 
 func TestAStreamThatDoesNotContinueTheDatabaseIsRefused(t *testing.T) {
-	for name, damage := range map[string]func(t *testing.T, pool *pgxpool.Pool, js jetstream.JetStream, stream string){
-		"the stream is gone": func(t *testing.T, _ *pgxpool.Pool, js jetstream.JetStream, name string) {
-			if err := js.DeleteStream(t.Context(), name); err != nil {
+	for name, damage := range map[string]func(t *testing.T, pool *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config){
+		"the stream is gone": func(t *testing.T, _ *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config) {
+			if err := js.DeleteStream(t.Context(), cfg.Stream); err != nil {
 				t.Fatal(err)
 			}
 		},
-		"the stream was made anew": func(t *testing.T, _ *pgxpool.Pool, js jetstream.JetStream, name string) {
-			stream, err := js.Stream(t.Context(), name)
-			if err != nil {
+		"the stream was made anew": func(t *testing.T, _ *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config) {
+			if err := js.DeleteStream(t.Context(), cfg.Stream); err != nil {
 				t.Fatal(err)
 			}
-			cfg := stream.CachedInfo().Config
-			if err := js.DeleteStream(t.Context(), name); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := js.CreateStream(t.Context(), cfg); err != nil {
+			if _, err := broker.EnsureStream(t.Context(), js, cfg); err != nil {
 				t.Fatal(err)
 			}
 		},
-		"the stream ends before the marks": func(t *testing.T, pool *pgxpool.Pool, _ jetstream.JetStream, _ string) {
+		"the stream ends before the marks": func(t *testing.T, pool *pgxpool.Pool, _ jetstream.JetStream, _ broker.Config) {
 			if _, err := pool.Exec(t.Context(), `UPDATE outbox_partitions SET tail_seq = 1000 WHERE partition = 3`); err != nil {
 				t.Fatal(err)
 			}
 		},
-		"the database is new and the stream is not": func(t *testing.T, pool *pgxpool.Pool, _ jetstream.JetStream, _ string) {
+		"the database is new and the stream is not": func(t *testing.T, pool *pgxpool.Pool, _ jetstream.JetStream, _ broker.Config) {
 			if _, err := pool.Exec(t.Context(), `DELETE FROM outbox_stream`); err != nil {
 				t.Fatal(err)
 			}
@@ -234,7 +229,7 @@ func TestAStreamThatDoesNotContinueTheDatabaseIsRefused(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			damage(t, pool, js, b.Config().Stream)
+			damage(t, pool, js, b.Config())
 			if _, err := newRelay(t, pool, b).connect(t.Context()); !errors.Is(err, ErrStreamRefused) {
 				t.Errorf("got %v, want ErrStreamRefused", err)
 			}

@@ -131,6 +131,20 @@ func TestManyProcessesMayDeclareTheStreamAtOnce(t *testing.T) {
 	}
 }
 
+// The server removes the folders of an account that lost its last stream in the background.
+func TestAStreamIsDeclaredAtOnceAfterItsDeletion(t *testing.T) {
+	b := testkit.NATS(t)
+	s := js(t, b.Connect(t))
+	for range 300 {
+		if _, err := broker.EnsureStream(t.Context(), s, b.Config()); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.DeleteStream(t.Context(), b.Config().Stream); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestStreamOfAnotherShapeIsRefused(t *testing.T) {
 	good := map[string]string{broker.MetaGeneration: "1", broker.MetaPartitions: "32"}
 	for name, change := range map[string]func(*jetstream.StreamConfig){

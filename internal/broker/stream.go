@@ -38,7 +38,7 @@ func EnsureStream(ctx context.Context, js jetstream.JetStream, cfg Config) (jets
 	}
 	stream, err := js.Stream(ctx, cfg.Stream)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		stream, err = js.CreateStream(ctx, cfg.declare(jetstream.StreamConfig{Metadata: map[string]string{MetaGeneration: "1", MetaPartitions: partitions}}))
+		stream, err = create(ctx, js, cfg.declare(jetstream.StreamConfig{Metadata: map[string]string{MetaGeneration: "1", MetaPartitions: partitions}}))
 		if !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 			if err != nil {
 				return nil, fmt.Errorf("create stream %s: %w", cfg.Stream, err)
@@ -62,6 +62,26 @@ func EnsureStream(ctx context.Context, js jetstream.JetStream, cfg Config) (jets
 		return nil, fmt.Errorf("update stream %s: %w", cfg.Stream, err)
 	}
 	return stream, nil
+}
+
+// errCodeStore is the server's code for a store that it could not create.
+const errCodeStore = 10049
+
+// create creates the stream. Right after an account's last stream was deleted the server still removes its folders in the
+// background, and may do so under the new stream's feet; it then creates it when asked again.
+func create(ctx context.Context, js jetstream.JetStream, sc jetstream.StreamConfig) (jetstream.Stream, error) {
+	for try := 1; ; try++ {
+		stream, err := js.CreateStream(ctx, sc)
+		var refused *jetstream.APIError
+		if try == 3 || !errors.As(err, &refused) || refused.ErrorCode != errCodeStore {
+			return stream, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
 
 // declare returns base with everything set that the protocols rest on.
