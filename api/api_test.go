@@ -235,7 +235,7 @@ func TestCommentOverHTTP(t *testing.T) {
 // TestBadInput has the refusals: each is a 4xx problem whose code the route documents, and nothing is written.
 func TestBadInput(t *testing.T) {
 	f := open(t)
-	const post = "/v1/posts/5/comments"
+	const post, check = "/v1/posts/5/comments", "/v1/follows:check"
 	parent := f.comment(t, 5, "parent").text("comment_id")
 	elsewhere := f.comment(t, 6, "elsewhere").text("comment_id")
 	deleted := f.comment(t, 5, "deleted").text("comment_id")
@@ -349,6 +349,29 @@ func TestBadInput(t *testing.T) {
 		{"an aggregate type of bytes", "GET", "/v1/outbox/dlq?aggregate_type=%ff", "", nil, 422, "validation-failed", "aggregate_type"},
 		{"aggregate 0", "GET", "/v1/outbox/dlq?aggregate_id=0", "", nil, 422, "validation-failed", "aggregate_id"},
 		{"a time that is none", "GET", "/v1/outbox/dlq?dead_before=yesterday", "", nil, 422, "validation-failed", "dead_before"},
+		{"no pair", "POST", check, `{"pairs":[]}`, nil, 422, "validation-failed", "#/pairs"},
+		{"pairs that are null", "POST", check, `{"pairs":null}`, nil, 422, "validation-failed", "#/pairs"},
+		{"no pairs at all", "POST", check, `{}`, nil, 422, "validation-failed", "#"},
+		{"501 pairs", "POST", check, pairs(501), nil, 422, "validation-failed", "#/pairs"},
+		{"more pairs than a request may have", "POST", check, pairs(5000), nil, 413, "request-too-large", ""},
+		{"a pair of one", "POST", check, `{"pairs":[{"follower_id":"1"}]}`, nil, 422, "validation-failed", "#/pairs/0"},
+		{"a pair with 0", "POST", check, `{"pairs":[{"follower_id":"1","followee_id":"2"},{"follower_id":"0","followee_id":"2"}]}`, nil, 422, "validation-failed", "#/pairs/1/follower_id"},
+		{"a pair with 2^63", "POST", check, `{"pairs":[{"follower_id":"1","followee_id":"9223372036854775808"}]}`, nil, 422, "validation-failed", "#/pairs/0/followee_id"},
+		{"a pair of numbers", "POST", check, `{"pairs":[{"follower_id":1,"followee_id":2}]}`, nil, 422, "validation-failed", "#/pairs/0/follower_id"},
+		{"a pair of three", "POST", check, `{"pairs":[{"follower_id":"1","followee_id":"2","x":"3"}]}`, nil, 422, "validation-failed", "#/pairs/0/x"},
+		{"pairs that are text", "POST", check, `{"pairs":"1"}`, nil, 422, "validation-failed", "#/pairs"},
+		{"half of a check", "POST", check, `{"pairs":[`, nil, 400, "json-invalid", "#"},
+		{"a writer checks", "POST", check, pairs(1), []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
+		{"counts of nobody", "POST", "/v1/users:counts", `{"user_ids":[]}`, nil, 422, "validation-failed", "#/user_ids"},
+		{"counts of 501 users", "POST", "/v1/users:counts", userIDs(501), nil, 422, "validation-failed", "#/user_ids"},
+		{"counts of user -1", "POST", "/v1/users:counts", `{"user_ids":["1","-1"]}`, nil, 422, "validation-failed", "#/user_ids/1"},
+		{"counts of a number", "POST", "/v1/users:counts", `{"user_ids":[1]}`, nil, 422, "validation-failed", "#/user_ids/0"},
+		{"counts of null", "POST", "/v1/users:counts", `{"user_ids":[null]}`, nil, 422, "validation-failed", "#/user_ids/0"},
+		{"counts of a user", "POST", "/v1/users:counts", `{"user_id":"1"}`, nil, 422, "validation-failed", "#/user_id"},
+		{"a writer counts", "POST", "/v1/users:counts", userIDs(1), []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
+		{"mutuals by 0", "GET", "/v1/users/1/mutuals/2?limit=0", "", nil, 422, "validation-failed", "limit"},
+		{"mutuals by 201", "GET", "/v1/users/1/mutuals/2?limit=201", "", nil, 422, "validation-failed", "limit"},
+		{"mutuals from a cursor", "GET", "/v1/users/1/mutuals/2?cursor=x", "", nil, 422, "validation-failed", "cursor"},
 		{"a query that is none", "GET", post + "?limit=%zz", "", nil, 400, "bad-request", ""},
 	}
 	for _, id := range []string{"0", "-1", "+1", "01", "9223372036854775808", "99999999999999999999", "1.5", "1e3", "x", " 1", "1\x00", "\xff", "0x10", "٣"} {
@@ -359,6 +382,8 @@ func TestBadInput(t *testing.T) {
 			c{"unfollow of " + id, "DELETE", "/v1/follows/" + id + "/2", "", nil, 422, "validation-failed", "follower_id"},
 			c{"user " + id, "GET", "/v1/users/" + id + "/counts", "", nil, 422, "validation-failed", "id"},
 			c{"followers of " + id, "GET", "/v1/users/" + id + "/followers", "", nil, 422, "validation-failed", "id"},
+			c{"mutuals of " + id, "GET", "/v1/users/" + id + "/mutuals/2", "", nil, 422, "validation-failed", "id"},
+			c{"mutuals with " + id, "GET", "/v1/users/2/mutuals/" + id, "", nil, 422, "validation-failed", "other"},
 			c{"post " + id, "POST", "/v1/posts/" + id + "/comments", body(`"x"`), nil, 422, "validation-failed", "post_id"},
 			c{"thread of " + id, "GET", "/v1/posts/" + id + "/comments", "", nil, 422, "validation-failed", "post_id"},
 		)
@@ -470,8 +495,8 @@ func TestEveryRouteNeedsAToken(t *testing.T) {
 			}
 		}
 	}
-	if n != 15 {
-		t.Errorf("%d routes, want 15", n)
+	if n != 18 {
+		t.Errorf("%d routes, want 18", n)
 	}
 }
 
@@ -491,8 +516,8 @@ func TestDocuments(t *testing.T) {
 	want := []string{
 		"DELETE /v1/comments/{id}", "DELETE /v1/follows/{follower_id}/{followee_id}", "GET /v1/comments/{id}",
 		"GET /v1/follows/{follower_id}/{followee_id}", "GET /v1/outbox/dlq", "GET /v1/outbox/dlq/{id}", "GET /v1/posts/{post_id}/comments",
-		"GET /v1/users/{id}/counts", "GET /v1/users/{id}/followers", "GET /v1/users/{id}/following", "PATCH /v1/comments/{id}",
-		"POST /v1/outbox/dlq/{id}/discard", "POST /v1/outbox/dlq/{id}/retry", "POST /v1/posts/{post_id}/comments",
+		"GET /v1/users/{id}/counts", "GET /v1/users/{id}/followers", "GET /v1/users/{id}/following", "GET /v1/users/{id}/mutuals/{other}", "PATCH /v1/comments/{id}",
+		"POST /v1/follows:check", "POST /v1/outbox/dlq/{id}/discard", "POST /v1/outbox/dlq/{id}/retry", "POST /v1/posts/{post_id}/comments", "POST /v1/users:counts",
 		"PUT /v1/follows/{follower_id}/{followee_id}",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

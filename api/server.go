@@ -72,6 +72,7 @@ func New(cfg Config, deps Deps) (http.Handler, error) {
 	})
 	s.followRoutes()
 	s.userRoutes()
+	s.relationRoutes()
 	s.commentRoutes()
 	s.dlqRoutes()
 	if err := s.documentRoutes(); err != nil {
@@ -251,7 +252,7 @@ func register[I, O any](s *server, r route, handle func(ctx context.Context, in 
 		DefaultStatus: r.status, Security: []map[string][]string{{"token": {r.role}}}, Responses: s.problemResponses(codes),
 		BodyReadTimeout: -1, // guard has read it
 	}
-	if r.method != http.MethodGet {
+	if r.method != http.MethodGet && r.role != store.RoleRead {
 		op.Parameters = metaParameters()
 	}
 	for status, what := range r.also {

@@ -66,10 +66,10 @@ func (s *server) userRoutes() {
 	}, s.counts)
 }
 
-// project reads a projection in one transaction of the tenant. asOf is read first: what fn reads is at least as new.
+// project reads a projection in one transaction of the tenant, as of one snapshot.
 func (s *server) project(ctx context.Context, tenant int64, consumer string, fn func(tx pgx.Tx) error) (event.Time, error) {
 	var asOf time.Time
-	err := postgres.InTenant(ctx, s.projections, tenant, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+	err := postgres.InTenant(ctx, s.projections, tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		var err error
 		if asOf, err = consumers.AsOf(ctx, tx, consumer); err != nil {
 			return err
@@ -114,12 +114,16 @@ func (s *server) edges(name string, read readEdges) func(context.Context, *edges
 		if err != nil {
 			return nil, err
 		}
-		items := make([]Edge, len(rows))
-		for i, e := range rows {
-			items[i] = Edge{UserID: event.ID(e.UserID), PositionedAt: event.Time{Time: e.PositionedAt}}
-		}
-		return &edgesOutput{Body: EdgeList{Items: items, Next: next, AsOf: asOf}}, nil
+		return &edgesOutput{Body: EdgeList{Items: edgesOf(rows), Next: next, AsOf: asOf}}, nil
 	}
+}
+
+func edgesOf(rows []followercounts.Edge) []Edge {
+	items := make([]Edge, len(rows))
+	for i, e := range rows {
+		items[i] = Edge{UserID: event.ID(e.UserID), PositionedAt: event.Time{Time: e.PositionedAt}}
+	}
+	return items
 }
 
 func (s *server) counts(ctx context.Context, in *UserPath) (*countsOutput, error) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"pgregory.net/rapid"
@@ -60,7 +61,7 @@ func inTenant(t testing.TB, pool *pgxpool.Pool, tenant int64, fn func(ctx contex
 func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := context.Background()
-	for i, sql := range []string{followersSQL, followingSQL, countsSQL, edgesSQL, gainCountsSQL, holdCountsSQL, addCountsSQL,
+	for i, sql := range []string{followersSQL, followingSQL, countsSQL, relationsSQL, mutualsOfFollowingSQL, mutualsOfFollowersSQL, edgesSQL, gainCountsSQL, holdCountsSQL, addCountsSQL,
 		truthEdgesSQL, edgeRowsSQL, truthCountsSQL, countRowsSQL} {
 		query, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
 		if err != nil {
@@ -214,7 +215,103 @@ func compare(ctx context.Context, tx pgx.Tx, newest map[pair]int64, users int64)
 			}
 		}
 	}
+	return compareRelations(ctx, tx, followers, following, users)
+}
+
+func compareRelations(ctx context.Context, tx pgx.Tx, followers, following map[int64][]Edge, users int64) error {
+	find := func(edges []Edge, user int64) int {
+		return slices.IndexFunc(edges, func(e Edge) bool { return e.UserID == user })
+	}
+	var pairs []Pair
+	var want []Relation
+	for a := int64(1); a <= users; a++ {
+		for b := int64(1); b <= users; b++ {
+			pairs = append(pairs, Pair{a, b})
+			r := Relation{FollowedBy: find(followers[a], b) >= 0}
+			if i := find(following[a], b); i >= 0 {
+				r.Following, r.PositionedAt = true, following[a][i].PositionedAt
+			}
+			want = append(want, r)
+			var mutual []Edge
+			for _, e := range following[a] {
+				if find(followers[b], e.UserID) >= 0 {
+					mutual = append(mutual, e)
+				}
+			}
+			for _, limit := range []int{1, int(users)} {
+				got, truncated, err := Mutuals(ctx, tx, a, b, limit)
+				if err != nil {
+					return err
+				}
+				if n := min(limit, len(mutual)); !cmp.Equal(got, mutual[:n], cmpopts.EquateEmpty()) || truncated != (n < len(mutual)) {
+					return fmt.Errorf("mutuals %d/%d by %d: got %v (truncated %t) of %v", a, b, limit, got, truncated, mutual)
+				}
+			}
+		}
+	}
+	got, err := Relations(ctx, tx, pairs)
+	if err != nil {
+		return err
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		return fmt.Errorf("relations (-want +got):\n%s", diff)
+	}
 	return nil
+}
+
+// TestMutualsOfTheCelebratedAreTheBeginningOfTheList has accounts with more edges than are looked at, on either side and on both.
+func TestMutualsOfTheCelebratedAreTheBeginningOfTheList(t *testing.T) {
+	db := testkit.Postgres(t)
+	pool := db.Pool(t, postgres.RoleSystem)
+	// 1 follows 100001 to 107000, the last first; every third of them and 7,000 others follow 2; 3 is followed by 9 of them.
+	if _, err := pool.Exec(t.Context(), `
+		INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at)
+		SELECT 1, 1, 100000 + g, true, 1, timestamptz '2026-01-01' - (g / 5) * interval '1 s' FROM generate_series(1, 7000) g
+		UNION ALL SELECT 1, 100000 + g, 2, true, 1, '2026-01-01' FROM generate_series(3, 7000, 3) g
+		UNION ALL SELECT 1, 200000 + g, 2, true, 1, '2026-01-01' FROM generate_series(1, 7000) g
+		UNION ALL SELECT 1, 106000 + g, 3, true, 1, '2026-01-01' FROM generate_series(1, 9) g
+		UNION ALL SELECT 1, 4, 106000 + g, true, 1, '2026-01-01' FROM generate_series(1, 9) g`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), `INSERT INTO follower_counts (tenant_id, user_id, followers, following) VALUES (1, 1, 0, 7000), (1, 2, 9333, 0), (1, 3, 9, 0), (1, 4, 0, 9)`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `ANALYZE follow_edges`); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		user, other  int64
+		limit, found int
+		truncated    bool
+	}{
+		"a page of two celebrated accounts":                     {1, 2, 200, 200, true},
+		"all that is looked at of two celebrated accounts":      {1, 2, 10000, MutualsCap/3 + 1, true},
+		"one who follows many, and few followers":               {1, 3, 200, 9, false},
+		"one who follows few, and many followers":               {4, 2, 200, 3, false},
+		"few on both sides":                                     {4, 3, 200, 9, false},
+		"few on both sides, of which there are more than asked": {4, 3, 8, 8, true},
+	} {
+		inTenant(t, db.Pool(t, postgres.RoleAPI), 1, func(ctx context.Context, tx pgx.Tx) error {
+			all, _, err := Mutuals(ctx, tx, c.user, c.other, c.limit)
+			if err != nil {
+				return err
+			}
+			rows, _ := tx.Query(ctx, `SELECT a.followee_id, a.positioned_at FROM follow_edges a JOIN follow_edges b ON b.follower_id = a.followee_id AND b.followee_id = $2
+				WHERE a.follower_id = $1 ORDER BY 2 DESC, 1 DESC LIMIT $3`, c.user, c.other, c.found)
+			want, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Edge])
+			if err != nil {
+				return err
+			}
+			if diff := cmp.Diff(want, all); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", name, diff)
+			}
+			_, truncated, err := Mutuals(ctx, tx, c.user, c.other, c.limit)
+			if truncated != c.truncated {
+				t.Errorf("%s: truncated is %t", name, truncated)
+			}
+			return err
+		})
+	}
 }
 
 // TestBatchesThatShareAccountsDoNotDeadlock runs batches of different pairs over the same accounts, in opposite orders, gains and
