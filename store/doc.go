@@ -1,4 +1,4 @@
-// Package store is the write model: follows and comments, and the tokens of those who write.
+// Package store is the write model: follows, comments and the settings of threads, and the tokens of those who write.
 //
 // Each write commits its state and its event in one transaction, the state row first (which takes the entity's lock), then the
 // outbox row:
@@ -8,6 +8,8 @@
 //	Create      (none) ──▶ ACTIVE v1        NONE, or PENDING in a premoderated thread
 //	Edit        ACTIVE ──▶ ACTIVE           while NONE, APPROVED or PENDING
 //	Delete      ACTIVE ──▶ DELETED          final; the row, its body and its replies stay
+//	Moderate    any ──▶ APPROVED, HIDDEN or REMOVED, while ACTIVE: an axis of its own
+//	SetThreads  (none) ──▶ v1 ──▶ v2 ...    versions are kept (package versioned)
 //
 // The write functions take slices of one tenant's writes and return one outcome per item: an item that is refused does not
 // hold back the others. Their error says that the transaction as a whole failed, and then nothing was written, unless the

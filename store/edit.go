@@ -3,6 +3,9 @@ package store
 import (
 	"context"
 	"fmt"
+	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 
@@ -27,10 +30,10 @@ type CommentDelete struct {
 	IfVersion int64  // the version that the writer saw, or AnyVersion
 }
 
-// heldSQL names the comments of @comment_ids and locks those that exist in key order: an UPDATE alone locks in the order of its plan.
+// heldSQL names the comments of @comment_ids, with what each is to be given, and locks those that exist in key order: an UPDATE alone locks in the order of its plan.
 const heldSQL = `
 WITH wanted AS (
-  SELECT * FROM unnest(@comment_ids::uuid[], @if_versions::bigint[], @bodies::text[]) AS w(comment_id, if_version, body)
+  SELECT * FROM unnest(@comment_ids::uuid[], @if_versions::bigint[], @values::text[]) AS w(comment_id, if_version, value)
 ), held AS (
   SELECT w.*
     FROM comments c JOIN wanted w ON c.tenant_id = @tenant::bigint AND c.comment_id = w.comment_id
@@ -43,10 +46,10 @@ WITH wanted AS (
 // Index: comments_pkey.   Locks: the comments, in key order, whether or not they change.
 const commentEditSQL = heldSQL + `
 UPDATE /* store.comment_edit */ comments c
-   SET body = h.body, version = c.version + 1, updated_at = GREATEST(now(), c.updated_at)
+   SET body = h.value, version = c.version + 1, updated_at = GREATEST(now(), c.updated_at)
   FROM held h
  WHERE c.tenant_id = @tenant::bigint AND c.comment_id = h.comment_id AND (h.if_version = 0 OR c.version = h.if_version)
-   AND c.author_state = 'ACTIVE' AND c.moderation_state NOT IN ('HIDDEN', 'REMOVED') AND c.body <> h.body
+   AND c.author_state = 'ACTIVE' AND c.moderation_state NOT IN ('HIDDEN', 'REMOVED') AND c.body <> h.value
 RETURNING ` + commentColumns
 
 // Edit replaces the bodies of comments. The outcome's error is ErrNotFound, a *StaleError, a *StateError, or says what is wrong
@@ -55,7 +58,7 @@ func (s *Store) Edit(ctx context.Context, tenant int64, edits []CommentEdit) ([]
 	changes := make([]change, len(edits))
 	for i, e := range edits {
 		body, err := trimBody(e.Body)
-		changes[i] = change{meta: e.Meta, id: e.CommentID, ifVersion: e.IfVersion, body: body, err: err}
+		changes[i] = change{meta: e.Meta, id: e.CommentID, ifVersion: e.IfVersion, value: body, err: err}
 	}
 	return s.change(ctx, tenant, changes, event.Edited, commentEditSQL, func(c event.Comment) bool {
 		return c.AuthorState == event.AuthorActive && c.ModerationState != event.ModerationHidden && c.ModerationState != event.ModerationRemoved
@@ -85,11 +88,64 @@ func (s *Store) Delete(ctx context.Context, tenant int64, deletes []CommentDelet
 	})
 }
 
+// CommentModeration is a moderator's decision on a comment.
+type CommentModeration struct {
+	Meta
+	CommentID string // a UUID in lower case
+	IfVersion int64  // the version that the moderator saw, or AnyVersion
+	State     string // event.ModerationApproved, event.ModerationHidden or event.ModerationRemoved
+	Reason    string // why, for the event and the history: see ValidReason
+}
+
+// MaxReasonBytes bounds the reason of a moderation.
+const MaxReasonBytes = 1000
+
+// ValidReason reports whether s can be a reason: at most MaxReasonBytes of UTF-8 without control characters. It may be empty.
+func ValidReason(s string) bool { return len(s) <= MaxReasonBytes && plainText(s) }
+
+// plainText reports whether s is UTF-8 without control characters.
+func plainText(s string) bool {
+	return utf8.ValidString(s) && strings.IndexFunc(s, unicode.IsControl) < 0
+}
+
+// commentModerateSQL moves comments on the moderator's axis, where the version is the expected one, the author left the comment,
+// and the state is another.
+// Index: comments_pkey.   Locks: the comments, in key order, whether or not they change.
+const commentModerateSQL = heldSQL + `
+UPDATE /* store.comment_moderate */ comments c
+   SET moderation_state = h.value, version = c.version + 1, updated_at = GREATEST(now(), c.updated_at)
+  FROM held h
+ WHERE c.tenant_id = @tenant::bigint AND c.comment_id = h.comment_id AND (h.if_version = 0 OR c.version = h.if_version)
+   AND c.author_state = 'ACTIVE' AND c.moderation_state <> h.value
+RETURNING ` + commentColumns
+
+// Moderate approves, hides or removes comments, whatever moderation state they have: approving undoes what moderation did. The
+// outcome's error is ErrNotFound, a *StaleError or a *StateError: what its author withdrew is not moderated. The state that the
+// comment has changes nothing and makes no event, whatever the reason. The event has the reason; the truth does not keep it.
+func (s *Store) Moderate(ctx context.Context, tenant int64, moderations []CommentModeration) ([]CommentOutcome, error) {
+	changes := make([]change, len(moderations))
+	for i, m := range moderations {
+		changes[i] = change{meta: m.Meta, id: m.CommentID, ifVersion: m.IfVersion, value: m.State, reason: m.Reason}
+		switch m.State {
+		case event.ModerationApproved, event.ModerationHidden, event.ModerationRemoved:
+		default:
+			changes[i].err = fmt.Errorf("%w: moderation state %.80q", ErrInvalid, m.State)
+		}
+		if !ValidReason(m.Reason) {
+			changes[i].err = fmt.Errorf("%w: reason of %d bytes", ErrInvalid, len(m.Reason))
+		}
+	}
+	return s.change(ctx, tenant, changes, event.Moderated, commentModerateSQL, func(c event.Comment) bool {
+		return c.AuthorState == event.AuthorActive
+	})
+}
+
 type change struct {
 	meta      Meta
 	id        string
 	ifVersion int64
-	body      string
+	value     string // what the comment is to be given: a body, a moderation state
+	reason    string
 	err       error
 }
 
@@ -133,13 +189,13 @@ func (s *Store) change(ctx context.Context, tenant int64, changes []change, even
 func changeTurn(ctx context.Context, tx *unit, tenant int64, changes []change, turn []int, eventType, transitionSQL string,
 	allowed func(event.Comment) bool, out []CommentOutcome) error {
 	n := len(turn)
-	ids, versions, bodies := make([]string, n), make([]int64, n), make([]string, n)
+	ids, versions, values := make([]string, n), make([]int64, n), make([]string, n)
 	index := make(map[string]int, n)
 	for k, i := range turn {
-		ids[k], versions[k], bodies[k] = changes[i].id, changes[i].ifVersion, changes[i].body
+		ids[k], versions[k], values[k] = changes[i].id, changes[i].ifVersion, changes[i].value
 		index[ids[k]] = i
 	}
-	rows, _ := tx.Query(ctx, transitionSQL, pgx.StrictNamedArgs{"tenant": tenant, "comment_ids": ids, "if_versions": versions, "bodies": bodies})
+	rows, _ := tx.Query(ctx, transitionSQL, pgx.StrictNamedArgs{"tenant": tenant, "comment_ids": ids, "if_versions": versions, "values": values})
 	changed, err := pgx.CollectRows(rows, pgx.RowToStructByPos[commentRow])
 	if err != nil {
 		return fmt.Errorf("write %d comments: %w", n, err)
@@ -148,7 +204,9 @@ func changeTurn(ctx context.Context, tx *unit, tenant int64, changes []change, t
 	for k, r := range changed {
 		i := index[r.CommentID]
 		out[i] = CommentOutcome{Comment: r.wire(), Changed: true}
-		if events[k], err = commentEvent(tenant, out[i].Comment, eventType, changes[i].meta); err != nil {
+		c := out[i].Comment
+		c.Reason = changes[i].reason
+		if events[k], err = commentEvent(tenant, c, eventType, changes[i].meta); err != nil {
 			return err
 		}
 	}
@@ -176,7 +234,7 @@ func changeTurn(ctx context.Context, tx *unit, tenant int64, changes []change, t
 			out[i].Err = &StaleError{Current: c}
 		case !allowed(c):
 			out[i].Err = &StateError{Current: c}
-		default: // the body it had
+		default: // it had the value
 			out[i].Comment = c
 		}
 	}

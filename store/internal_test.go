@@ -22,7 +22,7 @@ func TestStatements(t *testing.T) {
 		"follow": followSQL, "unfollow": unfollowSQL, "getFollows": getFollowsSQL, "commentGet": commentGetSQL,
 		"commentSurroundings": commentSurroundingsSQL, "commentKeys": commentKeysSQL, "commentReplay": commentReplaySQL,
 		"commentRelease": commentReleaseSQL, "commentCreate": commentCreateSQL, "commentEdit": commentEditSQL,
-		"commentDelete": commentDeleteSQL, "authenticate": authenticateSQL, "createToken": createTokenSQL, "ensureToken": ensureTokenSQL,
+		"commentDelete": commentDeleteSQL, "commentModerate": commentModerateSQL, "threadsGet": threadsGetSQL, "authenticate": authenticateSQL, "createToken": createTokenSQL, "ensureToken": ensureTokenSQL,
 	} {
 		positional, _, err := pgx.NamedArgs{}.RewriteQuery(t.Context(), conn.Conn(), sql, nil)
 		if err != nil {
@@ -85,6 +85,9 @@ func TestHotStatementsUseTheirIndexes(t *testing.T) {
 			SELECT 1, gen_random_uuid(), g / 100 + 1, lpad(g::text, 8, '0'), lpad(g::text, 22, '0'), 1, 'x' FROM generate_series(1, 30000) g`,
 		`INSERT INTO comment_keys (tenant_id, author_id, idempotency_key, request_hash, comment_id)
 			SELECT 1, g / 10 + 1, g::text, '', gen_random_uuid() FROM generate_series(1, 30000) g`,
+		`INSERT INTO threads (tenant_id, object, metadata)
+			SELECT 1, jsonb_build_object('post_id', g / 3), jsonb_build_object('version_id', g, 'created_by', 't',
+			       'version_state', CASE g % 3 WHEN 2 THEN 'LATEST' ELSE 'ARCHIVED' END) FROM generate_series(1, 30000) g`,
 		`ANALYZE follows, comments, comment_keys, threads`,
 	} {
 		if _, err := db.Pool(t, postgres.RoleOwner).Exec(ctx, sql); err != nil {
@@ -98,6 +101,8 @@ func TestHotStatementsUseTheirIndexes(t *testing.T) {
 		"commentGet":          {commentGetSQL, `1, '{00000000-0000-7000-8000-000000000000}'`},
 		"commentEdit":         {commentEditSQL, `'{00000000-0000-7000-8000-000000000000}', '{1}', '{x}', 1`},
 		"commentDelete":       {commentDeleteSQL, `'{00000000-0000-7000-8000-000000000000}', '{1}', '{x}', 1`},
+		"commentModerate":     {commentModerateSQL, `'{00000000-0000-7000-8000-000000000000}', '{1}', '{HIDDEN}', 1`},
+		"threadsGet":          {threadsGetSQL, `'{1,2}', 1`},
 		"commentSurroundings": {commentSurroundingsSQL, `'{1}', '{00000000-0000-7000-8000-000000000000}', 1`},
 		"commentReplay":       {commentReplaySQL, `'{1}', '{k}', 1`},
 	} {
@@ -118,7 +123,7 @@ func TestHotStatementsUseTheirIndexes(t *testing.T) {
 					return err
 				}
 				plan := strings.Join(lines, "\n")
-				for _, table := range []string{"follows", "comments", "comment_keys"} {
+				for _, table := range []string{"follows", "comments", "comment_keys", "threads"} {
 					if strings.Contains(plan, "Seq Scan on "+table) {
 						t.Errorf("%s, %s, scans %s:\n%s", name, mode, table, plan)
 					}

@@ -17,6 +17,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/versioned"
 )
 
 // Errors of single items. API edges map them to answers.
@@ -37,9 +38,10 @@ type Meta struct {
 
 // Store writes and reads the truth. It is safe for concurrent use.
 type Store struct {
-	pool *pgxpool.Pool
-	wake func(partition int)
-	slug func() string // random; a test makes it collide
+	pool    *pgxpool.Pool
+	wake    func(partition int)
+	slug    func() string // random; a test makes it collide
+	threads *versioned.Table[event.Thread]
 }
 
 // New returns a Store on pool, whose connections act as postgres.RoleAPI. After each commit wake is called, without waiting,
@@ -48,7 +50,7 @@ func New(pool *pgxpool.Pool, wake func(partition int)) *Store {
 	if wake == nil {
 		wake = func(int) {}
 	}
-	return &Store{pool: pool, wake: wake, slug: newSlug}
+	return &Store{pool: pool, wake: wake, slug: newSlug, threads: threads()}
 }
 
 // unit is one write transaction and the partitions that its events went to.

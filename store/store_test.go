@@ -34,9 +34,10 @@ type fixture struct {
 	system *pgxpool.Pool
 }
 
-func open(t *testing.T) fixture {
+func open(t *testing.T) fixture { return on(t, testkit.Postgres(t)) }
+
+func on(t *testing.T, db *testkit.DB) fixture {
 	t.Helper()
-	db := testkit.Postgres(t)
 	return fixture{store.New(db.Pool(t, postgres.RoleAPI), nil), db.Pool(t, postgres.RoleSystem)}
 }
 
@@ -259,12 +260,31 @@ func (f fixture) delete(t *testing.T, id string, version int64) store.CommentOut
 	return out[0]
 }
 
-// moderate does by hand what moderation will do.
+func (f fixture) moderation(t *testing.T, id string, version int64, state, reason string) store.CommentOutcome {
+	t.Helper()
+	out, err := f.Moderate(t.Context(), tenant, []store.CommentModeration{{Meta: meta(), CommentID: id, IfVersion: version, State: state, Reason: reason}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out[0]
+}
+
+// moderate gives a comment any state, also those that no moderator can.
 func (f fixture) moderate(t *testing.T, id, state string) {
 	t.Helper()
 	if _, err := f.system.Exec(t.Context(), `UPDATE comments SET moderation_state = $2, version = version + 1 WHERE comment_id = $1`, id, state); err != nil {
 		t.Fatal(err)
 	}
+}
+
+func (f fixture) set(t *testing.T, w store.ThreadSettings) store.ThreadOutcome {
+	t.Helper()
+	w.Meta = meta()
+	out, err := f.SetThreads(t.Context(), tenant, []store.ThreadSettings{w})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out[0]
 }
 
 func TestCommentIsCreatedWithItsPlaceAndItsEvent(t *testing.T) {
@@ -311,12 +331,9 @@ func TestCreateRefusals(t *testing.T) {
 	f.delete(t, deleted.CommentID, 1)
 	hidden := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "hidden"})
 	f.moderate(t, hidden.CommentID, event.ModerationHidden)
-	if _, err := f.system.Exec(ctx, `INSERT INTO threads (tenant_id, object, metadata) VALUES
-		($1, '{"post_id": "2", "locked": true}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t"}'),
-		($1, '{"post_id": "3", "locked": true}', '{"version_id": 1, "version_state": "ARCHIVED", "created_by": "t"}'),
-		($1, '{"post_id": "3", "premoderated": true}', '{"version_id": 2, "version_state": "LATEST", "created_by": "t"}')`, tenant); err != nil {
-		t.Fatal(err)
-	}
+	f.set(t, store.ThreadSettings{PostID: 2, Locked: true})
+	f.set(t, store.ThreadSettings{PostID: 3, Locked: true})
+	f.set(t, store.ThreadSettings{PostID: 3, Premoderated: true})
 	deep := f.mustCreate(t, store.NewComment{PostID: 4, AuthorID: 1, Body: "1"})
 	for i := 2; i <= store.MaxDepth; i++ {
 		deep = f.mustCreate(t, store.NewComment{PostID: 4, AuthorID: 1, ParentID: deep.CommentID, Body: fmt.Sprint(i)})

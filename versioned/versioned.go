@@ -290,6 +290,13 @@ func (t *Table[T]) Record(ctx context.Context, tx pgx.Tx, entries []Entry[T]) (i
 	return tag.RowsAffected(), nil
 }
 
+// Lock waits for other writers of the objects and keeps them out until the transaction ends. A caller that decides by what an
+// object is takes it before it reads; of the changes only the tenants, the key fields and By matter.
+func (t *Table[T]) Lock(ctx context.Context, tx pgx.Tx, changes []Change[T]) error {
+	_, err := t.lock(ctx, tx, changes, nil)
+	return err
+}
+
 // lock waits for other writers of the objects and returns the arguments that the statements share.
 func (t *Table[T]) lock(ctx context.Context, tx pgx.Tx, changes []Change[T], deleted []bool) (pgx.StrictNamedArgs, error) {
 	n := len(changes)

@@ -1,0 +1,184 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/versioned"
+)
+
+// ThreadSettings is what is to hold for a post's thread from now on.
+type ThreadSettings struct {
+	Meta
+	PostID       int64
+	IfVersion    *int64 // the version that the writer saw, 0 where nothing had been set; nil writes whatever version it has
+	Locked       bool   // no more comments; what is there may be edited, deleted and moderated
+	Premoderated bool   // new comments wait for a moderator
+	Title        string // trimmed before it is kept; see ValidTitle
+}
+
+// MaxTitleBytes bounds a thread's title.
+const MaxTitleBytes = 300
+
+// ValidTitle reports whether s can be a title: at most MaxTitleBytes of UTF-8 without control characters. It may be empty.
+func ValidTitle(s string) bool { return len(s) <= MaxTitleBytes && plainText(s) }
+
+func (w ThreadSettings) check() error {
+	if err := checkMeta(w.Meta); err != nil {
+		return err
+	}
+	if w.PostID <= 0 {
+		return fmt.Errorf("%w: post %d", ErrInvalid, w.PostID)
+	}
+	if !ValidTitle(w.Title) {
+		return fmt.Errorf("%w: title of %d bytes", ErrInvalid, len(w.Title))
+	}
+	return nil
+}
+
+// ThreadOutcome is what became of one ThreadSettings.
+type ThreadOutcome struct {
+	Thread  event.Thread // as it is now
+	Changed bool         // whether this write changed it, and so made an event
+	Err     error        // ErrInvalid or a *StaleThreadError: nothing was written
+}
+
+// StaleThreadError reports that the thread's settings have another version than the write expected.
+type StaleThreadError struct{ Current event.Thread }
+
+func (e *StaleThreadError) Error() string {
+	return fmt.Sprintf("store: thread %d is at version %d", e.Current.PostID, e.Current.Version)
+}
+
+// threads has every version of every thread's settings. A thread whose settings were never set has no row: it is at version 0.
+func threads() *versioned.Table[event.Thread] {
+	return versioned.New[event.Thread](versioned.Definition{
+		Table: "threads", Sequence: "object_version_id", Key: []versioned.Column{{Name: "post_id", Type: "bigint"}},
+	})
+}
+
+// SetThreads sets what holds for threads. Settings that are as they were change nothing and make no event; what was never set is
+// not locked, not premoderated and without a title. Writers of one thread wait for each other, so of several that saw one
+// version one changes it and the others get a *StaleThreadError.
+func (s *Store) SetThreads(ctx context.Context, tenant int64, settings []ThreadSettings) ([]ThreadOutcome, error) {
+	out := make([]ThreadOutcome, len(settings))
+	turns := rounds(len(settings), func(i int) (int64, bool) {
+		out[i].Err = settings[i].check()
+		return settings[i].PostID, out[i].Err == nil
+	})
+	if len(turns) == 0 {
+		return out, nil
+	}
+	err := s.write(ctx, tenant, func(tx *unit) error {
+		for _, turn := range turns {
+			if err := s.setThreads(ctx, tx, tenant, settings, turn, out); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("set %d threads of tenant %d: %w", len(settings), tenant, err)
+	}
+	return out, nil
+}
+
+func (s *Store) setThreads(ctx context.Context, tx *unit, tenant int64, settings []ThreadSettings, turn []int, out []ThreadOutcome) error {
+	posts, locks := make([]int64, len(turn)), make([]versioned.Change[event.Thread], len(turn))
+	for n, i := range turn {
+		posts[n] = settings[i].PostID
+		locks[n] = versioned.Change[event.Thread]{TenantID: tenant, Object: event.Thread{PostID: event.ID(posts[n])}, By: settings[i].Actor}
+	}
+	if err := s.threads.Lock(ctx, tx, locks); err != nil {
+		return err
+	}
+	now, current, err := getThreads(ctx, tx, tenant, posts)
+	if err != nil {
+		return err
+	}
+	var changes []versioned.Change[event.Thread]
+	var events []event.Event
+	for n, i := range turn {
+		w, t := settings[i], current[n]
+		out[i] = ThreadOutcome{Thread: t} // a second attempt starts afresh
+		if w.IfVersion != nil && *w.IfVersion != t.Version {
+			out[i].Err = &StaleThreadError{Current: t}
+			continue
+		}
+		next := t
+		next.Locked, next.Premoderate, next.Title = w.Locked, w.Premoderated, strings.TrimSpace(w.Title)
+		if next == t {
+			continue
+		}
+		next.Version++
+		if now.After(next.UpdatedAt.Time) { // times never go back between two versions
+			next.UpdatedAt = wireTime(now)
+		}
+		out[i].Thread, out[i].Changed = next, true
+		next.Actor = w.Actor
+		payload, err := json.Marshal(next)
+		if err != nil {
+			return fmt.Errorf("encode thread %d: %w", w.PostID, err)
+		}
+		changes = append(changes, versioned.Change[event.Thread]{TenantID: tenant, Object: next, By: w.Actor, At: next.UpdatedAt.Time})
+		events = append(events, event.Event{
+			TenantID: tenant, AggregateType: event.AggregateThread, AggregateID: w.PostID, Type: event.Updated,
+			OccurredAt: next.UpdatedAt.Time, TraceParent: w.TraceParent, Payload: payload,
+		})
+	}
+	if _, err := s.threads.Upsert(ctx, tx, changes); err != nil {
+		return err
+	}
+	return tx.append(ctx, events)
+}
+
+// threadsGetSQL reads the settings of threads, in the order of the argument, and the time.
+// Index: threads_head_idx.   Locks: none.
+const threadsGetSQL = `
+SELECT /* store.threads_get */ now(), t.object
+  FROM unnest(@post_ids::bigint[]) WITH ORDINALITY AS w(post_id, ord)
+  LEFT JOIN threads t ON t.tenant_id = @tenant::bigint AND t.post_id = w.post_id AND t.version_state = 'LATEST'
+ ORDER BY w.ord`
+
+// getThreads returns the settings of each post, the defaults at version 0 where nothing was set, and the transaction's time.
+func getThreads(ctx context.Context, tx pgx.Tx, tenant int64, posts []int64) (now time.Time, all []event.Thread, err error) {
+	var object *event.Thread
+	rows, _ := tx.Query(ctx, threadsGetSQL, pgx.StrictNamedArgs{"tenant": tenant, "post_ids": posts})
+	_, err = pgx.ForEachRow(rows, []any{&now, &object}, func() error {
+		t := event.Thread{PostID: event.ID(posts[len(all)])}
+		if object != nil {
+			t = *object
+			t.Actor = "" // as with comments and follows: the history has it
+		}
+		all = append(all, t)
+		return nil
+	})
+	if err != nil {
+		return time.Time{}, nil, fmt.Errorf("read %d threads: %w", len(posts), err)
+	}
+	return now, all, nil
+}
+
+// GetThread returns the settings of a post's thread. Of a post whose settings were never set they are the defaults, at version 0
+// and without a time.
+func (s *Store) GetThread(ctx context.Context, tenant, post int64) (event.Thread, error) {
+	var t event.Thread
+	err := s.read(ctx, tenant, func(tx pgx.Tx) error {
+		_, all, err := getThreads(ctx, tx, tenant, []int64{post})
+		if err != nil {
+			return err
+		}
+		t = all[0]
+		return nil
+	})
+	if err != nil {
+		return event.Thread{}, fmt.Errorf("read thread %d of tenant %d: %w", post, tenant, err)
+	}
+	return t, nil
+}
