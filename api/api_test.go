@@ -232,20 +232,81 @@ func TestCommentOverHTTP(t *testing.T) {
 	f.want(t, 200, "PATCH", "/v1/comments/"+reply.text("comment_id"), `{"body":"whatever version"}`, `If-Match: *`)
 }
 
+func TestModerationOverHTTP(t *testing.T) {
+	f := open(t)
+	const settings = "/v1/posts/5/thread"
+	unset := f.want(t, 200, "GET", settings, "")
+	if diff := cmp.Diff(map[string]any{"post_id": "5", "locked": false, "premoderated": false, "version": 0.0}, unset.json); diff != "" || unset.Header.Get("ETag") != "" {
+		t.Errorf("what was never set (-want +got):\n%s%v", diff, unset.Header)
+	}
+	first := f.want(t, 200, "PUT", settings, `{"premoderated":true,"title":" Rules "}`, "If-None-Match: *", "Tidings-Actor: mod")
+	want := map[string]any{"post_id": "5", "locked": false, "premoderated": true, "title": "Rules", "version": 1.0, "updated_at": first.text("updated_at")}
+	if diff := cmp.Diff(want, first.json); diff != "" || first.Header.Get("ETag") != `"1"` {
+		t.Errorf("the first settings (-want +got):\n%s%v", diff, first.Header)
+	}
+	if get := f.want(t, 200, "GET", settings, ""); get.body != first.body || get.Header.Get("ETag") != `"1"` {
+		t.Errorf("get: %s", get.body)
+	}
+	f.want(t, 304, "GET", settings, "", `If-None-Match: "1"`)
+	if stale := f.want(t, 412, "PUT", settings, `{"locked":true}`, `If-Match: "7"`); !cmp.Equal(stale.json["current"], any(first.json)) {
+		t.Errorf("412: %s", stale.body)
+	}
+	if same := f.want(t, 200, "PUT", settings, `{"title":"Rules","premoderated":true,"locked":false}`, `If-Match: "1"`); same.body != first.body {
+		t.Errorf("the same again: %s", same.body)
+	}
+
+	c := f.comment(t, 5, "let me in")
+	path := "/v1/comments/" + c.text("comment_id")
+	if get := f.want(t, 200, "GET", path, ""); get.text("state") != "pending" || get.text("body") != "let me in" {
+		t.Errorf("a pending comment: %s", get.body)
+	}
+	visible := f.want(t, 200, "PUT", path+"/moderation", `{"state":"approved"}`, `If-Match: "1"`)
+	if visible.text("state") != "visible" || visible.json["version"] != 2.0 || visible.Header.Get("ETag") != `"2"` || visible.text("body") != "let me in" {
+		t.Errorf("approved: %s", visible.body)
+	}
+	hidden := f.want(t, 200, "PUT", path+"/moderation", `{"state":"hidden","reason":"spam, \"again\""}`, `If-Match: "2"`, "Tidings-Actor: mod")
+	if hidden.text("state") != "hidden" || hidden.json["body"] != nil {
+		t.Errorf("hidden: %s", hidden.body)
+	}
+	if same := f.want(t, 200, "PUT", path+"/moderation", `{"state":"hidden","reason":"other"}`, `If-Match: "3"`); same.body != hidden.body {
+		t.Errorf("hidden again: %s", same.body)
+	}
+	if stale := f.want(t, 412, "PUT", path+"/moderation", `{"state":"removed"}`, `If-Match: "2"`); !cmp.Equal(stale.json["current"], any(hidden.json)) {
+		t.Errorf("412: %s", stale.body)
+	}
+	if locked := f.want(t, 200, "PUT", settings, `{"locked":true}`, `If-Match: *`); locked.json["version"] != 2.0 || locked.json["title"] != nil || locked.json["premoderated"] != false {
+		t.Errorf("locked: %s", locked.body)
+	}
+	f.want(t, 409, "POST", "/v1/posts/5/comments", `{"author_id":"3","body":"late"}`)
+	f.want(t, 204, "DELETE", path, "", `If-Match: "3"`)
+	if gone := f.want(t, 409, "PUT", path+"/moderation", `{"state":"approved"}`, `If-Match: "4"`); gone.text("code") != "comment-gone" || gone.json["current"].(map[string]any)["state"] != "deleted" {
+		t.Errorf("409: %s", gone.body)
+	}
+
+	rows, _ := f.system.Query(t.Context(), `SELECT concat_ws(' ', aggregate_type, event_type, payload->>'version', payload->>'actor', payload->>'reason')
+		FROM outbox_messages ORDER BY id`)
+	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantEvents := []string{"thread updated 1 mod", "comment created 1 tester", "comment moderated 2 tester", `comment moderated 3 mod spam, "again"`,
+		"thread updated 2 tester", "comment deleted 4 tester"}
+	if diff := cmp.Diff(wantEvents, got); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+}
+
 // TestBadInput has the refusals: each is a 4xx problem whose code the route documents, and nothing is written.
 func TestBadInput(t *testing.T) {
 	f := open(t)
-	const post, check = "/v1/posts/5/comments", "/v1/follows:check"
+	const post, settings, check = "/v1/posts/5/comments", "/v1/posts/8/thread", "/v1/follows:check"
 	parent := f.comment(t, 5, "parent").text("comment_id")
 	elsewhere := f.comment(t, 6, "elsewhere").text("comment_id")
 	deleted := f.comment(t, 5, "deleted").text("comment_id")
 	f.want(t, 204, "DELETE", "/v1/comments/"+deleted, "", `If-Match: "1"`)
 	f.want(t, 201, "POST", post, `{"author_id":"3","body":"keyed"}`, "Idempotency-Key: k")
 	f.want(t, 201, "PUT", "/v1/follows/1/2", "")
-	if _, err := f.system.Exec(t.Context(), `INSERT INTO threads (tenant_id, object, metadata)
-		VALUES ($1, '{"post_id": "8", "locked": true}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t"}')`, tenant); err != nil {
-		t.Fatal(err)
-	}
+	f.want(t, 200, "PUT", settings, `{"locked":true}`)
 	foreign := f
 	foreign.token = f.newToken(t, 2, "foreigner", store.Roles()...)
 	theirs := foreign.comment(t, 5, "theirs").text("comment_id")
@@ -372,6 +433,37 @@ func TestBadInput(t *testing.T) {
 		{"mutuals by 0", "GET", "/v1/users/1/mutuals/2?limit=0", "", nil, 422, "validation-failed", "limit"},
 		{"mutuals by 201", "GET", "/v1/users/1/mutuals/2?limit=201", "", nil, 422, "validation-failed", "limit"},
 		{"mutuals from a cursor", "GET", "/v1/users/1/mutuals/2?cursor=x", "", nil, 422, "validation-failed", "cursor"},
+		{"settings by a writer", "PUT", settings, "{", []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
+		{"settings for a writer", "GET", settings, "", []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
+		{"settings without If-Match", "PUT", settings, `{"locked":false}`, nil, 428, "if-match-missing", ""},
+		{"the first settings of a thread that has some", "PUT", settings, `{"locked":false}`, []string{"If-None-Match: *"}, 412, "version-stale", ""},
+		{"settings of a stale version", "PUT", settings, `{"locked":false}`, []string{`If-Match: "2"`}, 412, "version-stale", ""},
+		{"settings of no version", "PUT", settings, `{"locked":false}`, []string{`If-Match: "0"`}, 412, "version-stale", ""},
+		{"settings of a version that never was", "PUT", "/v1/posts/9/thread", `{"locked":true}`, []string{`If-Match: "1"`}, 412, "version-stale", ""},
+		{"settings with an If-Match without quotes", "PUT", settings, `{"locked":false}`, []string{"If-Match: 1"}, 400, "header-invalid", "If-Match"},
+		{"settings with another If-None-Match", "PUT", "/v1/posts/9/thread", `{"locked":true}`, []string{`If-None-Match: "1"`}, 400, "header-invalid", "If-None-Match"},
+		{"settings with both", "PUT", settings, `{"locked":false}`, []string{`If-Match: "1"`, "If-None-Match: *"}, 400, "header-invalid", "If-None-Match"},
+		{"settings with an unknown member", "PUT", settings, `{"locked":false,"slow":true}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#/slow"},
+		{"a lock that is a string", "PUT", settings, `{"locked":"yes"}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#/locked"},
+		{"a title that is a number", "PUT", settings, `{"title":5}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#/title"},
+		{"a title too long", "PUT", settings, `{"title":"` + strings.Repeat("é", 151) + `"}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#/title"},
+		{"a title with a line break", "PUT", settings, `{"title":"a\nb"}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#/title"},
+		{"a title with NUL", "PUT", settings, `{"title":"a\u0000"}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#/title"},
+		{"no settings", "PUT", settings, ``, []string{`If-Match: "1"`}, 400, "bad-request", ""},
+		{"settings that are an array", "PUT", settings, `[]`, []string{`If-Match: "1"`}, 422, "validation-failed", "#"},
+		{"half of the settings", "PUT", settings, `{"locked":`, []string{`If-Match: "1"`}, 400, "json-invalid", "#"},
+		{"moderation by a writer", "PUT", "/v1/comments/" + parent + "/moderation", "{", []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
+		{"moderation without If-Match", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"hidden"}`, nil, 428, "if-match-missing", ""},
+		{"moderation of a stale version", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"hidden"}`, []string{`If-Match: "2"`}, 412, "version-stale", ""},
+		{"moderation to no state", "PUT", "/v1/comments/" + parent + "/moderation", `{"reason":"x"}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#"},
+		{"moderation to pending", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"pending"}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#/state"},
+		{"moderation in upper case", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"HIDDEN"}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#/state"},
+		{"moderation for a reason too long", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"hidden","reason":"` + strings.Repeat("é", 501) + `"}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#/reason"},
+		{"moderation for a reason with NUL", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"hidden","reason":"\u0000"}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#/reason"},
+		{"moderation with an unknown member", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"hidden","by":"me"}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#/by"},
+		{"moderation of a deleted comment", "PUT", "/v1/comments/" + deleted + "/moderation", `{"state":"approved"}`, []string{`If-Match: *`}, 409, "comment-gone", ""},
+		{"moderation of another tenant's comment", "PUT", "/v1/comments/" + theirs + "/moderation", `{"state":"hidden"}`, []string{`If-Match: *`}, 404, "not-found", ""},
+		{"moderation of no UUID", "PUT", "/v1/comments/1/moderation", `{"state":"hidden"}`, []string{`If-Match: *`}, 422, "validation-failed", "id"},
 		{"a query that is none", "GET", post + "?limit=%zz", "", nil, 400, "bad-request", ""},
 	}
 	for _, id := range []string{"0", "-1", "+1", "01", "9223372036854775808", "99999999999999999999", "1.5", "1e3", "x", " 1", "1\x00", "\xff", "0x10", "٣"} {
@@ -385,6 +477,7 @@ func TestBadInput(t *testing.T) {
 			c{"mutuals of " + id, "GET", "/v1/users/" + id + "/mutuals/2", "", nil, 422, "validation-failed", "id"},
 			c{"mutuals with " + id, "GET", "/v1/users/2/mutuals/" + id, "", nil, 422, "validation-failed", "other"},
 			c{"post " + id, "POST", "/v1/posts/" + id + "/comments", body(`"x"`), nil, 422, "validation-failed", "post_id"},
+			c{"settings of " + id, "PUT", "/v1/posts/" + id + "/thread", "{}", nil, 422, "validation-failed", "post_id"},
 			c{"thread of " + id, "GET", "/v1/posts/" + id + "/comments", "", nil, 422, "validation-failed", "post_id"},
 		)
 	}
@@ -495,8 +588,8 @@ func TestEveryRouteNeedsAToken(t *testing.T) {
 			}
 		}
 	}
-	if n != 18 {
-		t.Errorf("%d routes, want 18", n)
+	if n != 21 {
+		t.Errorf("%d routes, want 21", n)
 	}
 }
 
@@ -515,10 +608,10 @@ func TestDocuments(t *testing.T) {
 	slices.Sort(got)
 	want := []string{
 		"DELETE /v1/comments/{id}", "DELETE /v1/follows/{follower_id}/{followee_id}", "GET /v1/comments/{id}",
-		"GET /v1/follows/{follower_id}/{followee_id}", "GET /v1/outbox/dlq", "GET /v1/outbox/dlq/{id}", "GET /v1/posts/{post_id}/comments",
+		"GET /v1/follows/{follower_id}/{followee_id}", "GET /v1/outbox/dlq", "GET /v1/outbox/dlq/{id}", "GET /v1/posts/{post_id}/comments", "GET /v1/posts/{post_id}/thread",
 		"GET /v1/users/{id}/counts", "GET /v1/users/{id}/followers", "GET /v1/users/{id}/following", "GET /v1/users/{id}/mutuals/{other}", "PATCH /v1/comments/{id}",
 		"POST /v1/follows:check", "POST /v1/outbox/dlq/{id}/discard", "POST /v1/outbox/dlq/{id}/retry", "POST /v1/posts/{post_id}/comments", "POST /v1/users:counts",
-		"PUT /v1/follows/{follower_id}/{followee_id}",
+		"PUT /v1/comments/{id}/moderation", "PUT /v1/follows/{follower_id}/{followee_id}", "PUT /v1/posts/{post_id}/thread",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("routes (-want +got):\n%s", diff)

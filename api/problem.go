@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"reflect"
 	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -22,8 +23,32 @@ type Problem struct {
 	Code      string       `json:"code" doc:"Stable; what programs branch on."`
 	Detail    string       `json:"detail,omitempty" doc:"What was wrong with this request."`
 	Errors    []FieldError `json:"errors,omitempty"`
-	Current   *Comment     `json:"current,omitempty" doc:"The comment as it is now, where its version or state did not fit."`
+	Current   *Current     `json:"current,omitempty"`
 	RequestID string       `json:"request_id,omitempty" doc:"The X-Request-Id of the answer."`
+}
+
+// Current is what a write met where its version or state did not fit: one of the two.
+type Current struct {
+	*Comment
+	*ThreadSettings
+}
+
+// MarshalJSON writes the one that there is.
+func (c Current) MarshalJSON() ([]byte, error) {
+	if c.Comment != nil {
+		return json.Marshal(c.Comment)
+	}
+	return json.Marshal(c.ThreadSettings)
+}
+
+// Schema says that it is one of the two.
+func (Current) Schema(r huma.Registry) *huma.Schema {
+	return &huma.Schema{
+		Description: "The comment, or the thread's settings, as they are now: where the version or the state did not fit.",
+		OneOf: []*huma.Schema{
+			r.Schema(reflect.TypeFor[Comment](), true, "Comment"), r.Schema(reflect.TypeFor[ThreadSettings](), true, "ThreadSettings"),
+		},
+	}
 }
 
 // FieldError says what was wrong, and where: in the body, in a parameter of path or query, or in a header.
@@ -101,7 +126,7 @@ func problemKinds() []problemKind {
 		{Code: codeParentGone, Status: 409, Title: "The parent is not visible", is: store.ErrParentGone, at: parent},
 		{Code: codeThreadLocked, Status: 409, Title: "The thread takes no more comments", is: store.ErrThreadLocked},
 		{Code: codeCommentGone, Status: 409, Title: "The comment's state does not allow this; current has it"},
-		{Code: codeVersionStale, Status: 412, Title: "The comment has another version; current has it"},
+		{Code: codeVersionStale, Status: 412, Title: "What the request is about has another version; current has it"},
 		{Code: codeRequestTooLarge, Status: 413, Title: "The request's body is too large"},
 		{Code: codeMediaType, Status: 415, Title: "The body is not application/json"},
 		{Code: codeValidation, Status: 422, Title: "Some values are not valid; errors names them", is: store.ErrInvalid},
@@ -143,17 +168,22 @@ func (t problemTable) problem(code, detail string, at ...FieldError) *Problem {
 // of finds the problem that an error stands for. logged says that the error itself is for the log and not for the client.
 func (t problemTable) of(err error) (p *Problem, logged bool) {
 	var stale *store.StaleError
+	var staleThread *store.StaleThreadError
 	var state *store.StateError
 	switch {
 	case errors.As(err, &p):
 		return p, false
 	case errors.As(err, &stale):
 		p = t.problem(codeVersionStale, fmt.Sprintf("the comment is at version %d", stale.Current.Version))
-		p.Current = commentOf(stale.Current)
+		p.Current = &Current{Comment: commentOf(stale.Current)}
+		return p, false
+	case errors.As(err, &staleThread):
+		p = t.problem(codeVersionStale, fmt.Sprintf("the thread's settings are at version %d", staleThread.Current.Version))
+		p.Current = &Current{ThreadSettings: threadSettingsOf(staleThread.Current)}
 		return p, false
 	case errors.As(err, &state):
 		p = t.problem(codeCommentGone, "the comment is "+state.Current.State())
-		p.Current = commentOf(state.Current)
+		p.Current = &Current{Comment: commentOf(state.Current)}
 		return p, false
 	}
 	for _, k := range t.kinds {

@@ -74,6 +74,7 @@ func New(cfg Config, deps Deps) (http.Handler, error) {
 	s.userRoutes()
 	s.relationRoutes()
 	s.commentRoutes()
+	s.moderationRoutes()
 	s.dlqRoutes()
 	if err := s.documentRoutes(); err != nil {
 		return nil, err

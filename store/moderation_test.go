@@ -208,10 +208,9 @@ func TestConcurrentSettingsOfOneVersionChangeItOnce(t *testing.T) {
 
 // checkVersions wants the events of each entity in the order of its version, rising by one, and the last one's version to be
 // that of the truth.
-func (f fixture) checkVersions(t testingT) {
+func (f fixture) checkVersions(t *testing.T) {
 	t.Helper()
-	ctx := context.Background()
-	rows, _ := f.system.Query(ctx, `
+	rows, _ := f.system.Query(t.Context(), `
 		WITH events AS (
 		  SELECT coalesce(payload->>'comment_id', 'thread ' || (payload->>'post_id')) AS entity, (payload->>'version')::bigint AS version,
 		         row_number() OVER (PARTITION BY tenant_id, coalesce(payload->>'comment_id', 'thread ' || (payload->>'post_id')) ORDER BY id) AS place
@@ -232,13 +231,6 @@ func (f fixture) checkVersions(t testingT) {
 	for _, w := range wrong {
 		t.Errorf("%s", w)
 	}
-}
-
-// testingT is *testing.T or *rapid.T.
-type testingT interface {
-	Helper()
-	Errorf(format string, args ...any)
-	Fatal(args ...any)
 }
 
 func TestConcurrentChangesOfOneCommentMakeOneEventEach(t *testing.T) {
@@ -467,6 +459,6 @@ func TestAnySeriesOfWritesEqualsTheModel(t *testing.T) {
 				}
 			},
 		})
-		f.checkVersions(r)
 	})
+	f.checkVersions(t)
 }
