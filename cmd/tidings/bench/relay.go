@@ -307,6 +307,6 @@ func pause(ctx context.Context, d time.Duration) error {
 type logTo func(string, ...any)
 
 func (w logTo) Write(b []byte) (int, error) {
-	w("relay: %s", b)
+	w("child: %s", b)
 	return len(b), nil
 }
