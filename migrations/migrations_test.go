@@ -143,6 +143,7 @@ INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, ten
   VALUES ('c', 1, 'p00', 1, 'follow', 2, gen_random_uuid(), 'created', 1, '{}', '', 'x');
 INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at) VALUES (1, 1, 2, true, 1, now());
 INSERT INTO follower_counts (tenant_id, user_id) VALUES (1, 2);
+INSERT INTO follower_shards (tenant_id, user_id, shards) VALUES (1, 2, 2);
 INSERT INTO thread_comments (tenant_id, comment_id, post_id, slug, path, author_id, body, author_state, moderation_state, version, created_at,
     updated_at, visible, shown)
   VALUES (1, gen_random_uuid(), 1, 'aaaaaaaa', 'p', 1, 'x', 'ACTIVE', 'NONE', 1, now(), now(), true, true);

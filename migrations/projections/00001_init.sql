@@ -82,6 +82,15 @@ CREATE TABLE follow_edges (
 CREATE INDEX follow_edges_forward_idx ON follow_edges (tenant_id, follower_id, positioned_at DESC, followee_id DESC) WHERE active;
 CREATE INDEX follow_edges_reverse_idx ON follow_edges (tenant_id, followee_id, shard_id, positioned_at DESC, follower_id DESC) WHERE active;
 
+-- follower_shards: the accounts whose followers are spread over several shards of follow_edges_reverse_idx; every other one has
+-- one. It only ever rises, and edges stay in the shard that they were written to.
+CREATE TABLE follower_shards (
+  tenant_id bigint   NOT NULL,
+  user_id   bigint   NOT NULL,
+  shards    smallint NOT NULL CHECK (shards IN (2, 4, 8, 16, 32, 64)),
+  PRIMARY KEY (tenant_id, user_id)
+);
+
 CREATE TABLE follower_counts (
   tenant_id  bigint      NOT NULL,
   user_id    bigint      NOT NULL,
@@ -153,7 +162,7 @@ CREATE UNIQUE INDEX follow_history_version_idx ON follow_history (tenant_id, fol
 DO $$
 DECLARE t text;
 BEGIN
-  FOREACH t IN ARRAY ARRAY['consumer_dead_letters', 'follow_edges', 'follower_counts', 'thread_comments', 'comment_history', 'follow_history'] LOOP
+  FOREACH t IN ARRAY ARRAY['consumer_dead_letters', 'follow_edges', 'follower_shards', 'follower_counts', 'thread_comments', 'comment_history', 'follow_history'] LOOP
     EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', t);
     EXECUTE format($p$CREATE POLICY tenant ON %I TO tidings_api
       USING (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)
@@ -163,7 +172,7 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
-GRANT SELECT ON consumer_dead_letters, follow_edges, follower_counts, thread_comments, comment_history, follow_history, consumer_offsets TO tidings_api;
+GRANT SELECT ON consumer_dead_letters, follow_edges, follower_shards, follower_counts, thread_comments, comment_history, follow_history, consumer_offsets TO tidings_api;
 GRANT USAGE ON SEQUENCE history_version_id TO tidings_system;
-GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_offsets, consumer_dead_letters, leases, lease_members, follow_edges, follower_counts,
+GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_offsets, consumer_dead_letters, leases, lease_members, follow_edges, follower_shards, follower_counts,
   thread_comments, comment_history, follow_history TO tidings_system;

@@ -2,6 +2,8 @@ package followercounts
 
 import (
 	"context"
+	"fmt"
+	"math"
 	"math/rand/v2"
 	"testing"
 
@@ -20,12 +22,17 @@ const asConsumersDoSQL = `SELECT set_config('plan_cache_mode', 'force_custom_pla
 func BenchmarkApply(b *testing.B) {
 	const size, users = 4000, 1_000_000
 	r := rand.New(rand.NewPCG(1, 2))
-	for name, pick := range map[string]func(n int64) (follower, followee int64){
-		"random":       func(int64) (int64, int64) { return 1 + r.Int64N(users), 1 + users + r.Int64N(users) },
-		"celebrity":    func(n int64) (int64, int64) { return 10 + n, 1 },
-		"massfollower": func(n int64) (int64, int64) { return 1, 10 + n },
+	for _, c := range []struct {
+		name    string
+		splitAt int64
+		pick    func(n int64) (follower, followee int64)
+	}{
+		{"random", splitAt, func(int64) (int64, int64) { return 1 + r.Int64N(users), 1 + users + r.Int64N(users) }},
+		{"celebrity in one shard", math.MaxInt64 / maxShards, func(n int64) (int64, int64) { return 10 + n, 1 }},
+		{"celebrity in 64 shards", 1, func(n int64) (int64, int64) { return 10 + n, 1 }},
+		{"massfollower", splitAt, func(n int64) (int64, int64) { return 1, 10 + n }},
 	} {
-		b.Run(name, func(b *testing.B) {
+		b.Run(c.name, func(b *testing.B) {
 			pool := testkit.Postgres(b).Pool(b, postgres.RoleSystem)
 			ctx := context.Background()
 			n := int64(0)
@@ -33,7 +40,7 @@ func BenchmarkApply(b *testing.B) {
 				b.StopTimer()
 				events := make([]event.Event, size)
 				for i := range events {
-					follower, followee := pick(n)
+					follower, followee := c.pick(n)
 					events[i] = follow(1, follower, followee, 1)
 					n++
 				}
@@ -42,12 +49,49 @@ func BenchmarkApply(b *testing.B) {
 					if _, err := tx.Exec(ctx, asConsumersDoSQL); err != nil {
 						return err
 					}
-					return New().Apply(ctx, tx, events)
+					return Projection{c.splitAt}.Apply(ctx, tx, events)
 				}); err != nil {
 					b.Fatal(err)
 				}
 			}
 			b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "events/s")
+		})
+	}
+}
+
+// BenchmarkFollowers reads first pages of 51 of an account with 200,000 followers in so many shards. us/page is a page's time in the
+// database and on the way.
+func BenchmarkFollowers(b *testing.B) {
+	for _, shards := range []int{1, 2, 8, 64} {
+		b.Run(fmt.Sprint(shards), func(b *testing.B) {
+			db := testkit.Postgres(b)
+			pool := db.Pool(b, postgres.RoleSystem)
+			ctx := context.Background()
+			for _, sql := range []string{
+				fmt.Sprintf(`INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at, shard_id)
+					SELECT 1, g, 1000000, true, 1, timestamptz '2026-01-01' + g * interval '1 s', hashint8(g) & %d FROM generate_series(1, 200000) g`, shards-1),
+				fmt.Sprintf(`INSERT INTO follower_shards SELECT 1, 1000000, %d WHERE %[1]d > 1`, shards),
+			} {
+				if _, err := pool.Exec(ctx, sql); err != nil {
+					b.Fatal(err)
+				}
+			}
+			if _, err := db.Pool(b, postgres.RoleOwner).Exec(ctx, `VACUUM ANALYZE follow_edges, follower_shards`); err != nil {
+				b.Fatal(err)
+			}
+			api := db.Pool(b, postgres.RoleAPI)
+			inTenant(b, api, 1, func(ctx context.Context, tx pgx.Tx) error {
+				n := 0
+				for b.Loop() {
+					edges, err := Followers(ctx, tx, 1000000, nil, 51)
+					if err != nil || len(edges) != 51 {
+						return fmt.Errorf("%d edges: %w", len(edges), err)
+					}
+					n++
+				}
+				b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(n), "us/page")
+				return nil
+			})
 		})
 	}
 }

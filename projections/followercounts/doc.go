@@ -9,5 +9,7 @@
 // and whole replays change nothing. Counts are written last in the batch and in key order, so two batches that share accounts
 // wait for each other instead of deadlocking.
 //
+// The followers of an account with very many are spread over shards of the reverse index (shards.go); pages merge them.
+//
 // What it does not do: read the truth (verify.go does, to compare), or know where events come from.
 package followercounts

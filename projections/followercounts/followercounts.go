@@ -16,10 +16,12 @@ import (
 const Name = "followercounts"
 
 // Projection applies follow events. It has no state of its own.
-type Projection struct{}
+type Projection struct {
+	splitAt int64 // followers from which an account's are in two shards
+}
 
 // New returns the projection.
-func New() Projection { return Projection{} }
+func New() Projection { return Projection{splitAt: splitAt} }
 
 // Name returns the projection's name.
 func (Projection) Name() string { return Name }
@@ -34,7 +36,7 @@ type account struct{ tenant, user int64 }
 // Apply brings edges and counts up to the events, in the caller's transaction. A pair counts as it was before the batch and as
 // it is after it; what happened between is nobody's to see. A payload that does not decode is a permanent error.
 // Cost: two or three statements however many events.
-func (Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
+func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 	last := make(map[pair]event.Follow, len(events))
 	for i := range events {
 		e := &events[i]
@@ -54,7 +56,7 @@ func (Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) er
 	if err != nil {
 		return err
 	}
-	return addCounts(ctx, tx, deltas)
+	return p.addCounts(ctx, tx, deltas)
 }
 
 // check refuses what is no follow of followee, which is what the event is partitioned by.
@@ -71,16 +73,19 @@ func check(f event.Follow, followee int64) error {
 // edgesSQL writes the pairs that are newer than ours and returns them with their state before. One transaction at a time
 // works on a pair (all its events are in one partition, whose offset the caller has locked), so the statement's snapshot is
 // what the pair was before the batch.
-// Index: follow_edges_pkey.   Locks: the pairs' rows, in key order.
+// A pair that is new goes to a shard of its followee (shards.go), any other stays in its own.
+// Index: follow_edges_pkey, follower_shards_pkey.   Locks: the pairs' rows, in key order.
 const edgesSQL = `
 WITH incoming AS MATERIALIZED (
-  SELECT * FROM unnest(@tenants::bigint[], @followers::bigint[], @followees::bigint[], @actives::boolean[], @versions::bigint[], @positions::timestamptz[])
-           WITH ORDINALITY AS i(tenant_id, follower_id, followee_id, active, version, positioned_at, ord)
+  SELECT i.*, i.hash & (coalesce(s.shards, 1) - 1) AS shard_id
+    FROM unnest(@tenants::bigint[], @followers::bigint[], @followees::bigint[], @actives::boolean[], @versions::bigint[], @positions::timestamptz[], @hashes::int[])
+         WITH ORDINALITY AS i(tenant_id, follower_id, followee_id, active, version, positioned_at, hash, ord)
+    LEFT JOIN follower_shards s ON s.tenant_id = i.tenant_id AND s.user_id = i.followee_id
 ), before AS MATERIALIZED (
   SELECT i.ord, e.active FROM incoming i JOIN follow_edges e USING (tenant_id, follower_id, followee_id)
 ), written AS (
-  INSERT /* followercounts.edges */ INTO follow_edges AS e (tenant_id, follower_id, followee_id, active, version, positioned_at)
-  SELECT tenant_id, follower_id, followee_id, active, version, positioned_at FROM incoming ORDER BY ord
+  INSERT /* followercounts.edges */ INTO follow_edges AS e (tenant_id, follower_id, followee_id, active, version, positioned_at, shard_id)
+  SELECT tenant_id, follower_id, followee_id, active, version, positioned_at, shard_id FROM incoming ORDER BY ord
       ON CONFLICT (tenant_id, follower_id, followee_id) DO UPDATE
          SET active = excluded.active, version = excluded.version, positioned_at = excluded.positioned_at
        WHERE excluded.version > e.version
@@ -100,14 +105,15 @@ func writeEdges(ctx context.Context, tx pgx.Tx, last map[pair]event.Follow) (map
 	})
 	n := len(pairs)
 	tenants, followers, followees := make([]int64, n), make([]int64, n), make([]int64, n)
-	actives, versions, positions := make([]bool, n), make([]int64, n), make([]time.Time, n)
+	actives, versions, positions, hashes := make([]bool, n), make([]int64, n), make([]time.Time, n), make([]int32, n)
 	for i, k := range pairs {
 		f := last[k]
 		tenants[i], followers[i], followees[i] = k.tenant, k.follower, k.followee
-		actives[i], versions[i], positions[i] = f.Active(), f.Version, f.PositionedAt.Time
+		actives[i], versions[i], positions[i], hashes[i] = f.Active(), f.Version, f.PositionedAt.Time, shardHash(k.follower)
 	}
 	rows, _ := tx.Query(ctx, edgesSQL, pgx.StrictNamedArgs{
 		"tenants": tenants, "followers": followers, "followees": followees, "actives": actives, "versions": versions, "positions": positions,
+		"hashes": hashes,
 	})
 	deltas := make(map[account]Counts, n)
 	move := func(a account, followers, following int64) {
@@ -147,25 +153,32 @@ SELECT tenant_id, user_id, greatest(followers, 0), greatest(following, 0)
 RETURNING tenant_id, user_id`
 
 // addCountsSQL moves the counts of accounts that this transaction has locked.
-// Index: follower_counts_pkey.   Locks: none that it does not hold.
+// Index: follower_counts_pkey, follower_shards_pkey.   Locks: none that it does not hold; the shards of its own accounts.
 const addCountsSQL = `
+WITH counted AS (
 UPDATE /* followercounts.add */ follower_counts c
    SET followers = c.followers + d.followers, following = c.following + d.following, updated_at = now()
   FROM unnest(@tenants::bigint[], @users::bigint[], @followers::bigint[], @following::bigint[]) AS d(tenant_id, user_id, followers, following)
- WHERE c.tenant_id = d.tenant_id AND c.user_id = d.user_id`
+ WHERE c.tenant_id = d.tenant_id AND c.user_id = d.user_id
+RETURNING c.tenant_id, c.user_id, c.followers
+), split AS (` + splitSQL + `)
+SELECT count(*) FROM counted`
 
 // gainCountsSQL is the usual case, in which nobody loses anything: it makes or moves the accounts in one pass.
-// Index: follower_counts_pkey.   Locks: the accounts' rows, in key order.
+// Index: follower_counts_pkey, follower_shards_pkey.   Locks: the accounts' rows, in key order; the shards of its own accounts.
 const gainCountsSQL = `
+WITH counted AS (
 INSERT /* followercounts.gain */ INTO follower_counts AS c (tenant_id, user_id, followers, following)
 SELECT tenant_id, user_id, followers, following
   FROM unnest(@tenants::bigint[], @users::bigint[], @followers::bigint[], @following::bigint[]) AS d(tenant_id, user_id, followers, following)
  ORDER BY tenant_id, user_id
     ON CONFLICT (tenant_id, user_id) DO UPDATE
-       SET followers = c.followers + excluded.followers, following = c.following + excluded.following, updated_at = now()`
+       SET followers = c.followers + excluded.followers, following = c.following + excluded.following, updated_at = now()
+RETURNING c.tenant_id, c.user_id, c.followers
+)` + splitSQL
 
 // addCounts moves the counts, last in the batch. All its statements lock in key order, and the first locks everything.
-func addCounts(ctx context.Context, tx pgx.Tx, deltas map[account]Counts) error {
+func (p Projection) addCounts(ctx context.Context, tx pgx.Tx, deltas map[account]Counts) error {
 	losses := false
 	for a, d := range deltas {
 		if d == (Counts{}) {
@@ -177,7 +190,7 @@ func addCounts(ctx context.Context, tx pgx.Tx, deltas map[account]Counts) error 
 		return nil
 	}
 	if !losses {
-		if _, err := tx.Exec(ctx, gainCountsSQL, countArgs(deltas)); err != nil {
+		if _, err := tx.Exec(ctx, gainCountsSQL, p.splitArgs(countArgs(deltas))); err != nil {
 			return fmt.Errorf("add to the counts of %d accounts: %w", len(deltas), err)
 		}
 		return nil
@@ -193,11 +206,12 @@ func addCounts(ctx context.Context, tx pgx.Tx, deltas map[account]Counts) error 
 	if len(deltas) == 0 {
 		return nil
 	}
-	tag, err := tx.Exec(ctx, addCountsSQL, countArgs(deltas))
+	counted, _ := tx.Query(ctx, addCountsSQL, p.splitArgs(countArgs(deltas)))
+	got, err := pgx.CollectExactlyOneRow(counted, pgx.RowTo[int])
 	if err != nil {
 		return fmt.Errorf("add to the counts of %d accounts: %w", len(deltas), err)
 	}
-	if got := tag.RowsAffected(); got != int64(len(deltas)) {
+	if got != len(deltas) {
 		return fmt.Errorf("add to the counts of %d accounts: %d rows", len(deltas), got)
 	}
 	return nil

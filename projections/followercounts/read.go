@@ -25,18 +25,23 @@ type Counts struct {
 	Followers, Following int64
 }
 
-// followersSQL is one page of who follows a user, newest first. Every edge is in shard 0 until a followee is split.
-// Index: follow_edges_reverse_idx, one range.   Locks: none.
+// followersSQL is one page of who follows a user, newest first: a page of each shard, merged.
+// Index: follow_edges_reverse_idx, one range of limit rows for each shard; follower_shards_pkey.   Locks: none.
 const followersSQL = `
-SELECT /* followercounts.followers */ follower_id AS user_id, positioned_at
-  FROM follow_edges
- WHERE tenant_id = current_setting('tidings.tenant')::bigint AND followee_id = @user AND shard_id = 0 AND active
-   AND (positioned_at, follower_id) < (@positioned_at, @after_user)
- ORDER BY positioned_at DESC, follower_id DESC
+SELECT /* followercounts.followers */ page.user_id, page.positioned_at
+  FROM generate_series(0, coalesce((SELECT shards FROM follower_shards WHERE tenant_id = current_setting('tidings.tenant')::bigint AND user_id = @user), 1) - 1) AS shard(id)
+ CROSS JOIN LATERAL (
+   SELECT follower_id AS user_id, positioned_at
+     FROM follow_edges
+    WHERE tenant_id = current_setting('tidings.tenant')::bigint AND followee_id = @user AND shard_id = shard.id AND active
+      AND (positioned_at, follower_id) < (@positioned_at, @after_user)
+    ORDER BY positioned_at DESC, follower_id DESC
+    LIMIT @limit) page
+ ORDER BY page.positioned_at DESC, page.user_id DESC
  LIMIT @limit`
 
 // Followers returns up to limit accounts that follow user, newest first, below after; from the newest when after is nil.
-// The transaction's tenant is set. Cost: one index range of limit rows.
+// The transaction's tenant is set. Cost: limit index rows for each of the user's shards, of which almost everybody has one.
 func Followers(ctx context.Context, tx pgx.Tx, user int64, after *EdgeCursor, limit int) ([]Edge, error) {
 	return page(ctx, tx, followersSQL, "followers", user, after, limit)
 }

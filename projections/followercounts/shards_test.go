@@ -1,0 +1,129 @@
+package followercounts
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+func TestTheShardOfAFollowerIsFixed(t *testing.T) {
+	// Edges are where these say: another function would put later ones elsewhere, which is allowed, but not by accident.
+	for follower, want := range map[int64]int32{1: 1, 2: 14, 42: 21, 1 << 62: 43} {
+		if got := shardHash(follower); got != want {
+			t.Errorf("shard of %d is %d, want %d", follower, got, want)
+		}
+	}
+	var used [maxShards]int
+	const followers = 64_000
+	for i := range int64(followers) {
+		used[shardHash(i*1000)]++
+	}
+	if least, most := slices.Min(used[:]), slices.Max(used[:]); least < 850 || most > 1150 {
+		t.Errorf("of %d followers a shard has %d to %d", followers, least, most)
+	}
+}
+
+// TestAnAccountIsSplitAsItGrows has old edges stay where they are, found again when they are removed and renewed, and every page in
+// one order however many shards there are.
+func TestAnAccountIsSplitAsItGrows(t *testing.T) {
+	db := testkit.Postgres(t)
+	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
+	ctx := context.Background()
+	projection := Projection{splitAt: 4}
+	const followers = 300
+	newest := map[pair]int64{}
+	step := func(version int64, who ...int64) {
+		t.Helper()
+		var events []event.Event
+		for _, follower := range who {
+			newest[pair{1, follower, 1000}] = version
+			events = append(events, follow(1, follower, 1000, version))
+		}
+		if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return projection.Apply(ctx, tx, events) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	shards := func() (n int) {
+		t.Helper()
+		err := pool.QueryRow(ctx, `SELECT shards FROM follower_shards WHERE tenant_id = 1 AND user_id = 1000`).Scan(&n)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return 1
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	home := func(follower int64) (shard int) {
+		t.Helper()
+		if err := pool.QueryRow(ctx, `SELECT shard_id FROM follow_edges WHERE follower_id = $1`, follower).Scan(&shard); err != nil {
+			t.Fatal(err)
+		}
+		return shard
+	}
+	var all []int64
+	for n := int64(1); n <= followers; n++ {
+		step(1, n)
+		all = append(all, n)
+		want := 1
+		for at := int64(4); at <= n && want < maxShards; at *= 2 {
+			want *= 2
+		}
+		if got := shards(); got != want {
+			t.Fatalf("%d followers: %d shards, want %d", n, got, want)
+		}
+	}
+	var used int
+	if err := pool.QueryRow(ctx, `SELECT count(DISTINCT shard_id) FROM follow_edges`).Scan(&used); err != nil || used < 60 {
+		t.Errorf("edges are in %d shards, %v", used, err)
+	}
+	if home(3) != 0 {
+		t.Errorf("the third edge is in shard %d, want the one that there was", home(3))
+	}
+	step(2, all[:150]...) // gains and losses take the other way through the counts
+	step(3, all[:20]...)
+	if home(3) != 0 || shards() != maxShards {
+		t.Errorf("a renewed edge is in shard %d of %d", home(3), shards())
+	}
+	var want []Edge
+	for k, v := range newest {
+		if v%2 == 1 {
+			f := follow(1, k.follower, k.followee, v)
+			var payload event.Follow
+			if err := f.DecodePayload(&payload); err != nil {
+				t.Fatal(err)
+			}
+			want = append(want, Edge{k.follower, payload.PositionedAt.Time})
+		}
+	}
+	slices.SortFunc(want, func(a, b Edge) int {
+		if c := b.PositionedAt.Compare(a.PositionedAt); c != 0 {
+			return c
+		}
+		return int(b.UserID - a.UserID)
+	})
+	inTenant(t, api, 1, func(ctx context.Context, tx pgx.Tx) error {
+		for _, limit := range []int{1, 7, 170, 1000} {
+			got, err := walk(func(after *EdgeCursor) ([]Edge, error) { return Followers(ctx, tx, 1000, after, limit) }, limit)
+			if err != nil {
+				return err
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				return fmt.Errorf("pages of %d (-want +got):\n%s", limit, diff)
+			}
+		}
+		return nil
+	})
+	if got := counts(t, pool, 1, 1000)[1000]; got != (Counts{Followers: int64(len(want))}) {
+		t.Errorf("counts %v, want %d followers", got, len(want))
+	}
+}
