@@ -73,6 +73,14 @@ func (c *Consumer) apply(ctx context.Context, b *batch) error {
 	return nil
 }
 
+// checkKnown returns the fault of an event whose type or version this release does not know.
+func checkKnown(e *event.Event) error {
+	if _, exact := event.Known(e.AggregateType, e.Type, e.Version); !exact {
+		return event.Permanent(fmt.Errorf("event %s is a %s.%s.v%d: this release does not know it", e.ID, e.AggregateType, e.Type, e.Version))
+	}
+	return nil
+}
+
 // mayBePoison tells an error that an event may have caused from the database's own trouble.
 func mayBePoison(err error) bool {
 	return event.IsPermanent(err) || !postgres.IsTransient(err) && !postgres.IsSystemic(err) && !errors.Is(err, errMoved)
@@ -88,10 +96,11 @@ SELECT /* consumers.plan */ set_config('plan_cache_mode', 'force_custom_plan', t
 // parkedSQL finds which aggregates are parked; it costs nothing while none is.
 // Index: consumer_dead_letters_aggregate_idx.   Locks: none (who unparks locks the offset first).
 const parkedSQL = `
-SELECT /* consumers.parked */ DISTINCT a.tenant_id, a.aggregate_type, a.aggregate_id
+SELECT /* consumers.parked */ a.tenant_id, a.aggregate_type, a.aggregate_id
   FROM unnest(@tenants::bigint[], @types::text[], @ids::bigint[]) AS a(tenant_id, aggregate_type, aggregate_id)
-  JOIN consumer_dead_letters d USING (tenant_id, aggregate_type, aggregate_id)
- WHERE d.consumer_name = @consumer AND EXISTS (SELECT FROM consumer_dead_letters WHERE consumer_name = @consumer)`
+ WHERE EXISTS (SELECT FROM consumer_dead_letters WHERE consumer_name = @consumer)
+   AND EXISTS (SELECT FROM consumer_dead_letters d WHERE (d.consumer_name, d.tenant_id, d.aggregate_type, d.aggregate_id)
+                                                       = (@consumer, a.tenant_id, a.aggregate_type, a.aggregate_id))`
 
 func (c *Consumer) transact(ctx context.Context, b *batch, oneByOne bool) (out outcome, err error) {
 	err = postgres.InTx(ctx, c.deps.Pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
@@ -117,7 +126,7 @@ func (c *Consumer) transact(ctx context.Context, b *batch, oneByOne bool) (out o
 				out.dead = append(out.dead, deadLetter{d, "an earlier event of its aggregate is parked"})
 				continue
 			case d.fault == nil && oneByOne:
-				if d.fault, err = c.applyOne(ctx, tx, d.event); err != nil {
+				if d.fault, err = try(ctx, tx, c.projection, d.event); err != nil {
 					return err
 				}
 			}
@@ -144,12 +153,12 @@ func (c *Consumer) transact(ctx context.Context, b *batch, oneByOne bool) (out o
 // begin moves the offsets, and finds which of the batch's aggregates are parked once nobody can unpark them.
 func (c *Consumer) begin(ctx context.Context, tx pgx.Tx, b *batch, out *outcome) (map[aggregate]bool, error) {
 	var keys []string
-	var olds, news []int64
+	var olds, news, generations []int64
 	var times []time.Time
 	for _, p := range b.partitions() {
 		keys = append(keys, event.PartitionKey(p))
 		olds, news = append(olds, int64(b.moves[p].from)), append(news, int64(b.moves[p].to))
-		times = append(times, b.moves[p].stored)
+		generations, times = append(generations, b.moves[p].generation), append(times, b.moves[p].stored)
 	}
 	seen := make(map[aggregate]bool)
 	var tenants, ids []int64
@@ -165,7 +174,7 @@ func (c *Consumer) begin(ctx context.Context, tx pgx.Tx, b *batch, out *outcome)
 	parked := make(map[aggregate]bool)
 	var q pgx.Batch
 	q.Queue(planSQL)
-	q.Queue(moveOffsetsSQL, pgx.StrictNamedArgs{"consumer": c.name, "keys": keys, "olds": olds, "news": news, "times": times}).Query(func(rows pgx.Rows) error {
+	q.Queue(moveOffsetsSQL, pgx.StrictNamedArgs{"consumer": c.name, "keys": keys, "olds": olds, "news": news, "generations": generations, "times": times}).Query(func(rows pgx.Rows) error {
 		moved, err := pgx.CollectRows(rows, pgx.RowTo[int])
 		for _, p := range moved {
 			out.moved[p] = true
@@ -186,13 +195,13 @@ func (c *Consumer) begin(ctx context.Context, tx pgx.Tx, b *batch, out *outcome)
 	return parked, nil
 }
 
-// applyOne applies an event under a savepoint: what it breaks is undone and returned as its fault. err is not the event's.
-func (c *Consumer) applyOne(ctx context.Context, tx pgx.Tx, e event.Event) (fault, err error) {
+// try applies events under a savepoint: if that breaks, nothing of it remains and why is returned as fault. err is not the events'.
+func try(ctx context.Context, tx pgx.Tx, p Projection, events ...event.Event) (fault, err error) {
 	savepoint, err := tx.Begin(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("set a savepoint: %w", err)
 	}
-	fault = c.projection.Apply(ctx, savepoint, []event.Event{e})
+	fault = p.Apply(ctx, savepoint, events)
 	if fault == nil {
 		if err := savepoint.Commit(ctx); err != nil {
 			return nil, fmt.Errorf("release a savepoint: %w", err)
@@ -200,7 +209,7 @@ func (c *Consumer) applyOne(ctx context.Context, tx pgx.Tx, e event.Event) (faul
 		return nil, nil
 	}
 	if !mayBePoison(fault) {
-		return nil, fmt.Errorf("apply event %s to %s: %w", e.ID, c.name, fault)
+		return nil, fmt.Errorf("apply %d events from %s on to %s: %w", len(events), events[0].ID, p.Name(), fault)
 	}
 	if err := savepoint.Rollback(ctx); err != nil {
 		return nil, fmt.Errorf("return to a savepoint: %w", err)
@@ -208,13 +217,15 @@ func (c *Consumer) applyOne(ctx context.Context, tx pgx.Tx, e event.Event) (faul
 	return fault, nil
 }
 
-// parkSQL keeps events for a person to look at.
-// Index: consumer_dead_letters_pkey.   Locks: none but the new rows.
+// parkSQL keeps events for a person to look at, in their order.
+// Index: none.   Locks: none but the new rows.
 const parkSQL = `
 INSERT /* consumers.park */ INTO consumer_dead_letters
        (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type, event_version, headers, payload, error)
-SELECT @consumer, d.* FROM unnest(@seqs::bigint[], @keys::text[], @tenants::bigint[], @aggregate_types::text[], @aggregate_ids::bigint[],
-       @event_ids::uuid[], @event_types::text[], @event_versions::smallint[], @headers::jsonb[], @payloads::bytea[], @errors::text[]) AS d`
+SELECT @consumer, seq, key, tenant, aggregate_type, aggregate_id, event_id, event_type, event_version, headers, payload, error
+  FROM unnest(@seqs::bigint[], @keys::text[], @tenants::bigint[], @aggregate_types::text[], @aggregate_ids::bigint[],
+       @event_ids::uuid[], @event_types::text[], @event_versions::smallint[], @headers::jsonb[], @payloads::bytea[], @errors::text[])
+  WITH ORDINALITY AS d(seq, key, tenant, aggregate_type, aggregate_id, event_id, event_type, event_version, headers, payload, error, n) ORDER BY n`
 
 func park(ctx context.Context, tx pgx.Tx, consumer string, dead []deadLetter) error {
 	n := len(dead)

@@ -498,6 +498,38 @@ func TestAnotherStreamIsNotReadOn(t *testing.T) {
 	}
 }
 
+// TestABatchOfAnotherGenerationIsNotApplied has the stream repaired between a batch's reading and its transaction, which leaves the
+// offset where it was.
+func TestABatchOfAnotherGenerationIsNotApplied(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	in := r.run(r.system, logbook{})
+	r.publish(follow(1, 3, 1))
+	r.awaitLag(0)
+	err := postgres.InTx(t.Context(), r.owner, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), `UPDATE consumer_offsets SET generation = 2 WHERE partition_key = 'p03'`); err != nil {
+			return err
+		}
+		r.publish(follow(1, 3, 2))
+		r.awaitOffsetLock()
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.awaitStuck(in, 1, "the offset 1 belongs to 2")
+	r.wantLines([]line{{1, 3, 1}})
+}
+
+// awaitOffsetLock waits until a consumer waits for the offset of a batch.
+func (r *rig) awaitOffsetLock() {
+	r.t.Helper()
+	testkit.Eventually(r.t, 10*time.Second, "a consumer to wait for an offset", func() (waits bool, err error) {
+		err = r.owner.QueryRow(context.Background(), `SELECT EXISTS (SELECT FROM pg_stat_activity
+			WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%consumers.move_offsets%')`).Scan(&waits)
+		return waits, err
+	})
+}
+
 // remake replaces the stream by one with n events.
 func (r *rig) remake(n int) {
 	r.t.Helper()

@@ -13,5 +13,14 @@
 // read stops the partition, and so does a stream that is not the one the offsets belong to. A stopped partition is shown by
 // consumer_partitions_stuck and Ready, and looked at again from time to time; the others go on.
 //
-// A poison event is parked with every later event of its aggregate in consumer_dead_letters, in the same transaction.
+// A poison event is parked with every later event of its aggregate in consumer_dead_letters, in the same transaction. DeadLetters
+// retries and discards them:
+//
+//	poison ──▶ parked ◀── later events of the aggregate
+//	             │ Retry: in order, through the projection, until one fails again        Discard: the first one alone
+//	             ▼
+//	           none left: the aggregate goes on
+//
+// Whoever parks or unparks holds the partition's offset, so an event that arrives meanwhile is either behind those in the
+// dead letters or applied after them.
 package consumers

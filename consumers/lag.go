@@ -39,7 +39,7 @@ SELECT /* consumers.all_offsets */ consumer_name, right(partition_key, 2)::int, 
   FROM consumer_offsets WHERE cardinality(@consumers::text[]) = 0 OR consumer_name = ANY(@consumers)`
 
 // deadLettersSQL counts the dead letters of one consumer, up to a bound.
-// Index: consumer_dead_letters_pkey.   Locks: none.
+// Index: consumer_dead_letters_aggregate_idx.   Locks: none.
 const deadLettersSQL = `
 SELECT /* consumers.dead_letters */ count(*) FROM (SELECT FROM consumer_dead_letters WHERE consumer_name = @consumer LIMIT @most) d`
 

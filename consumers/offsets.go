@@ -66,16 +66,18 @@ func openOffsets(ctx context.Context, pool *pgxpool.Pool, consumer string, parti
 	return all, nil
 }
 
-// moveOffsetsSQL is the guard of exactly once: an offset moves only from where this batch begins. It comes first in the
-// transaction, so that whoever else has a batch for the partition waits, finds the offset moved, and leaves the partition out.
+// moveOffsetsSQL is the guard of exactly once: an offset moves only from where this batch begins, and on the stream that it was
+// read from. It comes first in the transaction, so that whoever else has a batch for the partition waits, finds the offset
+// moved, and leaves the partition out.
 // Index: consumer_offsets_pkey.   Locks: the rows, in key order.
 const moveOffsetsSQL = `
 WITH batch AS (
-  SELECT * FROM unnest(@keys::text[], @olds::bigint[], @news::bigint[], @times::timestamptz[]) AS b(partition_key, old, new, stored)
+  SELECT * FROM unnest(@keys::text[], @olds::bigint[], @news::bigint[], @generations::bigint[], @times::timestamptz[])
+      AS b(partition_key, old, new, generation, stored)
 ), held AS MATERIALIZED (
   SELECT partition_key FROM consumer_offsets WHERE consumer_name = @consumer AND partition_key = ANY(@keys) ORDER BY partition_key FOR UPDATE
 )
 UPDATE /* consumers.move_offsets */ consumer_offsets o SET last_processed_id = b.new, last_processed_at = now(), as_of = GREATEST(o.as_of, b.stored)
   FROM batch b JOIN held USING (partition_key)
- WHERE o.consumer_name = @consumer AND o.partition_key = b.partition_key AND o.last_processed_id = b.old
+ WHERE o.consumer_name = @consumer AND o.partition_key = b.partition_key AND (o.last_processed_id, o.generation) = (b.old, b.generation)
 RETURNING right(o.partition_key, 2)::int`

@@ -261,8 +261,9 @@ type delivery struct {
 
 // move is how a batch moves one partition's offset.
 type move struct {
-	from, to uint64
-	stored   time.Time // when the stream stored the last message: everything before it is applied with the batch
+	from, to   uint64
+	generation int64     // of the stream that they are of
+	stored     time.Time // when the stream stored the last message: everything before it is applied with the batch
 }
 
 type batch struct {
@@ -363,15 +364,15 @@ func (s *session) take(ctx context.Context, b *batch, subject string, headers na
 	}
 	m, ok := b.moves[partition]
 	if !ok {
-		m.from = pos.reached
+		m.from, m.generation = pos.reached, pos.origin.generation
 	}
 	m.to, m.stored, pos.reached = seq, stored, seq
 	b.moves[partition] = m
-	known, exact := event.Known(d.event.AggregateType, d.event.Type, d.event.Version)
+	known, _ := event.Known(d.event.AggregateType, d.event.Type, d.event.Version)
 	switch {
 	case s.c.wants[d.event.AggregateType]:
-		if d.fault == nil && !exact {
-			d.fault = event.Permanent(fmt.Errorf("event %s is a %s.%s.v%d: this release does not know it", d.event.ID, d.event.AggregateType, d.event.Type, d.event.Version))
+		if d.fault == nil {
+			d.fault = checkKnown(&d.event)
 		}
 	case known:
 		d.skip = skipNotWanted

@@ -16,7 +16,8 @@ import (
 func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := context.Background()
-	for i, sql := range []string{asOfSQL, openOffsetsSQL, readOffsetsSQL, moveOffsetsSQL, planSQL, parkedSQL, parkSQL, allOffsetsSQL, deadLettersSQL, rebaseSQL, confirmSQL} {
+	for i, sql := range []string{asOfSQL, openOffsetsSQL, readOffsetsSQL, moveOffsetsSQL, planSQL, parkedSQL, parkSQL, allOffsetsSQL, deadLettersSQL, rebaseSQL, confirmSQL,
+		listDeadLettersSQL, getDeadLetterSQL, lockOffsetSQL, leftSQL, parkedEventsSQL, removeSQL, keepSQL} {
 		query, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
 		if err != nil {
 			t.Fatal(err)

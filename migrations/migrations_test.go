@@ -141,6 +141,8 @@ INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id
 INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type,
     event_version, headers, payload, error)
   VALUES ('c', 1, 'p00', 1, 'follow', 2, gen_random_uuid(), 'created', 1, '{}', '', 'x');
+INSERT INTO consumer_dead_letter_actions (actor, action, dead_letter_id, consumer_name, stream_seq, tenant_id, aggregate_type, aggregate_id, event_id, event_type)
+  VALUES ('a', 'discard', 1, 'c', 1, 1, 'follow', 2, gen_random_uuid(), 'created');
 INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at) VALUES (1, 1, 2, true, 1, now());
 INSERT INTO follower_counts (tenant_id, user_id) VALUES (1, 2);
 INSERT INTO follower_shards (tenant_id, user_id, shards) VALUES (1, 2, 2);

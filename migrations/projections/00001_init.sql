@@ -33,8 +33,18 @@ CREATE TABLE consumer_offsets (
   PRIMARY KEY (consumer_name, partition_key)
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_cost_delay = 0);
 
--- consumer_dead_letters: poison events, and the later events of the same aggregate, in stream order, with their payload.
+-- consumer_pauses: a consumer that is named here takes no events.
+CREATE TABLE consumer_pauses (
+  consumer_name text        PRIMARY KEY,
+  paused_at     timestamptz NOT NULL DEFAULT now(),
+  actor         text        NOT NULL CHECK (actor <> ''),
+  reason        text        NOT NULL DEFAULT ''
+);
+
+-- consumer_dead_letters: poison events, and the later events of the same aggregate, with their payload. Within a partition the
+-- ids are in the order of the stream, and of one stream after another: they are given under the lock of the partition's offset.
 CREATE TABLE consumer_dead_letters (
+  id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   consumer_name  text        NOT NULL,
   stream_seq     bigint      NOT NULL,
   partition_key  text        NOT NULL,
@@ -47,10 +57,29 @@ CREATE TABLE consumer_dead_letters (
   headers        jsonb       NOT NULL,
   payload        bytea       NOT NULL,
   error          text        NOT NULL,
-  dead_at        timestamptz NOT NULL DEFAULT now(),
-  PRIMARY KEY (consumer_name, stream_seq)
+  dead_at        timestamptz NOT NULL DEFAULT now()
 );
-CREATE INDEX consumer_dead_letters_aggregate_idx ON consumer_dead_letters (consumer_name, tenant_id, aggregate_type, aggregate_id, stream_seq);
+CREATE INDEX consumer_dead_letters_aggregate_idx ON consumer_dead_letters (consumer_name, tenant_id, aggregate_type, aggregate_id, id);
+
+-- consumer_dead_letter_actions: who retried or discarded which dead letter, and why. A row with an error is a retry that failed
+-- with it: the dead letter stayed. Rows are added and never changed.
+CREATE TABLE consumer_dead_letter_actions (
+  id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  at             timestamptz NOT NULL DEFAULT now(),
+  actor          text        NOT NULL CHECK (actor <> ''),
+  action         text        NOT NULL CHECK (action IN ('retry', 'discard')),
+  dead_letter_id bigint      NOT NULL,
+  consumer_name  text        NOT NULL,
+  stream_seq     bigint      NOT NULL,
+  tenant_id      bigint      NOT NULL,
+  aggregate_type text        NOT NULL,
+  aggregate_id   bigint      NOT NULL,
+  event_id       uuid        NOT NULL,
+  event_type     text        NOT NULL,
+  error          text        NOT NULL DEFAULT '',
+  reason         text        NOT NULL DEFAULT ''
+);
+CREATE INDEX consumer_dead_letter_actions_tenant_event_idx ON consumer_dead_letter_actions (tenant_id, event_id);
 
 -- The same tables as in the truth, where they are explained.
 CREATE TABLE IF NOT EXISTS leases (
@@ -162,7 +191,7 @@ CREATE UNIQUE INDEX follow_history_version_idx ON follow_history (tenant_id, fol
 DO $$
 DECLARE t text;
 BEGIN
-  FOREACH t IN ARRAY ARRAY['consumer_dead_letters', 'follow_edges', 'follower_shards', 'follower_counts', 'thread_comments', 'comment_history', 'follow_history'] LOOP
+  FOREACH t IN ARRAY ARRAY['consumer_dead_letters', 'consumer_dead_letter_actions', 'follow_edges', 'follower_shards', 'follower_counts', 'thread_comments', 'comment_history', 'follow_history'] LOOP
     EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', t);
     EXECUTE format($p$CREATE POLICY tenant ON %I TO tidings_api
       USING (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)
@@ -174,5 +203,7 @@ END $$;
 
 GRANT SELECT ON consumer_dead_letters, follow_edges, follower_shards, follower_counts, thread_comments, comment_history, follow_history, consumer_offsets TO tidings_api;
 GRANT USAGE ON SEQUENCE history_version_id TO tidings_system;
+GRANT SELECT, INSERT ON consumer_dead_letter_actions TO tidings_system; -- an audit: nobody changes it
+GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_pauses TO tidings_system;
 GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_offsets, consumer_dead_letters, leases, lease_members, follow_edges, follower_shards, follower_counts,
   thread_comments, comment_history, follow_history TO tidings_system;

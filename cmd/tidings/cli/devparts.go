@@ -20,8 +20,6 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections/archive"
-	"github.com/tidings/tidings/projections/followercounts"
-	"github.com/tidings/tidings/projections/threadcache"
 	"github.com/tidings/tidings/relay"
 	"github.com/tidings/tidings/store"
 )
@@ -100,7 +98,7 @@ func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, er
 		return nil, err
 	}
 	consuming := []part{{"wake", waker.Run}}
-	for _, projection := range []consumers.Projection{followercounts.New(), threadcache.New(), archive.New()} {
+	for _, projection := range consumerProjections() {
 		name := projection.Name()
 		c, err := consumers.New(w.cfg.Consumers,
 			consumers.Deps{Pool: w.projections, JetStream: w.js, Broker: w.cfg.Broker, Registry: w.metrics(name), Log: w.log}, projection)

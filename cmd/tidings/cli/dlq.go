@@ -81,7 +81,7 @@ func (p Process) dlqCommand() *cobra.Command {
 	c := &cobra.Command{Use: "dlq", Short: "Show, retry and discard dead letters"}
 	o := &cobra.Command{Use: "outbox", Short: "Events that could not be published"}
 	o.AddCommand(p.dlqListCommand(), p.dlqShowCommand(), p.dlqActCommand(outbox.DLQRetry), p.dlqActCommand(outbox.DLQDiscard))
-	c.AddCommand(o)
+	c.AddCommand(o, p.dlqConsumerCommand())
 	return c
 }
 
@@ -100,6 +100,31 @@ func (f *dlqFlags) add(c *cobra.Command, limit int) {
 func (f *dlqFlags) addOutput(c *cobra.Command) {
 	c.Flags().BoolVar(&f.asJSON, "json", false, "print JSON objects, one per message and line")
 	dataFlag(c, &f.data)
+}
+
+// addAct adds the flags of what changes something.
+func (f *dlqFlags) addAct(c *cobra.Command, asks bool) {
+	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "only say what it would do")
+	addActor(c, &f.actor, &f.reason)
+	if asks {
+		c.Flags().BoolVar(&f.yes, "yes", false, "do not ask")
+	}
+}
+
+func addActor(c *cobra.Command, actor, reason *string) {
+	c.Flags().StringVar(actor, "actor", "", "who does it, kept with what was done (default: the user of this system)")
+	c.Flags().StringVar(reason, "reason", "", "why, kept with what was done")
+}
+
+// setActor makes the actor the one that was given, or the user of this system.
+func setActor(actor *string) error {
+	if *actor == "" {
+		*actor = osUser()
+	}
+	if !store.ValidActor(*actor) {
+		return &usageError{fmt.Errorf("--actor wants 1 to %d bytes of printable UTF-8", store.MaxActorBytes)}
+	}
+	return nil
 }
 
 // parse reads what the flags alone cannot check. args are ids.
@@ -309,11 +334,8 @@ func (p Process) dlqActCommand(action string) *cobra.Command {
 			if len(args) > 0 && (f.filtered() || f.all) {
 				return &usageError{fmt.Errorf("dlq outbox %s wants ids, or a filter, not both", action)}
 			}
-			if f.actor == "" {
-				f.actor = osUser()
-			}
-			if !store.ValidActor(f.actor) {
-				return &usageError{fmt.Errorf("--actor wants 1 to %d bytes of printable UTF-8", store.MaxActorBytes)}
+			if err := setActor(&f.actor); err != nil {
+				return err
 			}
 			d, closeDLQ, err := p.dlq(c.Context(), f.data)
 			if err != nil {
@@ -324,12 +346,7 @@ func (p Process) dlqActCommand(action string) *cobra.Command {
 		},
 	}
 	f.add(c, outbox.MaxDLQBatch)
-	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "only say what it would do")
-	c.Flags().StringVar(&f.actor, "actor", "", "who does it, kept with what was done (default: the user of this system)")
-	c.Flags().StringVar(&f.reason, "reason", "", "why, kept with what was done")
-	if action == outbox.DLQDiscard {
-		c.Flags().BoolVar(&f.yes, "yes", false, "do not ask")
-	}
+	f.addAct(c, action == outbox.DLQDiscard)
 	return c
 }
 

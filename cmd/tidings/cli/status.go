@@ -135,7 +135,17 @@ func (y *system) state(ctx context.Context) (st systemState, err error) {
 	return st, nil
 }
 
-func consumerNames() []string { return []string{followercounts.Name, threadcache.Name, archive.Name} }
+// consumerProjections are what the consumers apply events to.
+func consumerProjections() []consumers.Projection {
+	return []consumers.Projection{followercounts.New(), threadcache.New(), archive.New()}
+}
+
+func consumerNames() (names []string) {
+	for _, p := range consumerProjections() {
+		names = append(names, p.Name())
+	}
+	return names
+}
 
 // stream reads the stream's state. There is none before the relay has met the broker for the first time.
 func (y *system) stream(ctx context.Context) (st streamState, found bool, err error) {

@@ -1,0 +1,390 @@
+package consumers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+)
+
+// ErrNotParked reports a dead letter that is not there, or there no more: somebody retried or discarded it.
+var ErrNotParked = errors.New("consumers: there is no such dead letter")
+
+// NotFirstError reports a dead letter that has another of its aggregate before it: that one has to go first.
+type NotFirstError struct{ ID, First int64 }
+
+func (e *NotFirstError) Error() string {
+	return fmt.Sprintf("dead letter %d stands behind %d of its aggregate", e.ID, e.First)
+}
+
+const (
+	// MaxDeadLetters is how many dead letters List returns at most, and one transaction of Retry applies.
+	MaxDeadLetters = 500
+	// maxRetryBytes bounds the payloads that one transaction of Retry reads, the first one apart.
+	maxRetryBytes = 8 << 20
+	// retryTimeout bounds one transaction: while it lasts the consumer waits for the partition.
+	retryTimeout = time.Minute
+)
+
+// DeadLetters are the operations on the dead letters of all consumers. It is safe for concurrent use, also beside running
+// consumers: whatever parks or unparks events of a partition first locks its offset.
+type DeadLetters struct {
+	pool        *pgxpool.Pool
+	projections map[string]Projection
+}
+
+// NewDeadLetters returns the operations on pool, which is the projections' and acts as the system role. Retry applies through
+// the projection that the dead letter's consumer is named after.
+func NewDeadLetters(pool *pgxpool.Pool, projections ...Projection) *DeadLetters {
+	d := &DeadLetters{pool: pool, projections: make(map[string]Projection)}
+	for _, p := range projections {
+		d.projections[p.Name()] = p
+	}
+	return d
+}
+
+// DeadLetter is an event that a consumer has parked.
+type DeadLetter struct {
+	ID            int64 // the order of the stream, within a partition
+	Consumer      string
+	Partition     string // its key: p00 to p31
+	StreamSeq     int64
+	TenantID      int64
+	AggregateType string
+	AggregateID   int64
+	EventID       string
+	EventType     string
+	EventVersion  int
+	Error         string
+	DeadAt        time.Time
+	First         bool                // of its aggregate: the one that a retry begins with, and that may be discarded
+	Headers       map[string][]string // read by Get alone
+	Payload       []byte              // read by Get alone
+}
+
+const deadLetterColumns = `d.id, d.consumer_name, d.partition_key, d.stream_seq, d.tenant_id, d.aggregate_type, d.aggregate_id, d.event_id::text,
+       d.event_type, d.event_version::int, d.error, d.dead_at, NOT ` + earlierSQL
+
+// earlierSQL finds a dead letter of the same aggregate before d.
+// Index: consumer_dead_letters_aggregate_idx.
+const earlierSQL = `EXISTS (SELECT FROM consumer_dead_letters e WHERE (e.consumer_name, e.tenant_id, e.aggregate_type, e.aggregate_id)
+       = (d.consumer_name, d.tenant_id, d.aggregate_type, d.aggregate_id) AND e.id < d.id)`
+
+func (l *DeadLetter) fields() []any {
+	return []any{&l.ID, &l.Consumer, &l.Partition, &l.StreamSeq, &l.TenantID, &l.AggregateType, &l.AggregateID, &l.EventID, &l.EventType,
+		&l.EventVersion, &l.Error, &l.DeadAt, &l.First}
+}
+
+// DeadLetterFilter selects dead letters: those that meet all that is set. The zero filter selects every one.
+type DeadLetterFilter struct {
+	Consumer      string
+	TenantID      int64
+	IDs           []int64 // nil: any
+	AggregateType string
+	AggregateID   int64
+	EventType     string
+	DeadBefore    time.Time // parked before
+	DeadAfter     time.Time // parked at this time or after
+	First         bool      // only the first of each aggregate
+	After         int64     // with an id above: where the page before ended
+}
+
+// listDeadLettersSQL reads a page of dead letters without headers and payloads.
+// Index: consumer_dead_letters_pkey, or that of consumer and aggregate.   Locks: none.
+const listDeadLettersSQL = `
+SELECT /* consumers.list_dead_letters */ ` + deadLetterColumns + `
+  FROM consumer_dead_letters d
+ WHERE (@consumer::text IS NULL OR d.consumer_name = @consumer)
+   AND (@tenant::bigint IS NULL OR d.tenant_id = @tenant)
+   AND (@ids::bigint[] IS NULL OR d.id = ANY(@ids))
+   AND (@aggregate_type::text IS NULL OR d.aggregate_type = @aggregate_type)
+   AND (@aggregate_id::bigint IS NULL OR d.aggregate_id = @aggregate_id)
+   AND (@event_type::text IS NULL OR d.event_type = @event_type)
+   AND (@dead_before::timestamptz IS NULL OR d.dead_at < @dead_before)
+   AND (@dead_after::timestamptz IS NULL OR d.dead_at >= @dead_after)
+   AND NOT (@first AND ` + earlierSQL + `)
+   AND d.id > @after
+ ORDER BY d.id LIMIT @limit`
+
+// List returns the first dead letters that the filter selects, by id, at most limit and MaxDeadLetters of them, without headers
+// and payloads.
+func (d *DeadLetters) List(ctx context.Context, f DeadLetterFilter, limit int) ([]DeadLetter, error) {
+	args := pgx.StrictNamedArgs{
+		"consumer": ifSet(f.Consumer), "tenant": ifSet(f.TenantID), "ids": f.IDs, "aggregate_type": ifSet(f.AggregateType),
+		"aggregate_id": ifSet(f.AggregateID), "event_type": ifSet(f.EventType), "dead_before": ifSet(f.DeadBefore), "dead_after": ifSet(f.DeadAfter),
+		"first": f.First, "after": f.After, "limit": min(limit, MaxDeadLetters),
+	}
+	rows, _ := d.pool.Query(ctx, listDeadLettersSQL, args)
+	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (l DeadLetter, err error) { return l, row.Scan(l.fields()...) })
+	if err != nil {
+		return nil, fmt.Errorf("list the dead letters after %d: %w", f.After, err)
+	}
+	return all, nil
+}
+
+func ifSet[T comparable](v T) *T {
+	var zero T
+	if v == zero {
+		return nil
+	}
+	return &v
+}
+
+// getDeadLetterSQL reads one dead letter as it is.
+// Index: consumer_dead_letters_pkey.   Locks: none.
+const getDeadLetterSQL = `
+SELECT /* consumers.get_dead_letter */ ` + deadLetterColumns + `, d.headers, d.payload FROM consumer_dead_letters d WHERE d.id = @id`
+
+// Get returns a dead letter with its headers and payload, or ErrNotParked.
+func (d *DeadLetters) Get(ctx context.Context, id int64) (l DeadLetter, err error) {
+	row := d.pool.QueryRow(ctx, getDeadLetterSQL, pgx.StrictNamedArgs{"id": id})
+	err = row.Scan(append(l.fields(), &l.Headers, &l.Payload)...)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = ErrNotParked
+	}
+	if err != nil {
+		return DeadLetter{}, fmt.Errorf("read dead letter %d: %w", id, err)
+	}
+	return l, nil
+}
+
+// What an operator does to a dead letter.
+const (
+	DeadLetterRetry   = "retry"
+	DeadLetterDiscard = "discard"
+)
+
+// DeadLetterRequest names a dead letter, the first of its aggregate, and says who wants it done and why.
+type DeadLetterRequest struct {
+	ID     int64
+	Actor  string // required
+	Reason string // may be empty
+	DryRun bool   // do it and take it back
+}
+
+// DeadLetterResult is what was done to the dead letters of one aggregate.
+type DeadLetterResult struct {
+	DeadLetter       // the one that was asked for
+	Gone       int   // dead letters that were applied, or the one that was discarded
+	Left       int64 // that remain; maxDeadLetters means at least so many
+	Next       int64 // the first of them; 0 when there are none, and the aggregate goes on
+	Fault      error // why Next could not be applied; nil unless a retry ended there
+}
+
+// Retry applies the dead letters of one aggregate through its projection, in the order of the stream, until none is left or one
+// cannot be applied: that one stays, with its new error, and all behind it. It takes a transaction for every MaxDeadLetters, each
+// of which is right by itself; with an error it returns what was committed before. A dry run tries the first ones alone.
+// Errors: ErrNotParked, *NotFirstError.
+func (d *DeadLetters) Retry(ctx context.Context, r DeadLetterRequest) (DeadLetterResult, error) {
+	l, err := d.Get(ctx, r.ID)
+	if err != nil {
+		return DeadLetterResult{}, err
+	}
+	p := d.projections[l.Consumer]
+	if p == nil {
+		return DeadLetterResult{}, fmt.Errorf("retry dead letter %d: consumer %s is not known here", r.ID, l.Consumer)
+	}
+	res := DeadLetterResult{DeadLetter: l}
+	for first := true; first || res.Next != 0 && res.Fault == nil && !r.DryRun; first = false {
+		if err := d.act(ctx, r, &res, func(tx pgx.Tx, res *DeadLetterResult) error { return retryBatch(ctx, tx, p, r, res) }); err != nil {
+			return res, fmt.Errorf("retry dead letter %d: %w", r.ID, err)
+		}
+	}
+	return res, nil
+}
+
+// Discard deletes a dead letter, which must be the first of its aggregate. The next one is then the first; Retry applies it.
+// Errors: ErrNotParked, *NotFirstError.
+func (d *DeadLetters) Discard(ctx context.Context, r DeadLetterRequest) (DeadLetterResult, error) {
+	l, err := d.Get(ctx, r.ID)
+	if err != nil {
+		return DeadLetterResult{}, err
+	}
+	res := DeadLetterResult{DeadLetter: l}
+	if err := d.act(ctx, r, &res, func(tx pgx.Tx, res *DeadLetterResult) error {
+		res.Gone = 1
+		return remove(ctx, tx, DeadLetterDiscard, r, []int64{r.ID})
+	}); err != nil {
+		return DeadLetterResult{}, fmt.Errorf("discard dead letter %d: %w", r.ID, err)
+	}
+	return res, nil
+}
+
+// errDryRun takes a transaction back.
+var errDryRun = errors.New("consumers: dry run")
+
+// lockOffsetSQL keeps the consumer, and every other operator, from the partition.
+// Index: consumer_offsets_pkey.   Locks: the row.
+const lockOffsetSQL = `
+SELECT /* consumers.lock_offset */ FROM consumer_offsets WHERE consumer_name = @consumer AND partition_key = @key FOR UPDATE`
+
+// act runs do in one transaction that has locked the partition's offset, on an aggregate whose first dead letter is the one that
+// was asked for, or whatever is the first when a retry goes on. res is changed only by a commit, and by a dry run.
+func (d *DeadLetters) act(ctx context.Context, r DeadLetterRequest, res *DeadLetterResult, do func(pgx.Tx, *DeadLetterResult) error) error {
+	ctx, cancel := context.WithTimeout(ctx, retryTimeout)
+	defer cancel()
+	var now DeadLetterResult
+	err := postgres.InTx(ctx, d.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		now = *res
+		tag, err := tx.Exec(ctx, lockOffsetSQL, pgx.StrictNamedArgs{"consumer": now.Consumer, "key": now.Partition})
+		if err != nil {
+			return fmt.Errorf("lock the offset of %s: %w", now.Partition, err)
+		}
+		if tag.RowsAffected() != 1 {
+			return fmt.Errorf("lock the offset of %s: consumer %s has none", now.Partition, now.Consumer)
+		}
+		if err := now.look(ctx, tx); err != nil {
+			return err
+		}
+		switch {
+		case now.Gone > 0 && now.Next == 0: // somebody else took the rest
+			return nil
+		case now.Gone == 0 && (now.Next == 0 || now.Next > r.ID):
+			return ErrNotParked
+		case now.Gone == 0 && now.Next < r.ID:
+			return &NotFirstError{r.ID, now.Next}
+		}
+		if err := do(tx, &now); err != nil {
+			return err
+		}
+		if err := now.look(ctx, tx); err != nil {
+			return err
+		}
+		if r.DryRun {
+			return errDryRun
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, errDryRun) {
+		return err
+	}
+	*res = now
+	return nil
+}
+
+// leftSQL finds the first dead letter of an aggregate, and counts them up to a bound.
+// Index: consumer_dead_letters_aggregate_idx.   Locks: none.
+const leftSQL = `
+SELECT /* consumers.left_dead_letters */ coalesce(min(id), 0), count(*) FROM (
+  SELECT id FROM consumer_dead_letters
+   WHERE consumer_name = @consumer AND tenant_id = @tenant AND aggregate_type = @type AND aggregate_id = @id ORDER BY id LIMIT @most) d`
+
+// look reads what the aggregate has.
+func (res *DeadLetterResult) look(ctx context.Context, tx pgx.Tx) error {
+	row := tx.QueryRow(ctx, leftSQL, pgx.StrictNamedArgs{
+		"consumer": res.Consumer, "tenant": res.TenantID, "type": res.AggregateType, "id": res.AggregateID, "most": maxDeadLetters,
+	})
+	if err := row.Scan(&res.Next, &res.Left); err != nil {
+		return fmt.Errorf("count the dead letters of %s %d: %w", res.AggregateType, res.AggregateID, err)
+	}
+	return nil
+}
+
+// parkedEventsSQL reads the first dead letters of an aggregate, the first one however large.
+// Index: consumer_dead_letters_aggregate_idx.   Locks: none; the offset is locked.
+const parkedEventsSQL = `
+SELECT /* consumers.parked_events */ id, stream_seq, event_type, headers, payload FROM (
+  SELECT *, sum(octet_length(payload)) OVER (ORDER BY id) AS bytes, row_number() OVER (ORDER BY id) AS n FROM (
+    SELECT * FROM consumer_dead_letters
+     WHERE consumer_name = @consumer AND tenant_id = @tenant AND aggregate_type = @type AND aggregate_id = @id ORDER BY id LIMIT @most) d) d
+ WHERE n = 1 OR bytes <= @bytes ORDER BY id`
+
+// retryBatch applies the first dead letters of an aggregate in tx, which has locked the offset.
+func retryBatch(ctx context.Context, tx pgx.Tx, p Projection, r DeadLetterRequest, res *DeadLetterResult) error {
+	rows, _ := tx.Query(ctx, parkedEventsSQL, pgx.StrictNamedArgs{
+		"consumer": res.Consumer, "tenant": res.TenantID, "type": res.AggregateType, "id": res.AggregateID, "most": MaxDeadLetters, "bytes": maxRetryBytes,
+	})
+	var ids []int64
+	var events []event.Event // those that can be read, up to the first that cannot
+	var damaged error
+	var id, seq int64
+	var eventType string
+	var headers map[string][]string
+	var payload []byte
+	if _, err := pgx.ForEachRow(rows, []any{&id, &seq, &eventType, &headers, &payload}, func() error {
+		ids = append(ids, id)
+		if damaged != nil {
+			return nil
+		}
+		e, fault := event.Decode(fmt.Sprintf("events.%s.t%d.%s.%s", res.Partition, res.TenantID, res.AggregateType, eventType), headers, payload)
+		if fault == nil {
+			fault = checkKnown(&e)
+		}
+		if damaged = fault; fault == nil {
+			e.Seq = uint64(seq)
+			events = append(events, e)
+		}
+		headers, payload = nil, nil // the events keep them
+		return nil
+	}); err != nil {
+		return fmt.Errorf("read the dead letters of %s %d: %w", res.AggregateType, res.AggregateID, err)
+	}
+	if _, err := tx.Exec(ctx, planSQL); err != nil {
+		return fmt.Errorf("set the planner: %w", err)
+	}
+	n, fault, err := applyParked(ctx, tx, p, events)
+	if err != nil {
+		return err
+	}
+	if fault == nil {
+		fault = damaged
+	}
+	res.Gone += n
+	if err := remove(ctx, tx, DeadLetterRetry, r, ids[:n]); err != nil || fault == nil {
+		return err
+	}
+	res.Fault = fault
+	return keep(ctx, tx, r, ids[n], fault)
+}
+
+// applyParked applies events up to the first that fails, and returns how many that were and why.
+func applyParked(ctx context.Context, tx pgx.Tx, p Projection, events []event.Event) (n int, fault, err error) {
+	if len(events) == 0 {
+		return 0, nil, nil
+	}
+	if fault, err = try(ctx, tx, p, events...); err != nil || fault == nil {
+		return len(events), nil, err
+	}
+	for i, e := range events {
+		if fault, err = try(ctx, tx, p, e); err != nil || fault != nil {
+			return i, fault, err
+		}
+	}
+	return len(events), nil, nil
+}
+
+// removeSQL deletes dead letters and notes it.
+// Index: consumer_dead_letters_pkey.   Locks: the rows.
+const removeSQL = `
+WITH gone AS (DELETE FROM consumer_dead_letters WHERE id = ANY(@ids) RETURNING *)
+INSERT /* consumers.remove_dead_letters */ INTO consumer_dead_letter_actions
+       (actor, action, dead_letter_id, consumer_name, stream_seq, tenant_id, aggregate_type, aggregate_id, event_id, event_type, reason)
+SELECT @actor, @action, id, consumer_name, stream_seq, tenant_id, aggregate_type, aggregate_id, event_id, event_type, @reason FROM gone ORDER BY id`
+
+func remove(ctx context.Context, tx pgx.Tx, action string, r DeadLetterRequest, ids []int64) error {
+	if _, err := tx.Exec(ctx, removeSQL, pgx.StrictNamedArgs{"ids": ids, "actor": r.Actor, "action": action, "reason": r.Reason}); err != nil {
+		return fmt.Errorf("delete %d dead letters: %w", len(ids), err)
+	}
+	return nil
+}
+
+// keepSQL notes why a dead letter stays.
+// Index: consumer_dead_letters_pkey.   Locks: the row.
+const keepSQL = `
+WITH kept AS (UPDATE consumer_dead_letters SET error = @error WHERE id = @id RETURNING *)
+INSERT /* consumers.keep_dead_letter */ INTO consumer_dead_letter_actions
+       (actor, action, dead_letter_id, consumer_name, stream_seq, tenant_id, aggregate_type, aggregate_id, event_id, event_type, error, reason)
+SELECT @actor, 'retry', id, consumer_name, stream_seq, tenant_id, aggregate_type, aggregate_id, event_id, event_type, error, @reason FROM kept`
+
+func keep(ctx context.Context, tx pgx.Tx, r DeadLetterRequest, id int64, fault error) error {
+	if _, err := tx.Exec(ctx, keepSQL, pgx.StrictNamedArgs{"id": id, "error": clean(fault.Error()), "actor": r.Actor, "reason": r.Reason}); err != nil {
+		return fmt.Errorf("note why dead letter %d stays: %w", id, err)
+	}
+	return nil
+}

@@ -1,0 +1,332 @@
+package consumers_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+// bad is a defect of a projection: it refuses the follows whose version is among versions, of the followee.
+type bad struct {
+	mu       sync.Mutex
+	followee int64
+	versions map[int64]bool
+}
+
+func (b *bad) set(followee int64, versions ...int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.followee, b.versions = followee, map[int64]bool{}
+	for _, v := range versions {
+		b.versions[v] = true
+	}
+}
+
+func (b *bad) hook(_ context.Context, _ pgx.Tx, events []event.Event) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i := range events {
+		var f event.Follow
+		if err := events[i].DecodePayload(&f); err != nil {
+			return err
+		}
+		if events[i].AggregateID == b.followee && b.versions[f.Version] {
+			return event.Permanent(fmt.Errorf("version %d is refused", f.Version))
+		}
+	}
+	return nil
+}
+
+func (r *rig) letters(f consumers.DeadLetterFilter) []consumers.DeadLetter {
+	r.t.Helper()
+	all, err := consumers.NewDeadLetters(r.system).List(context.Background(), f, consumers.MaxDeadLetters)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return all
+}
+
+// first is the first dead letter of a followee.
+func (r *rig) first(followee int64) consumers.DeadLetter {
+	r.t.Helper()
+	all := r.letters(consumers.DeadLetterFilter{AggregateID: followee, First: true})
+	if len(all) != 1 {
+		r.t.Fatalf("%d first dead letters of %d", len(all), followee)
+	}
+	return all[0]
+}
+
+// notes is what was audited.
+func (r *rig) notes() []string {
+	r.t.Helper()
+	rows, _ := r.owner.Query(context.Background(), `SELECT concat_ws(' ', actor, action, consumer_name, aggregate_id, stream_seq, error, reason) FROM consumer_dead_letter_actions ORDER BY id`)
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return all
+}
+
+func TestARetryAppliesWhatWasParkedInItsOrder(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	var defect bad
+	defect.set(3, 2, 4)
+	projection := logbook{hook: defect.hook}
+	d := consumers.NewDeadLetters(r.system, projection)
+	r.run(r.system, projection)
+	r.publish(follow(1, 3, 1), follow(1, 3, 2), follow(1, 35, 1), follow(1, 3, 3), follow(1, 3, 4), follow(1, 3, 5))
+	r.awaitLag(0)
+	all := r.letters(consumers.DeadLetterFilter{})
+	if len(all) != 4 || !all[0].First || all[1].First || all[0].StreamSeq != 2 || all[3].StreamSeq != 6 || all[0].Partition != "p03" || all[0].EventType != event.Created {
+		t.Fatalf("dead letters %+v", all)
+	}
+	retry := func(id int64, dry bool) consumers.DeadLetterResult {
+		t.Helper()
+		res, err := d.Retry(t.Context(), consumers.DeadLetterRequest{ID: id, Actor: "ann", Reason: "why", DryRun: dry})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res
+	}
+	expect := func(res consumers.DeadLetterResult, gone int, left, next int64, fault string) {
+		t.Helper()
+		if res.Gone != gone || res.Left != left || res.Next != next || (res.Fault == nil) != (fault == "") || res.Fault != nil && res.Fault.Error() != fault {
+			t.Errorf("%+v, want %d gone, %d left from %d on, %q", res, gone, left, next, fault)
+		}
+	}
+	applied := []line{{1, 3, 1}, {1, 35, 1}}
+	expect(retry(all[0].ID, false), 0, 4, all[0].ID, "version 2 is refused")
+	defect.set(3, 4)
+	expect(retry(all[0].ID, true), 2, 2, all[2].ID, "version 4 is refused")
+	r.wantLines(applied)
+	expect(retry(all[0].ID, false), 2, 2, all[2].ID, "version 4 is refused")
+	applied = append(applied, line{1, 3, 2}, line{1, 3, 3})
+	r.wantLines(applied)
+	if now := r.first(3); now.ID != all[2].ID || now.Error != "version 4 is refused" {
+		t.Errorf("the first one is %+v", now)
+	}
+	if _, err := d.Retry(t.Context(), consumers.DeadLetterRequest{ID: all[0].ID, Actor: "ann"}); !errors.Is(err, consumers.ErrNotParked) {
+		t.Errorf("a retry of what is gone: %v", err)
+	}
+	var notFirst *consumers.NotFirstError
+	for _, act := range []func(context.Context, consumers.DeadLetterRequest) (consumers.DeadLetterResult, error){d.Retry, d.Discard} {
+		if _, err := act(t.Context(), consumers.DeadLetterRequest{ID: all[3].ID, Actor: "ann"}); !errors.As(err, &notFirst) || notFirst.First != all[2].ID {
+			t.Errorf("the second one: %v", err)
+		}
+	}
+	if _, err := consumers.NewDeadLetters(r.system).Retry(t.Context(), consumers.DeadLetterRequest{ID: all[2].ID, Actor: "ann"}); err == nil {
+		t.Error("a retry without the projection")
+	}
+
+	// A later event is parked behind what is left, and discarding takes the first one only.
+	r.publish(follow(1, 3, 6))
+	r.awaitLag(0)
+	for _, dry := range []bool{true, false} {
+		res, err := d.Discard(t.Context(), consumers.DeadLetterRequest{ID: all[2].ID, Actor: "bob", DryRun: dry})
+		if err != nil {
+			t.Fatal(err)
+		}
+		expect(res, 1, 2, all[3].ID, "")
+		if n := len(r.letters(consumers.DeadLetterFilter{IDs: []int64{all[2].ID}})); dry != (n == 1) {
+			t.Errorf("dry run %v: %d dead letters", dry, n)
+		}
+	}
+	r.wantLines(applied)
+	expect(retry(all[3].ID, false), 2, 0, 0, "")
+	r.publish(follow(1, 3, 7))
+	r.awaitLag(0)
+	r.wantLines(append(applied, line{1, 3, 5}, line{1, 3, 6}, line{1, 3, 7}))
+	if diff := cmp.Diff([]string{
+		"ann retry testlog 3 2 version 2 is refused why",
+		"ann retry testlog 3 2  why", "ann retry testlog 3 4  why", "ann retry testlog 3 5 version 4 is refused why",
+		"bob discard testlog 3 5  ",
+		"ann retry testlog 3 6  why", "ann retry testlog 3 7  why",
+	}, r.notes()); diff != "" {
+		t.Errorf("notes (-want +got):\n%s", diff)
+	}
+}
+
+func TestADeadLetterOfAnOlderReleaseOrMendedByHandIsApplied(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	broken := follow(1, 3, 2)
+	broken.Payload = []byte(`{"follower_id": 1`)
+	r.publish(follow(1, 3, 1), broken, follow(1, 3, 3))
+	r.run(r.system, logbook{})
+	r.awaitLag(0)
+	d := consumers.NewDeadLetters(r.system, logbook{})
+	l, err := d.Get(t.Context(), r.first(3).ID)
+	if err != nil || string(l.Payload) != string(broken.Payload) || l.Headers[event.HeaderID][0] != broken.ID {
+		t.Errorf("%+v, %v", l, err)
+	}
+	r.exec(`UPDATE consumer_dead_letters SET payload = $1 WHERE id = $2`, []byte(follow(1, 3, 2).Payload), l.ID)
+	if res, err := d.Retry(t.Context(), consumers.DeadLetterRequest{ID: l.ID, Actor: "ann"}); err != nil || res.Gone != 2 {
+		t.Errorf("%+v, %v", res, err)
+	}
+	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}, {1, 3, 3}})
+}
+
+func TestManyDeadLettersAreRetriedInSeveralTransactions(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	var defect bad
+	defect.set(3, 1)
+	r.run(r.system, logbook{hook: defect.hook})
+	const n = 2*consumers.MaxDeadLetters + 100
+	events, want := make([]event.Event, n), make([]line, n)
+	for i := range events {
+		events[i], want[i] = follow(int64(i+1), 3, 1), line{int64(i + 1), 3, 1}
+	}
+	r.publish(events...)
+	r.awaitLag(0)
+	var transactions []int
+	counting := func(_ context.Context, _ pgx.Tx, events []event.Event) error {
+		transactions = append(transactions, len(events))
+		return nil
+	}
+	res, err := consumers.NewDeadLetters(r.system, logbook{hook: counting}).Retry(t.Context(), consumers.DeadLetterRequest{ID: r.first(3).ID, Actor: "ann"})
+	if err != nil || res.Gone != n || res.Left != 0 || !slices.Equal(transactions, []int{consumers.MaxDeadLetters, consumers.MaxDeadLetters, 100}) {
+		t.Errorf("%+v, %v, in transactions of %v", res, err, transactions)
+	}
+	r.wantLines(want)
+}
+
+// TestARetryBesideTheConsumerLosesDoublesAndReordersNothing retries an aggregate again and again, by two operators, while the
+// consumer parks and applies its events and others of the partition.
+func TestARetryBesideTheConsumerLosesDoublesAndReordersNothing(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	var refuse atomic.Int64 // every so many calls fail, whatever the event
+	var calls atomic.Int64
+	refuse.Store(3)
+	projection := logbook{hook: func(_ context.Context, _ pgx.Tx, events []event.Event) error {
+		n := refuse.Load()
+		for i := range events {
+			if n > 0 && events[i].AggregateID == 3 && calls.Add(1)%n == 0 {
+				return event.Permanent(errors.New("refused by chance"))
+			}
+		}
+		return nil
+	}}
+	r.run(r.system, projection)
+	d := consumers.NewDeadLetters(r.system, projection)
+	ctx, stop := context.WithCancel(t.Context())
+	var operators sync.WaitGroup
+	var gone atomic.Int64
+	for range 2 {
+		operators.Go(func() {
+			for ctx.Err() == nil {
+				all, err := d.List(ctx, consumers.DeadLetterFilter{First: true}, 1)
+				if err != nil || len(all) == 0 {
+					continue
+				}
+				res, err := d.Retry(ctx, consumers.DeadLetterRequest{ID: all[0].ID, Actor: "ann"})
+				var notFirst *consumers.NotFirstError
+				if err != nil && ctx.Err() == nil && !errors.Is(err, consumers.ErrNotParked) && !errors.As(err, &notFirst) {
+					t.Error(err)
+				}
+				gone.Add(int64(res.Gone))
+			}
+		})
+	}
+	t.Cleanup(func() { stop(); operators.Wait() })
+	var want []line
+	for i := range int64(400) {
+		events := []event.Event{follow(i+1, 3, 1), follow(i+1, 35, 1)}
+		r.publish(events...)
+		want = append(want, line{i + 1, 3, 1}, line{i + 1, 35, 1})
+	}
+	r.awaitLag(0)
+	refuse.Store(0)
+	testkit.Eventually(t, 10*time.Second, "the rest to be retried", func() (bool, error) { return len(r.letters(consumers.DeadLetterFilter{})) == 0, nil })
+	r.wantLines(want)
+	if gone.Load() < 20 {
+		t.Errorf("only %d dead letters were retried: this run shows little", gone.Load())
+	}
+}
+
+// TestAnEventThatComesDuringARetryIsAppliedBehindIt holds a retry in its transaction until the consumer waits for the offset with
+// the aggregate's next event: whether the aggregate is parked must be asked after the wait.
+func TestAnEventThatComesDuringARetryIsAppliedBehindIt(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	var defect bad
+	defect.set(3, 2)
+	r.run(r.system, logbook{hook: defect.hook})
+	r.publish(follow(1, 3, 1), follow(1, 3, 2), follow(1, 3, 3))
+	r.awaitLag(0)
+	held := logbook{hook: func(context.Context, pgx.Tx, []event.Event) error {
+		r.publish(follow(1, 3, 4))
+		r.awaitOffsetLock()
+		return nil
+	}}
+	res, err := consumers.NewDeadLetters(r.system, held).Retry(t.Context(), consumers.DeadLetterRequest{ID: r.first(3).ID, Actor: "ann"})
+	if err != nil || res.Gone != 2 || res.Left != 0 {
+		t.Errorf("%+v, %v", res, err)
+	}
+	r.awaitLag(0)
+	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}, {1, 3, 3}, {1, 3, 4}})
+}
+
+func TestARetryThatIsCutOffHasDoneNothing(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	var defect bad
+	defect.set(3, 2)
+	r.run(r.system, logbook{hook: defect.hook})
+	r.publish(follow(1, 3, 1), follow(1, 3, 2), follow(1, 3, 3))
+	r.awaitLag(0)
+	var victim cutter
+	id := r.first(3).ID
+	cut := logbook{hook: func(context.Context, pgx.Tx, []event.Event) error {
+		victim.set(true)
+		return nil
+	}}
+	if _, err := consumers.NewDeadLetters(victim.pool(t, r.url), cut).Retry(t.Context(), consumers.DeadLetterRequest{ID: id, Actor: "ann"}); err == nil {
+		t.Error("the retry went through")
+	}
+	if n, notes := len(r.letters(consumers.DeadLetterFilter{})), r.notes(); n != 2 || len(notes) != 0 {
+		t.Errorf("%d dead letters, notes %v", n, notes)
+	}
+	r.publish(follow(1, 3, 4), follow(1, 35, 1)) // the offset is not locked any more
+	r.awaitLag(0)
+	if res, err := consumers.NewDeadLetters(r.system, logbook{}).Retry(t.Context(), consumers.DeadLetterRequest{ID: id, Actor: "ann"}); err != nil || res.Gone != 3 {
+		t.Errorf("%+v, %v", res, err)
+	}
+	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}, {1, 3, 3}, {1, 3, 4}, {1, 35, 1}})
+}
+
+// TestDeadLettersOutliveTheirStream repairs a stream that was lost: its sequences come again, with the same events.
+func TestDeadLettersOutliveTheirStream(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	var defect bad
+	defect.set(3, 2)
+	r.run(r.system, logbook{hook: defect.hook})
+	for v := range int64(3) {
+		r.publish(follow(1, 3, v+1))
+	}
+	r.awaitLag(0)
+	if n := len(r.letters(consumers.DeadLetterFilter{})); n != 2 {
+		t.Fatalf("%d dead letters", n)
+	}
+	r.remake(3)
+	info := r.stream().CachedInfo()
+	if err := consumers.Rebase(t.Context(), r.system, info.Created.UTC().Truncate(time.Microsecond), 1, r.tails); err != nil {
+		t.Fatal(err)
+	}
+	r.publish(follow(1, 3, 4))
+	r.awaitLag(0)
+	d := consumers.NewDeadLetters(r.system, logbook{})
+	if res, err := d.Retry(t.Context(), consumers.DeadLetterRequest{ID: r.first(3).ID, Actor: "ann"}); err != nil || res.Gone != 6 || res.Left != 0 {
+		t.Errorf("%+v, %v", res, err)
+	}
+	// The logbook has no guard by version, as projections have.
+	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}, {1, 3, 3}, {1, 3, 1}, {1, 3, 2}, {1, 3, 3}, {1, 3, 4}})
+}
