@@ -24,25 +24,26 @@ const maxUsers = 50_000_000
 
 // ParseSpec reads "users=N,edges=M,seed=S"; the seed is 1 unless given.
 func ParseSpec(s string) (Spec, error) {
-	spec := Spec{Seed: 1}
+	v, err := parseSpec(s, "users", "edges")
+	if err != nil {
+		return Spec{}, err
+	}
+	spec := Spec{Users: int64(v["users"]), Edges: int64(v["edges"]), Seed: v["seed"]}
+	return spec, spec.validate()
+}
+
+// parseSpec reads "FIRST=N,SECOND=M,seed=S".
+func parseSpec(s, first, second string) (map[string]uint64, error) {
+	values := map[string]uint64{first: 0, second: 0, "seed": 1}
 	for _, part := range strings.Split(s, ",") {
 		key, value, _ := strings.Cut(part, "=")
 		n, err := strconv.ParseUint(value, 10, 63)
-		if err != nil {
-			return Spec{}, fmt.Errorf("%q: want users=N,edges=M,seed=S with numbers", part)
+		if _, known := values[key]; err != nil || !known {
+			return nil, fmt.Errorf("%q: want %s=N,%s=M,seed=S with numbers", part, first, second)
 		}
-		switch key {
-		case "users":
-			spec.Users = int64(n)
-		case "edges":
-			spec.Edges = int64(n)
-		case "seed":
-			spec.Seed = n
-		default:
-			return Spec{}, fmt.Errorf("%q: want users=N,edges=M,seed=S", part)
-		}
+		values[key] = n
 	}
-	return spec, spec.validate()
+	return values, nil
 }
 
 func (s Spec) validate() error {

@@ -1,12 +1,14 @@
 package load
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"iter"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"strconv"
@@ -46,28 +48,31 @@ func (c Config) Validate() error {
 
 // Stats is what a load has done so far.
 type Stats struct {
-	Created int64  // follows that were new (201)
-	Existed int64  // follows that stood already (200); also those whose first answer was lost
+	Created int64  // follows or comments that were new (201)
+	Changed int64  // changes of comments and threads: edits, deletions, moderation, settings
+	Existed int64  // what stood already; also where only the first answer was lost
+	Refused int64  // what somebody else's changes do not allow any more (409), and the replies to it
 	Retried int64  // requests that were sent again
 	Waiting string // why requests are being retried now; empty while they succeed
 }
 
-// Edges is how many edges have been answered.
-func (s Stats) Edges() int64 { return s.Created + s.Existed }
+// Done is how much of the load has been answered.
+func (s Stats) Done() int64 { return s.Created + s.Changed + s.Existed + s.Refused }
 
-// RefusedError reports an edge that the API refuses, or all of them (a wrong token, a missing role). No retry can mend it.
+// RefusedError reports a request that the API refuses, or all of them (a wrong token, a missing role). No retry can mend it.
 type RefusedError struct {
-	Edge   Edge
+	Line   int64  // of the input; 0 when it was generated
+	What   string // an edge, or a method and a path
 	Status int
 	Reason string // of the problem details
 }
 
 func (e *RefusedError) Error() string {
 	where := ""
-	if e.Edge.Line > 0 {
-		where = fmt.Sprintf("line %d: ", e.Edge.Line)
+	if e.Line > 0 {
+		where = fmt.Sprintf("line %d: ", e.Line)
 	}
-	return fmt.Sprintf("%sthe API refuses %d -> %d with %d: %s", where, e.Edge.From, e.Edge.To, e.Status, e.Reason)
+	return fmt.Sprintf("%sthe API refuses %s with %d: %s", where, e.What, e.Status, e.Reason)
 }
 
 const (
@@ -78,16 +83,17 @@ const (
 	maxRetryAfter  = 30 * time.Second // whatever the server asks for
 )
 
-// Loader sends edges. Make one with New for each load.
+// Loader sends edges or threads. Make one with New for each load.
 type Loader struct {
 	cfg    Config
 	client *http.Client
 	start  time.Time
 
-	created, existed, retried atomic.Int64
-	progress                  atomic.Int64 // when a request last succeeded, in nanoseconds after start
-	mu                        sync.Mutex
-	waiting                   string
+	created, changed, existed, refused, retried atomic.Int64
+
+	progress atomic.Int64 // when a request last succeeded, in nanoseconds after start
+	mu       sync.Mutex
+	waiting  string
 }
 
 // New checks cfg. It sends nothing.
@@ -108,7 +114,8 @@ func New(cfg Config) (*Loader, error) {
 func (l *Loader) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return Stats{Created: l.created.Load(), Existed: l.existed.Load(), Retried: l.retried.Load(), Waiting: l.waiting}
+	return Stats{Created: l.created.Load(), Changed: l.changed.Load(), Existed: l.existed.Load(), Refused: l.refused.Load(),
+		Retried: l.retried.Load(), Waiting: l.waiting}
 }
 
 // Run sends every edge and returns when all are answered. An error of edges ends it once those before are sent, and is
@@ -116,22 +123,38 @@ func (l *Loader) Stats() Stats {
 // requests in flight finish for a moment, and returns ctx's cause.
 func (l *Loader) Run(ctx context.Context, edges iter.Seq2[Edge, error]) error {
 	defer l.client.CloseIdleConnections()
+	return l.run(ctx, func(yield func(job, error) bool) {
+		for e, err := range edges {
+			if !yield(job{do: func(ctx context.Context) (time.Duration, error) { return l.put(ctx, e) }}, err) {
+				return
+			}
+		}
+	})
+}
+
+// job is one request.
+type job struct {
+	after <-chan struct{} // not before this is closed; nil for no such thing
+	do    func(ctx context.Context) (retryAfter time.Duration, err error)
+}
+
+func (l *Loader) run(ctx context.Context, jobs iter.Seq2[job, error]) error {
 	l.progress.Store(int64(time.Since(l.start)))
 	requests, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	g, gctx := errgroup.WithContext(ctx)
 	defer context.AfterFunc(gctx, func() { time.AfterFunc(stopTimeout, cancel) })()
-	work := make(chan Edge, l.cfg.Concurrency)
+	work := make(chan job, l.cfg.Concurrency)
 	var readErr error
 	g.Go(func() error {
 		defer close(work)
-		for e, err := range edges {
+		for j, err := range jobs {
 			if err != nil {
 				readErr = err
 				return nil
 			}
 			select {
-			case work <- e:
+			case work <- j:
 			case <-gctx.Done():
 				return context.Cause(gctx)
 			}
@@ -140,8 +163,15 @@ func (l *Loader) Run(ctx context.Context, edges iter.Seq2[Edge, error]) error {
 	})
 	for range l.cfg.Concurrency {
 		g.Go(func() error {
-			for e := range work {
-				if err := l.send(gctx, requests, e); err != nil {
+			for j := range work {
+				if j.after != nil {
+					select {
+					case <-j.after:
+					case <-gctx.Done():
+						return context.Cause(gctx)
+					}
+				}
+				if err := l.send(gctx, requests, j); err != nil {
 					return err
 				}
 			}
@@ -154,13 +184,13 @@ func (l *Loader) Run(ctx context.Context, edges iter.Seq2[Edge, error]) error {
 	return readErr
 }
 
-// send puts one edge, again and again until it is answered.
-func (l *Loader) send(ctx, requests context.Context, e Edge) error {
+// send does one job, again and again until it is answered.
+func (l *Loader) send(ctx, requests context.Context, j job) error {
 	for attempt := 0; ; attempt++ {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		after, err := l.put(requests, e)
+		after, err := j.do(requests)
 		var refused *RefusedError
 		switch {
 		case err == nil:
@@ -197,34 +227,46 @@ func (l *Loader) setWaiting(why string) {
 	l.waiting = why
 }
 
-// put sends one request. It returns a *RefusedError where no retry helps; any other error may pass, and the server may have
-// said after how long.
+// put sends one edge. Its errors are those of request.
 func (l *Loader) put(ctx context.Context, e Edge) (after time.Duration, err error) {
-	url := l.cfg.URL + "/v1/follows/" + strconv.FormatInt(e.From, 10) + "/" + strconv.FormatInt(e.To, 10)
-	req, err := http.NewRequestWithContext(ctx, http.MethodPut, url, nil)
-	if err != nil {
-		return 0, fmt.Errorf("make a request: %w", err)
-	}
-	req.Header.Set("Authorization", "Bearer "+l.cfg.Token)
-	resp, err := l.client.Do(req)
-	if err != nil {
-		return 0, err
-	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10)) // read to its end, so that the connection is used again
-	if err := errors.Join(err, resp.Body.Close()); err != nil {
-		return 0, fmt.Errorf("read the answer: %w", err)
-	}
+	resp, body, after, err := l.request(ctx, http.MethodPut, "/v1/follows/"+strconv.FormatInt(e.From, 10)+"/"+strconv.FormatInt(e.To, 10), nil, nil)
 	switch {
+	case err != nil:
+		return after, err
 	case resp.StatusCode == http.StatusCreated:
 		l.created.Add(1)
-		return 0, nil
 	case resp.StatusCode == http.StatusOK:
 		l.existed.Add(1)
-		return 0, nil
-	case resp.StatusCode >= 500, resp.StatusCode == http.StatusTooManyRequests, resp.StatusCode == http.StatusRequestTimeout:
-		return retryAfter(resp.Header.Get("Retry-After")), fmt.Errorf("the API answers %s", resp.Status)
+	default:
+		return 0, &RefusedError{Line: e.Line, What: fmt.Sprintf("%d -> %d", e.From, e.To), Status: resp.StatusCode, Reason: reason(resp, body)}
 	}
-	return 0, &RefusedError{Edge: e, Status: resp.StatusCode, Reason: reason(resp, body)}
+	return 0, nil
+}
+
+// request sends one request and reads the answer, which may be a refusal. Its errors may pass: after how long, the server may
+// have said.
+func (l *Loader) request(ctx context.Context, method, path string, header http.Header, send []byte) (resp *http.Response, body []byte, after time.Duration, err error) {
+	req, err := http.NewRequestWithContext(ctx, method, l.cfg.URL+path, bytes.NewReader(send))
+	if err != nil {
+		return nil, nil, 0, fmt.Errorf("make a request: %w", err)
+	}
+	maps.Copy(req.Header, header)
+	req.Header.Set("Authorization", "Bearer "+l.cfg.Token)
+	if len(send) > 0 {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	resp, err = l.client.Do(req)
+	if err != nil {
+		return nil, nil, 0, err
+	}
+	body, err = io.ReadAll(io.LimitReader(resp.Body, 64<<10)) // read to its end, so that the connection is used again
+	if err := errors.Join(err, resp.Body.Close()); err != nil {
+		return nil, nil, 0, fmt.Errorf("read the answer: %w", err)
+	}
+	if resp.StatusCode >= 500 || resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode == http.StatusRequestTimeout {
+		return nil, nil, retryAfter(resp.Header.Get("Retry-After")), fmt.Errorf("the API answers %s", resp.Status)
+	}
+	return resp, body, 0, nil
 }
 
 // retryAfter reads the header of that name (RFC 9110, section 10.2.3): seconds, or a date.

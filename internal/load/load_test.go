@@ -103,7 +103,7 @@ func TestLoadRetriesUntilTheServerIsBack(t *testing.T) {
 	if err := l.Run(t.Context(), generated(Spec{50, 200, 1})); err != nil {
 		t.Fatal(err)
 	}
-	if got := l.Stats(); got.Edges() != 200 || got.Retried == 0 || got.Existed == 0 || got.Waiting != "" || len(a.follows) != 200 {
+	if got := l.Stats(); got.Done() != 200 || got.Retried == 0 || got.Existed == 0 || got.Waiting != "" || len(a.follows) != 200 {
 		t.Errorf("%+v, %d follows", got, len(a.follows))
 	}
 }

@@ -187,9 +187,9 @@ func TestLoadSurvivesKills(t *testing.T) {
 	go func() { loaded <- l.Run(ctx, sequence(spec)) }()
 	for i := range int64(3) {
 		testkit.Eventually(t, startWithin, "a quarter more is loaded", func() (bool, error) {
-			return l.Stats().Edges() >= spec.Edges/4*(i+1), nil
+			return l.Stats().Done() >= spec.Edges/4*(i+1), nil
 		})
-		if l.Stats().Edges() == spec.Edges {
+		if l.Stats().Done() == spec.Edges {
 			t.Error("loaded before the kill: this run shows nothing")
 		}
 		d.kill(t)
@@ -198,7 +198,7 @@ func TestLoadSurvivesKills(t *testing.T) {
 	if err := <-loaded; err != nil {
 		t.Fatal(err)
 	}
-	if s := l.Stats(); s.Edges() != spec.Edges || s.Retried == 0 {
+	if s := l.Stats(); s.Done() != spec.Edges || s.Retried == 0 {
 		t.Errorf("%+v, want %d edges, some retried", s, spec.Edges)
 	}
 	d.verify(t)

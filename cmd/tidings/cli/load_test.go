@@ -43,6 +43,8 @@ func TestLoadCommand(t *testing.T) {
 		{name: "a self-follow", args: []string{"-"}, stdin: "4 4\n", code: 2, says: "tidings: line 1: 4 follows itself"},
 		{name: "no such file", args: []string{file + "x"}, code: 2, says: "no such file"},
 		{name: "neither file nor generate", code: 2, says: "either a FILE"},
+		{name: "two sources", args: []string{"--generate", "users=3,edges=3", "--generate-threads", "posts=1,comments=1"}, code: 2, says: "either a FILE"},
+		{name: "threads that cannot be", args: []string{"--generate-threads", "posts=0,comments=3"}, code: 2, says: "posts is 0"},
 		{name: "a graph that cannot be", args: []string{"--generate", "users=2,edges=3"}, code: 2, says: "want 1 to 2"},
 		{name: "too many at a time", args: []string{file, "--concurrency", "0"}, code: 2, says: "concurrency is 0"},
 	} {

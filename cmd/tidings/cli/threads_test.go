@@ -1,0 +1,134 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/internal/load"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+// wrongVersionsSQL finds entities whose events are not one per version, in order, to the version of the truth.
+const wrongVersionsSQL = `
+WITH events AS (
+  SELECT coalesce(payload->>'comment_id', 'thread ' || (payload->>'post_id')) AS entity, (payload->>'version')::bigint AS version,
+         row_number() OVER (PARTITION BY coalesce(payload->>'comment_id', 'thread ' || (payload->>'post_id')) ORDER BY stream_seq) AS place
+    FROM outbox_messages
+), truth AS (
+  SELECT comment_id::text AS entity, version FROM comments
+  UNION ALL SELECT 'thread ' || post_id, (object->>'version')::bigint FROM threads WHERE version_state = 'LATEST'
+)
+SELECT entity || ' has version ' || version || ' at place ' || place FROM events WHERE version <> place
+UNION ALL
+SELECT entity || ' ends at ' || coalesce(e.last::text, '-') || ', the truth is ' || coalesce(t.version::text, '-')
+  FROM (SELECT entity, max(version) AS last FROM events GROUP BY entity) e FULL JOIN truth t USING (entity)
+ WHERE e.last IS DISTINCT FROM t.version`
+
+func TestALoadOfThreadsSurvivesKills(t *testing.T) {
+	d := newDev(t)
+	d.start(t)
+	spec := load.ThreadSpec{Posts: 30, Comments: 600, Seed: rand.Uint64() >> 1}
+	t.Logf("seed %d", spec.Seed)
+	threads := load.GenerateThreads(spec)
+	in := d.instance(t)
+	l, err := load.New(load.Config{URL: in.API, Token: in.Token, Concurrency: 16, RetryFor: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	loaded := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() { loaded <- l.RunThreads(ctx, threads) }()
+	for _, part := range []int64{spec.Comments / 2, spec.Comments + (threads.Requests()-spec.Comments)/2} { // among the creates, and the changes
+		testkit.Eventually(t, startWithin, "the load to be at the kill", func() (bool, error) { return l.Stats().Done() >= part, nil })
+		if l.Stats().Done() == threads.Requests() {
+			t.Error("loaded before the kill: this run shows nothing")
+		}
+		d.kill(t)
+		d.start(t)
+	}
+	if err := <-loaded; err != nil {
+		t.Fatal(err)
+	}
+	if s := l.Stats(); s.Done() != threads.Requests() || s.Refused > 0 || s.Retried == 0 {
+		t.Errorf("%+v, want %d requests, some retried, none refused", s, threads.Requests())
+	}
+
+	code, stdout, stderr := run(t, nil, "", "load", "--generate-threads", fmt.Sprintf("posts=%d,comments=%d,seed=%d", spec.Posts, spec.Comments, spec.Seed), "--data", d.dir, "--json")
+	var got threadsResult
+	if err := json.Unmarshal([]byte(stdout), &got); code != exitOK || err != nil {
+		t.Fatalf("load: exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
+	}
+	got.Seconds, got.RequestsPerSecond = 0, 0
+	if want := (threadsResult{Requests: threads.Requests(), Existed: threads.Requests()}); got != want {
+		t.Errorf("the second load: %+v, want %+v", got, want)
+	}
+	d.verify(t)
+
+	conn, err := pgx.Connect(t.Context(), d.instance(t).DatabaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	var comments, events int64
+	var settings bool
+	if err := conn.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM comments), (SELECT count(*) FROM outbox_messages), EXISTS (SELECT FROM threads)`).
+		Scan(&comments, &events, &settings); err != nil {
+		t.Fatal(err)
+	}
+	if comments != spec.Comments || events != threads.Requests() {
+		t.Errorf("%d comments, %d events, settings %t: want %d and %d", comments, events, settings, spec.Comments, threads.Requests())
+	}
+	rows, _ := conn.Query(t.Context(), wrongVersionsSQL)
+	wrong, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if diff := cmp.Diff([]string(nil), wrong); err != nil || len(wrong) > 0 {
+		t.Errorf("events and versions: %v\n%s", err, diff)
+	}
+}
+
+// TestModerationIsSeenOnPages waits for each of some decisions to be seen on the pages of its thread.
+func TestModerationIsSeenOnPages(t *testing.T) {
+	d := newDev(t)
+	d.start(t)
+	const path = "/v1/posts/1/comments"
+	var c threadRow
+	if status, _ := d.request(t, http.MethodPost, path, `{"author_id":"1","body":"words"}`, nil, &c); status != http.StatusCreated {
+		t.Fatalf("create: status %d", status)
+	}
+	var took []time.Duration
+	for i := range 20 {
+		state, want := "hidden", 0
+		if i%2 == 1 {
+			state, want = "approved", 1
+		}
+		body, header := fmt.Sprintf(`{"state":%q,"reason":"round %d"}`, state, i), http.Header{"If-Match": {"*"}}
+		if status, _ := d.request(t, http.MethodPut, "/v1/comments/"+c.CommentID+"/moderation", body, header, nil); status != http.StatusOK {
+			t.Fatalf("moderate: status %d", status)
+		}
+		start := time.Now()
+		for { // not Eventually, whose interval would be what is measured
+			if n := len(d.pages(t, 1, "oldest", 50)); n == want && len(d.pages(t, 1, "threaded", 50)) == want {
+				break
+			}
+			if time.Since(start) > arriveWithin {
+				t.Fatalf("%s is not seen after %s", state, arriveWithin)
+			}
+		}
+		took = append(took, time.Since(start))
+	}
+	slices.Sort(took)
+	t.Logf("from the answer of a moderation to both pages: median %s, longest %s", took[len(took)/2], took[len(took)-1])
+	if took[len(took)/2] > 2*time.Second { // some milliseconds on a machine at rest; polling alone bounds it by 100 ms
+		t.Errorf("a decision takes %s to be seen", took[len(took)/2])
+	}
+	d.verify(t)
+}
