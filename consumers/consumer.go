@@ -128,14 +128,14 @@ func (c *Consumer) Run(ctx context.Context) error {
 	})
 	g.Go(func() error {
 		defer free() // only now may another instance have the partitions
-		c.loop(ctx)
+		c.loopUnpaused(ctx)
 		return nil
 	})
 	return g.Wait()
 }
 
 // Ready returns why the consumer does not do its work: partitions that are stuck, or the last failure when nothing has gone
-// through since.
+// through since. A consumer that is paused is ready.
 func (c *Consumer) Ready(context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

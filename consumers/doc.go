@@ -23,4 +23,6 @@
 //
 // Whoever parks or unparks holds the partition's offset, so an event that arrives meanwhile is either behind those in the
 // dead letters or applied after them.
+//
+// A row of consumer_pauses makes every instance of a consumer finish its batch and take no more (Pause, Resume).
 package consumers

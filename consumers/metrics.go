@@ -22,6 +22,7 @@ type metrics struct {
 	failures    prometheus.Counter
 	held        prometheus.Gauge
 	stuck       prometheus.Gauge
+	paused      prometheus.Gauge
 	lagMessages prometheus.Gauge
 }
 
@@ -49,6 +50,7 @@ func newMetrics(reg prometheus.Registerer, consumer string, lagSeconds func() fl
 	})
 	held := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_partitions_held", Help: "Partitions that this instance works on."})
 	stuck := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_partitions_stuck", Help: "Partitions of this instance that need a person: see its log and /readyz."})
+	paused := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_paused", Help: "1 while the consumer is paused and takes no events."})
 	lagMessages := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "consumer_lag_messages", Help: "Messages on the stream that the consumer, all its instances together, has not applied.",
 	})
@@ -56,14 +58,14 @@ func newMetrics(reg prometheus.Registerer, consumer string, lagSeconds func() fl
 		Name: "consumer_lag_seconds",
 		Help: "Age of the oldest message that the consumer, all its instances together, has not applied; time since the last successful look when looking fails.",
 	}, lagSeconds)
-	for _, c := range []prometheus.Collector{applied, skipped, parked, deadLetters, batch, failures, held, stuck, lagMessages, lag} {
+	for _, c := range []prometheus.Collector{applied, skipped, parked, deadLetters, batch, failures, held, stuck, paused, lagMessages, lag} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}
 	}
 	m := &metrics{
 		skipped: make(map[string]prometheus.Counter), parked: parked, deadLetters: deadLetters, batch: batch, failures: failures,
-		held: held, stuck: stuck, lagMessages: lagMessages,
+		held: held, stuck: stuck, paused: paused, lagMessages: lagMessages,
 	}
 	for p := range m.applied {
 		m.applied[p] = applied.WithLabelValues(event.PartitionKey(p))

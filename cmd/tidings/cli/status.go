@@ -28,10 +28,15 @@ import (
 
 // systemState is what `tidings status --json` prints, and what verify waits for.
 type systemState struct {
-	Outbox    outbox.Stats            `json:"outbox"`
-	Stream    streamState             `json:"stream"`
-	Consumers []consumers.ConsumerLag `json:"consumers"`
-	Leases    []leaseState            `json:"leases"`
+	Outbox    outbox.Stats    `json:"outbox"`
+	Stream    streamState     `json:"stream"`
+	Consumers []consumerState `json:"consumers"`
+	Leases    []leaseState    `json:"leases"`
+}
+
+type consumerState struct {
+	consumers.ConsumerLag
+	Paused *consumers.Paused `json:"paused,omitempty"`
 }
 
 type streamState struct {
@@ -116,13 +121,25 @@ func (y *system) state(ctx context.Context) (st systemState, err error) {
 	if st.Stream, found, err = y.stream(ctx); err != nil {
 		return st, err
 	}
-	for _, name := range consumerNames() {
-		st.Consumers = append(st.Consumers, consumers.ConsumerLag{Consumer: name})
+	lags := make([]consumers.ConsumerLag, len(consumerNames()))
+	for i, name := range consumerNames() {
+		lags[i].Consumer = name
 	}
 	if found {
-		if st.Consumers, err = consumers.Lag(ctx, y.projections, y.js, y.broker, consumerNames()...); err != nil {
+		if lags, err = consumers.Lag(ctx, y.projections, y.js, y.broker, consumerNames()...); err != nil {
 			return st, err
 		}
+	}
+	pauses, err := consumers.Pauses(ctx, y.projections)
+	if err != nil {
+		return st, err
+	}
+	for _, l := range lags {
+		c := consumerState{ConsumerLag: l}
+		if p, ok := pauses[l.Consumer]; ok {
+			c.Paused = &p
+		}
+		st.Consumers = append(st.Consumers, c)
 	}
 	if err := y.leases(ctx, &st, y.truth, relay.LeaseKind); err != nil {
 		return st, err
@@ -188,7 +205,11 @@ func (st systemState) lagging() []string {
 	}
 	for _, c := range st.Consumers {
 		if c.Messages > 0 {
-			all = append(all, fmt.Sprintf("%s: %s messages behind", c.Consumer, count(c.Messages)))
+			line := fmt.Sprintf("%s: %s messages behind", c.Consumer, count(c.Messages))
+			if c.Paused != nil {
+				line += ", and paused"
+			}
+			all = append(all, line)
 		}
 	}
 	return all
@@ -246,9 +267,13 @@ func (p Process) statusCommand() *cobra.Command {
 }
 
 func (p Process) printState(st systemState) error {
-	consumerRows := [][]string{{"CONSUMER", "BEHIND", "LAG", "DEAD LETTERS"}}
+	consumerRows := [][]string{{"CONSUMER", "BEHIND", "LAG", "DEAD LETTERS", "PAUSED"}}
 	for _, c := range st.Consumers {
-		consumerRows = append(consumerRows, []string{c.Consumer, count(c.Messages), seconds(c.Seconds), count(c.DeadLetters)})
+		paused := "no"
+		if c.Paused != nil {
+			paused = fmt.Sprintf("since %s by %s", c.Paused.At.Format(time.RFC3339), cell(c.Paused.Actor))
+		}
+		consumerRows = append(consumerRows, []string{c.Consumer, count(c.Messages), seconds(c.Seconds), count(c.DeadLetters), paused})
 	}
 	leaseRows := [][]string{{"LEASES", "HOLDER", "PARTITIONS"}}
 	for _, l := range st.Leases {

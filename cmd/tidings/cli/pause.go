@@ -1,0 +1,104 @@
+package cli
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/consumers"
+)
+
+// pauseResult is what pause and resume print with --json.
+type pauseResult struct {
+	Consumer string `json:"consumer"`
+	Paused   bool   `json:"paused"`  // now
+	Changed  bool   `json:"changed"` // it was not before
+}
+
+func (p Process) pauseCommand() *cobra.Command {
+	var (
+		data, consumer, actor, reason string
+		asJSON                        bool
+	)
+	c := &cobra.Command{
+		Use:   "pause --consumer NAME",
+		Short: "Let a consumer take no events until it is resumed",
+		Long: `Every instance of the consumer finishes the batch that it has in hand and takes no more, within two seconds and also after a
+restart. Nothing is lost: the events wait on the stream, which keeps them for NATS_MAX_AGE. The consumer's lag grows, and so does its alert.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := checkConsumer("--consumer", consumer, false); err != nil {
+				return err
+			}
+			if err := setActor(&actor); err != nil {
+				return err
+			}
+			pool, err := p.projectionsPool(c.Context(), data, "pause")
+			if err != nil {
+				return err
+			}
+			defer pool.Close()
+			changed, err := consumers.Pause(c.Context(), pool, consumer, actor, reason)
+			if err != nil {
+				return err
+			}
+			text := "%s is paused: its instances finish their batches within two seconds. `tidings resume --consumer %[1]s` ends it.\n"
+			if !changed {
+				text = "%s was paused already: see `tidings status`.\n"
+			}
+			return p.sayPaused(asJSON, pauseResult{consumer, true, changed}, text)
+		},
+	}
+	addActor(c, &actor, &reason)
+	addPauseFlags(c, &consumer, &asJSON, &data)
+	return c
+}
+
+func (p Process) resumeCommand() *cobra.Command {
+	var (
+		data, consumer string
+		asJSON         bool
+	)
+	c := &cobra.Command{
+		Use:   "resume --consumer NAME",
+		Short: "Let a paused consumer go on",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := checkConsumer("--consumer", consumer, false); err != nil {
+				return err
+			}
+			pool, err := p.projectionsPool(c.Context(), data, "resume")
+			if err != nil {
+				return err
+			}
+			defer pool.Close()
+			changed, err := consumers.Resume(c.Context(), pool, consumer)
+			if err != nil {
+				return err
+			}
+			text := "%s goes on.\n"
+			if !changed {
+				text = "%s was not paused.\n"
+			}
+			return p.sayPaused(asJSON, pauseResult{consumer, false, changed}, text)
+		},
+	}
+	addPauseFlags(c, &consumer, &asJSON, &data)
+	return c
+}
+
+func addPauseFlags(c *cobra.Command, consumer *string, asJSON *bool, data *string) {
+	c.Flags().StringVar(consumer, "consumer", "", "the consumer, with all its instances")
+	c.Flags().BoolVar(asJSON, "json", false, "print one JSON object")
+	dataFlag(c, data)
+}
+
+func (p Process) sayPaused(asJSON bool, r pauseResult, text string) error {
+	if asJSON {
+		return p.writeJSON(r)
+	}
+	if _, err := fmt.Fprintf(p.Stdout, text, r.Consumer); err != nil {
+		return fmt.Errorf("write the result: %w", err)
+	}
+	return nil
+}

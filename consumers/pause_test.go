@@ -1,0 +1,80 @@
+package consumers_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/lease"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+func TestAPausedConsumerTakesNothingUntilItIsResumed(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	inBatch, goOn := make(chan struct{}, 1), make(chan struct{})
+	once := true
+	a := r.run(r.system, logbook{hook: func(ctx context.Context, _ pgx.Tx, _ []event.Event) error {
+		if once {
+			once = false
+			inBatch <- struct{}{}
+			<-goOn
+		}
+		return ctx.Err()
+	}})
+	r.publish(follow(1, 3, 1))
+	<-inBatch
+	pause := func(want bool) {
+		t.Helper()
+		if changed, err := consumers.Pause(t.Context(), r.system, name, "ann", "to look"); err != nil || changed != want {
+			t.Errorf("pause: %v, %v", changed, err)
+		}
+	}
+	pause(true)
+	pause(false)
+	paused := func(in *instance, want float64) {
+		t.Helper()
+		testkit.Eventually(t, 3*time.Second, "the pause to be noticed", func() (bool, error) { return in.metric(t, "consumer_paused") == want, nil })
+	}
+	paused(a, 1)
+	r.publish(follow(1, 3, 2))
+	close(goOn) // the batch in hand is finished
+	r.awaitLag(1)
+	r.wantLines([]line{{1, 3, 1}})
+
+	// Another instance, and a restart, know it too, and neither is broken.
+	b := r.run(r.system, logbook{})
+	paused(b, 1)
+	testkit.Eventually(t, 10*time.Second, "both to have leases", func() (bool, error) {
+		holders, err := lease.Holders(t.Context(), r.system, name)
+		owners := map[string]bool{}
+		for _, h := range holders {
+			owners[h.Owner] = true
+		}
+		return len(owners) == 2, err
+	})
+	for _, in := range []*instance{a, b} {
+		if err := in.Ready(t.Context()); err != nil {
+			t.Errorf("ready: %v", err)
+		}
+	}
+	a.stop()
+	if l := r.lag(); l.Messages != 1 {
+		t.Errorf("lag %+v", l)
+	}
+	all, err := consumers.Pauses(t.Context(), r.system)
+	if err != nil || len(all) != 1 || all[name].Actor != "ann" || all[name].Reason != "to look" || time.Since(all[name].At) > time.Minute {
+		t.Errorf("pauses: %+v, %v", all, err)
+	}
+	for _, want := range []bool{true, false} {
+		if was, err := consumers.Resume(t.Context(), r.system, name); err != nil || was != want {
+			t.Errorf("resume: %v, %v", was, err)
+		}
+	}
+	paused(b, 0)
+	r.awaitLag(0)
+	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}})
+}
