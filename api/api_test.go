@@ -53,7 +53,7 @@ func open(t *testing.T) fixture {
 	return f
 }
 
-func (f fixture) newToken(t *testing.T, tenant int64, name string, roles ...string) string {
+func (f fixture) newToken(t testing.TB, tenant int64, name string, roles ...string) string {
 	t.Helper()
 	token, err := store.CreateToken(t.Context(), f.system, tenant, name, roles, time.Time{})
 	if err != nil {
@@ -69,7 +69,7 @@ type answer struct {
 }
 
 // do sends a request with the fixture's token. Headers are "Name: value"; one of no value is taken away.
-func (f fixture) do(t *testing.T, method, path, body string, headers ...string) answer {
+func (f fixture) do(t testing.TB, method, path, body string, headers ...string) answer {
 	t.Helper()
 	r := httptest.NewRequestWithContext(t.Context(), method, "/", strings.NewReader(body))
 	r.URL.Path, r.URL.RawQuery, _ = strings.Cut(path, "?")

@@ -10,10 +10,11 @@ import (
 
 // Config is the API's environment.
 type Config struct {
-	Addr           string        `env:"API_ADDR, default=127.0.0.1:8080"`   // where it listens
-	CursorKey      string        `env:"API_CURSOR_KEY"`                     // signs cursors: 32 bytes or more in hexadecimal or base64, the same on every API process
-	MaxBodyBytes   int64         `env:"API_MAX_BODY_BYTES, default=131072"` // of a request, 1 KiB..16 MiB; a comment of 16 KiB may take 96 KiB of JSON
-	RequestTimeout time.Duration `env:"API_REQUEST_TIMEOUT, default=10s"`   // for one request, 100ms..25s: below what the server gives it to arrive
+	Addr           string        `env:"API_ADDR, default=127.0.0.1:8080"`       // where it listens
+	CursorKey      string        `env:"API_CURSOR_KEY"`                         // signs cursors: 32 bytes or more in hexadecimal or base64, the same on every API process
+	MaxBodyBytes   int64         `env:"API_MAX_BODY_BYTES, default=131072"`     // of a request, 1 KiB..16 MiB; a comment of 16 KiB may take 96 KiB of JSON
+	PageCacheBytes int64         `env:"API_PAGE_CACHE_BYTES, default=16777216"` // of first pages that are kept in memory, 0..1 GiB; 0 for none
+	RequestTimeout time.Duration `env:"API_REQUEST_TIMEOUT, default=10s"`       // for one request, 100ms..25s: below what the server gives it to arrive
 }
 
 // Validate reports every value out of bounds.
@@ -24,6 +25,9 @@ func (c Config) Validate() error {
 	}
 	if c.MaxBodyBytes < 1<<10 || c.MaxBodyBytes > 16<<20 {
 		errs = append(errs, fmt.Errorf("API_MAX_BODY_BYTES is %d: want 1024..16777216", c.MaxBodyBytes))
+	}
+	if c.PageCacheBytes < 0 || c.PageCacheBytes > 1<<30 {
+		errs = append(errs, fmt.Errorf("API_PAGE_CACHE_BYTES is %d: want 0..1073741824", c.PageCacheBytes))
 	}
 	if c.RequestTimeout < 100*time.Millisecond || c.RequestTimeout > 25*time.Second {
 		errs = append(errs, fmt.Errorf("API_REQUEST_TIMEOUT is %s: want 100ms..25s", c.RequestTimeout))

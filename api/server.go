@@ -31,6 +31,7 @@ type Deps struct {
 	Store       *store.Store
 	DLQ         *outbox.DLQ // on a pool of postgres.RoleAPI
 	Projections *pgxpool.Pool
+	Pages       *Pages // nil: no page is kept
 	Log         *slog.Logger
 	Reg         prometheus.Registerer
 }
@@ -40,6 +41,7 @@ type server struct {
 	store       *store.Store
 	dlq         *outbox.DLQ
 	projections *pgxpool.Pool
+	pages       *Pages
 	log         *slog.Logger
 	metrics     *metrics
 	auth        *authenticator
@@ -59,7 +61,7 @@ func New(cfg Config, deps Deps) (http.Handler, error) {
 		return nil, err
 	}
 	s := &server{
-		cfg: cfg, store: deps.Store, dlq: deps.DLQ, projections: deps.Projections, log: deps.Log.With("component", "api"),
+		cfg: cfg, store: deps.Store, dlq: deps.DLQ, projections: deps.Projections, pages: deps.Pages, log: deps.Log.With("component", "api"),
 		metrics: newMetrics(deps.Reg), auth: newAuthenticator(deps.Store), cursors: cursors{key}, problems: newProblemTable(), mux: http.NewServeMux(),
 	}
 	jsonFormat := huma.Format{Marshal: huma.DefaultJSONFormat.Marshal, Unmarshal: strictJSON}

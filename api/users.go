@@ -54,29 +54,33 @@ func (s *server) userRoutes() {
 		method: http.MethodGet, path: "/v1/users/{id}/followers", id: "list-followers", tag: tag, role: store.RoleRead, status: http.StatusOK,
 		summary: "List who follows a user, newest first", description: "From a projection. A user that nobody knows has none.",
 		codes: []string{codeCursorInvalid},
-	}, s.edges("followers", followercounts.Followers))
+	}, s.edges(listFollowers, followercounts.Followers))
 	register(s, route{
 		method: http.MethodGet, path: "/v1/users/{id}/following", id: "list-following", tag: tag, role: store.RoleRead, status: http.StatusOK,
 		summary: "List whom a user follows, newest first", description: "From a projection. A user that nobody knows has none.",
 		codes: []string{codeCursorInvalid},
-	}, s.edges("following", followercounts.Following))
+	}, s.edges(listFollowing, followercounts.Following))
 	register(s, route{
 		method: http.MethodGet, path: "/v1/users/{id}/counts", id: "get-counts", tag: tag, role: store.RoleRead, status: http.StatusOK,
 		summary: "Count a user's followers and followings", description: "From a projection. A user that nobody knows has 0.",
 	}, s.counts)
 }
 
-// project reads a projection in one transaction of the tenant, as of one snapshot.
+// project reads a projection in one transaction of the tenant, as of one snapshot, and says of when that is.
 func (s *server) project(ctx context.Context, tenant int64, consumer string, fn func(tx pgx.Tx) error) (event.Time, error) {
-	var asOf time.Time
-	err := postgres.InTenant(ctx, s.projections, tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+	progress, err := s.readProjection(ctx, tenant, consumer, fn)
+	return event.Time{Time: progress.AsOf}, err
+}
+
+func (s *server) readProjection(ctx context.Context, tenant int64, consumer string, fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
+	err = postgres.InTenant(ctx, s.projections, tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		var err error
-		if asOf, err = consumers.AsOf(ctx, tx, consumer); err != nil {
+		if progress, err = consumers.ReadProgress(ctx, tx, consumer); err != nil {
 			return err
 		}
 		return fn(tx)
 	})
-	return event.Time{Time: asOf}, err
+	return progress, err
 }
 
 // edgeCursor is what a cursor of followers and following carries.
@@ -99,8 +103,15 @@ func (s *server) edges(name string, read readEdges) func(context.Context, *edges
 			}
 			after = &followercounts.EdgeCursor{PositionedAt: c.At.Time, UserID: int64(c.User)}
 		}
+		key := pageKey{tenant, name, in.ID.int64()}
+		if after == nil {
+			if page, ok := s.pages.get(key, in.Limit); ok {
+				return &edgesOutput{Body: page}, nil
+			}
+		}
+		start := time.Now()
 		var rows []followercounts.Edge
-		asOf, err := s.project(ctx, tenant, followercounts.Name, func(tx pgx.Tx) error {
+		progress, err := s.readProjection(ctx, tenant, followercounts.Name, func(tx pgx.Tx) error {
 			var err error
 			rows, err = read(ctx, tx, in.ID.int64(), after, in.Limit+1)
 			return err
@@ -114,7 +125,11 @@ func (s *server) edges(name string, read readEdges) func(context.Context, *edges
 		if err != nil {
 			return nil, err
 		}
-		return &edgesOutput{Body: EdgeList{Items: edgesOf(rows), Next: next, AsOf: asOf}}, nil
+		page := EdgeList{Items: edgesOf(rows), Next: next, AsOf: event.Time{Time: progress.AsOf}}
+		if after == nil {
+			s.pages.put(key, in.Limit, page, progress.Offsets, start)
+		}
+		return &edgesOutput{Body: page}, nil
 	}
 }
 

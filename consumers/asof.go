@@ -11,22 +11,45 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// asOfSQL finds when a consumer was last known to have applied everything. A partition that nothing is known of makes it the epoch.
+// progressSQL reads where a consumer stands.
 // Index: consumer_offsets_pkey, at most one row per partition.   Locks: none.
-const asOfSQL = `
-SELECT /* consumers.as_of */ CASE WHEN count(*) = @partitions THEN min(as_of) ELSE 'epoch' END
-  FROM consumer_offsets WHERE consumer_name = @consumer`
+const progressSQL = `
+SELECT /* consumers.progress */ right(partition_key, 2)::int, last_processed_id, as_of FROM consumer_offsets WHERE consumer_name = @consumer`
 
-// AsOf returns a time, by the servers' clocks, up to which the consumer has applied what was on the stream, as the transaction
-// of tx sees it. It moves with each batch of the partition that is furthest back, and every LagInterval while the consumer has
-// nothing to do. It is the Unix epoch until every partition has been looked at once.
-func AsOf(ctx context.Context, tx pgx.Tx, consumer string) (time.Time, error) {
-	rows, _ := tx.Query(ctx, asOfSQL, pgx.StrictNamedArgs{"consumer": consumer, "partitions": event.Partitions})
-	at, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[time.Time])
-	if err != nil {
-		return time.Time{}, fmt.Errorf("read how far consumer %s is: %w", consumer, err)
+// Progress is how far a consumer has come.
+type Progress struct {
+	// AsOf is a time, by the servers' clocks, up to which the consumer has applied what was on the stream. It moves with each batch of
+	// the partition that is furthest back, and every LagInterval while the consumer has nothing to do. It is the Unix epoch until
+	// every partition has been looked at once.
+	AsOf time.Time
+	// Offsets are the sequences of the last message that was applied, by partition; 0 before the first.
+	Offsets [event.Partitions]uint64
+}
+
+// ReadProgress returns how far the consumer has come, as the transaction of tx sees it.
+func ReadProgress(ctx context.Context, tx pgx.Tx, consumer string) (Progress, error) {
+	rows, _ := tx.Query(ctx, progressSQL, pgx.StrictNamedArgs{"consumer": consumer})
+	var all Progress
+	var partition, known int
+	var offset int64
+	var asOf time.Time
+	if _, err := pgx.ForEachRow(rows, []any{&partition, &offset, &asOf}, func() error {
+		if partition < 0 || partition >= event.Partitions {
+			return fmt.Errorf("it has a partition %d", partition)
+		}
+		all.Offsets[partition] = uint64(offset)
+		if known++; known == 1 || asOf.Before(all.AsOf) {
+			all.AsOf = asOf
+		}
+		return nil
+	}); err != nil {
+		return Progress{}, fmt.Errorf("read how far consumer %s is: %w", consumer, err)
 	}
-	return at.UTC(), nil
+	if known < event.Partitions {
+		all.AsOf = time.Unix(0, 0)
+	}
+	all.AsOf = all.AsOf.UTC()
+	return all, nil
 }
 
 // confirmSQL notes that partitions had applied everything at a time. A batch since then says more.

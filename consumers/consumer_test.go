@@ -705,8 +705,9 @@ func TestAsOfIsTrueAndMovesWithoutEvents(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	asOf := func() (at time.Time) {
 		t.Helper()
-		err := postgres.InTx(t.Context(), r.system, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {
-			at, err = consumers.AsOf(t.Context(), tx, name)
+		err := postgres.InTx(t.Context(), r.system, pgx.TxOptions{}, func(tx pgx.Tx) error {
+			progress, err := consumers.ReadProgress(t.Context(), tx, name)
+			at = progress.AsOf
 			return err
 		})
 		if err != nil {

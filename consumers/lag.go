@@ -82,15 +82,9 @@ func Lag(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg br
 	if err != nil {
 		return nil, fmt.Errorf("look up stream %s: %w", cfg.Stream, err)
 	}
-	var last [event.Partitions]uint64
-	for p := range last {
-		raw, err := stream.GetLastMsgForSubject(ctx, event.PartitionFilter(cfg.Prefix, p))
-		if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
-			return nil, fmt.Errorf("look up the last message of %s: %w", event.PartitionKey(p), err)
-		}
-		if err == nil {
-			last[p] = raw.Sequence
-		}
+	last, err := lastSequences(ctx, stream, cfg)
+	if err != nil {
+		return nil, err
 	}
 	all := make([]ConsumerLag, len(order))
 	for i, name := range order {
@@ -108,6 +102,20 @@ func Lag(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg br
 		}
 	}
 	return all, nil
+}
+
+// lastSequences returns the sequence of each partition's last message; 0 where there is none.
+func lastSequences(ctx context.Context, stream jetstream.Stream, cfg broker.Config) (last [event.Partitions]uint64, err error) {
+	for p := range last {
+		raw, err := stream.GetLastMsgForSubject(ctx, event.PartitionFilter(cfg.Prefix, p))
+		if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
+			return last, fmt.Errorf("look up the last message of %s: %w", event.PartitionKey(p), err)
+		}
+		if err == nil {
+			last[p] = raw.Sequence
+		}
+	}
+	return last, nil
 }
 
 // behind is a partition with messages that are not applied: those from next on, and none of its messages between offset and next.

@@ -16,7 +16,7 @@ import (
 func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := context.Background()
-	for i, sql := range []string{asOfSQL, openOffsetsSQL, readOffsetsSQL, moveOffsetsSQL, planSQL, parkedSQL, parkSQL, allOffsetsSQL, deadLettersSQL, rebaseSQL, confirmSQL,
+	for i, sql := range []string{progressSQL, openOffsetsSQL, readOffsetsSQL, moveOffsetsSQL, planSQL, parkedSQL, parkSQL, allOffsetsSQL, deadLettersSQL, rebaseSQL, confirmSQL,
 		listDeadLettersSQL, getDeadLetterSQL, lockOffsetSQL, leftSQL, parkedEventsSQL, removeSQL, keepSQL, pauseSQL, resumeSQL, pausesSQL} {
 		query, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
 		if err != nil {

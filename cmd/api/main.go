@@ -11,6 +11,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/tidings/tidings/api"
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/postgres"
@@ -52,14 +54,14 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	if err := errors.Join(migrations.Check(ctx, truth, migrations.Truth), migrations.Check(ctx, projections, migrations.Projections)); err != nil {
 		return err
 	}
-	nc, err := broker.Connect(cfg.Broker, "api", log) // for wake-ups alone: writes need no broker
+	nc, err := broker.Connect(cfg.Broker, "api", log) // for wake-ups, and to keep pages: neither reads nor writes need a broker
 	if err != nil {
 		return err
 	}
 	defer nc.Close()
-	waker := broker.NewWaker(nc)
+	waker, pages := broker.NewWaker(nc), api.NewPages(cfg.API, reg)
 	handler, err := api.New(cfg.API, api.Deps{
-		Store: store.New(truth, waker.Wake), DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Log: log, Reg: reg,
+		Store: store.New(truth, waker.Wake), DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Pages: pages, Log: log, Reg: reg,
 	})
 	if err != nil {
 		return err
@@ -71,6 +73,7 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return ops.Run(ctx) })
 	g.Go(func() error { return waker.Run(ctx) })
+	g.Go(func() error { return consumers.Listen(ctx, nc, cfg.Broker, event.AggregateFollow, pages, log) })
 	g.Go(func() error { return daemon.ListenAndServe(ctx, cfg.API.Addr, handler, log.With("component", "api")) })
 	return g.Wait()
 }

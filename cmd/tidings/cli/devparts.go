@@ -14,6 +14,7 @@ import (
 
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/lease"
@@ -92,12 +93,14 @@ func (w *wiring) connect(ctx context.Context) (err error) {
 
 // parts makes everything that runs, in the order in which it stops.
 func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, error) {
-	waker := broker.NewWaker(w.nc)
-	serve, err := w.api(ctx, listener, waker)
+	waker, pages := broker.NewWaker(w.nc), api.NewPages(w.cfg.API, w.metrics("api"))
+	serve, err := w.api(ctx, listener, waker, pages)
 	if err != nil {
 		return nil, err
 	}
-	consuming := []part{{"wake", waker.Run}}
+	consuming := []part{{"wake", waker.Run}, {"live", func(ctx context.Context) error {
+		return consumers.Listen(ctx, w.nc, w.cfg.Broker, event.AggregateFollow, pages, w.log)
+	}}}
 	for _, projection := range consumerProjections() {
 		name := projection.Name()
 		c, err := consumers.New(w.cfg.Consumers,
@@ -121,7 +124,7 @@ func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, er
 	return [][]part{{{"api", serve}}, consuming, {{"relay", r.Run}}}, nil
 }
 
-func (w *wiring) api(ctx context.Context, listener net.Listener, waker *broker.Waker) (func(context.Context) error, error) {
+func (w *wiring) api(ctx context.Context, listener net.Listener, waker *broker.Waker, pages *api.Pages) (func(context.Context) error, error) {
 	truth, err := w.pool(ctx, w.in.DatabaseURL, postgres.RoleAPI, "api")
 	if err != nil {
 		return nil, err
@@ -130,7 +133,7 @@ func (w *wiring) api(ctx context.Context, listener net.Listener, waker *broker.W
 	if err != nil {
 		return nil, err
 	}
-	handler, err := api.New(w.cfg.API, api.Deps{Store: store.New(truth, waker.Wake), DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Log: w.log, Reg: w.metrics("api")})
+	handler, err := api.New(w.cfg.API, api.Deps{Store: store.New(truth, waker.Wake), DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Pages: pages, Log: w.log, Reg: w.metrics("api")})
 	if err != nil {
 		return nil, err
 	}

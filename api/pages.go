@@ -1,0 +1,210 @@
+package api
+
+import (
+	linked "container/list"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/event"
+)
+
+const (
+	pageHotAfter   = 3               // an account's first page is kept from so many requests on
+	pageMaxAge     = 5 * time.Second // a page is read again after this long, whatever was heard
+	pageMaxTracked = 4096            // lists whose requests are counted, those asked for last
+	pageOverhead   = 400             // bytes of a page beside its items and its cursor, about
+	pageItemBytes  = 32              // of one Edge
+)
+
+// The lists whose first pages are kept.
+const (
+	listFollowers = "followers"
+	listFollowing = "following"
+)
+
+// pageKey names a list. The tenant comes first: what is kept for one is never another's.
+type pageKey struct {
+	tenant int64
+	list   string
+	user   int64
+}
+
+// Pages keeps first pages of followers and following of accounts that are asked for often. It is a consumers.Listener: a page is
+// dropped when an event is heard that changes it.
+//
+// The event is heard before the projection has applied it, so a page that is read in between is old although it is new here.
+// Hence each list knows, by partition, the last event that may have changed it, and a page is kept only if the consumer's offsets,
+// read in the page's transaction, have reached them all. That is exact from a list's first request on. Of events before, any may
+// have changed it: there it starts with the last event of each partition.
+//
+// While events cannot be heard nothing is kept. Plain NATS may lose some even so, a server that hangs is noticed late, and a retried
+// dead letter, a repair or a rebuilt projection changes pages without an event: no page is older than pageMaxAge. A page's as_of is read with it, and stays true. All methods may be called from any goroutine; a nil
+// Pages keeps nothing.
+type Pages struct {
+	hits, misses prometheus.Counter
+	maxBytes     int64
+
+	mu      sync.Mutex
+	hearing bool
+	heard   [event.Partitions]uint64 // the last event of each partition
+	tracked map[pageKey]*linked.Element
+	recent  *linked.List // of *pageList, the one asked for last in front
+	bytes   int64
+}
+
+// pageList is a list that was asked for.
+type pageList struct {
+	key   pageKey
+	asked int
+	need  [event.Partitions]uint64 // the last event of each partition that may have changed it
+	pages map[int]keptPage         // by limit
+	bytes int64
+}
+
+type keptPage struct {
+	EdgeList
+	readAt time.Time
+}
+
+// NewPages returns a cache of cfg.PageCacheBytes. It keeps nothing until it hears events (consumers.Listen).
+func NewPages(cfg Config, reg prometheus.Registerer) *Pages {
+	p := &Pages{
+		maxBytes: cfg.PageCacheBytes,
+		hits:     prometheus.NewCounter(prometheus.CounterOpts{Name: "api_page_cache_hits_total", Help: "First pages of followers and following that were answered from memory."}),
+		misses:   prometheus.NewCounter(prometheus.CounterOpts{Name: "api_page_cache_misses_total", Help: "First pages of followers and following that were read from the database."}),
+	}
+	reg.MustRegister(p.hits, p.misses)
+	p.clear()
+	return p
+}
+
+func (p *Pages) clear() {
+	p.tracked, p.recent, p.bytes = make(map[pageKey]*linked.Element), linked.New(), 0
+}
+
+// Begin implements consumers.Listener.
+func (p *Pages) Begin(last [event.Partitions]uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.clear()
+	p.hearing, p.heard = true, last
+}
+
+// End implements consumers.Listener.
+func (p *Pages) End() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.clear()
+	p.hearing = false
+}
+
+// Hear implements consumers.Listener. An event whose accounts cannot be read may have changed any page.
+func (p *Pages) Hear(e *event.Event, err error) {
+	var f event.Follow
+	if err == nil {
+		err = e.DecodePayload(&f)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e.Partition < 0 || e.Partition >= event.Partitions {
+		p.clear()
+		return
+	}
+	if e.Seq < p.heard[e.Partition] { // the stream was made anew, and its sequences with it
+		p.clear()
+		p.heard = [event.Partitions]uint64{}
+	}
+	if err != nil {
+		p.clear()
+	}
+	p.heard[e.Partition] = e.Seq
+	if err != nil {
+		return
+	}
+	for _, key := range []pageKey{{e.TenantID, listFollowers, e.AggregateID}, {e.TenantID, listFollowing, int64(f.FollowerID)}} {
+		if at, ok := p.tracked[key]; ok {
+			l := at.Value.(*pageList)
+			l.need[e.Partition] = e.Seq
+			p.drop(l)
+		}
+	}
+}
+
+// get returns the list's first page of limit, if there is one, and notes that it was asked for.
+func (p *Pages) get(key pageKey, limit int) (EdgeList, bool) {
+	if p == nil {
+		return EdgeList{}, false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if page, ok := p.ask(key).pages[limit]; ok && time.Since(page.readAt) < pageMaxAge {
+		p.hits.Inc()
+		return page.EdgeList, true
+	}
+	p.misses.Inc()
+	return EdgeList{}, false
+}
+
+func (p *Pages) ask(key pageKey) *pageList {
+	at, ok := p.tracked[key]
+	if !ok {
+		at = p.recent.PushFront(&pageList{key: key, need: p.heard, pages: make(map[int]keptPage)})
+		p.tracked[key] = at
+		if p.recent.Len() > pageMaxTracked {
+			p.forget(p.recent.Back())
+		}
+	}
+	p.recent.MoveToFront(at)
+	l := at.Value.(*pageList)
+	l.asked++
+	return l
+}
+
+// put keeps a page that was read, from readAt on, in a transaction that saw the consumer at these offsets, unless it may be old.
+func (p *Pages) put(key pageKey, limit int, page EdgeList, offsets [event.Partitions]uint64, readAt time.Time) {
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	at, ok := p.tracked[key]
+	if !p.hearing || p.maxBytes == 0 || !ok || at.Value.(*pageList).asked < pageHotAfter {
+		return
+	}
+	l := at.Value.(*pageList)
+	for i, need := range l.need {
+		if offsets[i] < need {
+			return
+		}
+	}
+	if old, ok := l.pages[limit]; ok {
+		p.count(l, -sizeOf(old.EdgeList))
+	}
+	l.pages[limit] = keptPage{page, readAt}
+	p.count(l, sizeOf(page))
+	for p.bytes > p.maxBytes {
+		p.forget(p.recent.Back())
+	}
+}
+
+func sizeOf(page EdgeList) int64 {
+	return int64(pageOverhead + len(page.Items)*pageItemBytes + len(page.Next))
+}
+
+func (p *Pages) count(l *pageList, bytes int64) {
+	l.bytes += bytes
+	p.bytes += bytes
+}
+
+func (p *Pages) drop(l *pageList) {
+	p.count(l, -l.bytes)
+	clear(l.pages)
+}
+
+func (p *Pages) forget(at *linked.Element) {
+	l := p.recent.Remove(at).(*pageList)
+	p.drop(l)
+	delete(p.tracked, l.key)
+}

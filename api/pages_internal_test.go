@@ -1,0 +1,259 @@
+package api
+
+import (
+	"encoding/json"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/event"
+)
+
+func newTestPages(bytes int64) *Pages {
+	return NewPages(Config{PageCacheBytes: bytes}, prometheus.NewRegistry())
+}
+
+type offsets = [event.Partitions]uint64
+
+// reached are offsets at which every partition has applied seq.
+func reached(seq uint64) (all offsets) {
+	for i := range all {
+		all[i] = seq
+	}
+	return all
+}
+
+func heardFollow(tenant, follower, followee int64, partition int, seq uint64) *event.Event {
+	payload, err := json.Marshal(event.Follow{FollowerID: event.ID(follower), FolloweeID: event.ID(followee), Status: event.StatusActive, Version: 1})
+	if err != nil {
+		panic(err)
+	}
+	return &event.Event{TenantID: tenant, AggregateType: event.AggregateFollow, AggregateID: followee, Type: event.Created, Version: 1, Payload: payload,
+		Partition: partition, Seq: seq}
+}
+
+func pageOf(next string) EdgeList { return EdgeList{Items: []Edge{{UserID: 1}}, Next: next} }
+
+// ask asks for a list often enough to make it hot, and keeps page for it if that is allowed.
+func (p *Pages) askOften(key pageKey, page EdgeList, at offsets) (kept bool) {
+	for range pageHotAfter {
+		if _, ok := p.get(key, 50); ok {
+			return true
+		}
+		p.put(key, 50, page, at, time.Now())
+	}
+	got, ok := p.get(key, 50)
+	return ok && got.Next == page.Next
+}
+
+var hot = pageKey{1, listFollowers, 42}
+
+func TestAPageIsKeptFromItsThirdRequest(t *testing.T) {
+	p := newTestPages(1 << 20)
+	p.Begin(reached(5))
+	for n := 1; n <= 5; n++ {
+		if _, ok := p.get(hot, 50); ok != (n > pageHotAfter) {
+			t.Errorf("request %d: kept is %t", n, ok)
+		}
+		p.put(hot, 50, pageOf("a"), reached(5), time.Now())
+	}
+	for name, other := range map[string]pageKey{"tenant": {2, listFollowers, 42}, "list": {1, listFollowing, 42}, "user": {1, listFollowers, 43}} {
+		if _, ok := p.get(other, 50); ok {
+			t.Errorf("another %s has the page", name)
+		}
+	}
+	if _, ok := p.get(hot, 20); ok {
+		t.Error("another limit has the page")
+	}
+}
+
+func TestAPageReadBeforeItsEventWasAppliedIsNotKept(t *testing.T) {
+	following7 := pageKey{1, listFollowing, 7}
+	for name, c := range map[string]struct {
+		key   pageKey
+		event *event.Event
+		at    offsets // of the page
+		kept  bool
+	}{
+		"followers, and the follow is not applied":         {hot, heardFollow(1, 7, 42, 3, 6), reached(5), false},
+		"followers, and the follow is applied":             {hot, heardFollow(1, 7, 42, 3, 6), reached(6), true},
+		"following, and the follow is not applied":         {following7, heardFollow(1, 7, 42, 3, 6), reached(5), false},
+		"following, and the follow is applied":             {following7, heardFollow(1, 7, 42, 3, 6), reached(6), true},
+		"somebody else's follow is not applied":            {hot, heardFollow(1, 7, 43, 3, 6), reached(5), true},
+		"another tenant's follow is not applied":           {hot, heardFollow(2, 7, 42, 3, 6), reached(5), true},
+		"another partition has not come to what was there": {hot, heardFollow(1, 7, 42, 3, 6), offsets{3: 6}, false},
+	} {
+		p := newTestPages(1 << 20)
+		p.Begin(reached(5))
+		if !p.askOften(c.key, pageOf("before"), reached(5)) {
+			t.Fatalf("%s: nothing is kept at all", name)
+		}
+		p.Hear(c.event, nil)
+		for range 3 {
+			page, ok := p.get(c.key, 50)
+			if ok && page.Next == "before" && c.event.TenantID == 1 && c.event.AggregateID == 42 {
+				t.Fatalf("%s: the page from before the event is still there", name)
+			}
+			p.put(c.key, 50, pageOf("after"), c.at, time.Now())
+		}
+		if _, ok := p.get(c.key, 50); ok != c.kept {
+			t.Errorf("%s: kept is %t", name, ok)
+		}
+	}
+}
+
+func TestAnEventHeardWhileAPageIsReadKeepsItOut(t *testing.T) {
+	p := newTestPages(1 << 20)
+	p.Begin(reached(5))
+	for range pageHotAfter {
+		p.get(hot, 50)
+	}
+	p.Hear(heardFollow(1, 7, 42, 3, 6), nil) // the page was read before
+	p.put(hot, 50, pageOf("old"), reached(5), time.Now())
+	if _, ok := p.get(hot, 50); ok {
+		t.Error("the old page is kept")
+	}
+}
+
+func TestEventsFromBeforeTheFirstRequestCountToo(t *testing.T) {
+	p := newTestPages(1 << 20)
+	p.Begin(reached(5))
+	p.Hear(heardFollow(1, 7, 42, 3, 6), nil) // nobody has asked for 42 yet
+	if p.askOften(hot, pageOf("old"), reached(5)) {
+		t.Error("a page is kept that lacks an event from before")
+	}
+	if !p.askOften(hot, pageOf("new"), reached(6)) {
+		t.Error("a page is not kept that has it")
+	}
+	p = newTestPages(1 << 20)
+	p.Begin(reached(9))
+	if p.askOften(hot, pageOf("old"), reached(8)) {
+		t.Error("a page is kept that lacks what was on the stream at the beginning")
+	}
+}
+
+func TestNothingIsKeptWhileNothingIsHeard(t *testing.T) {
+	p := newTestPages(1 << 20)
+	if p.askOften(hot, pageOf("a"), reached(5)) {
+		t.Error("kept before the beginning")
+	}
+	p.Begin(reached(5))
+	if !p.askOften(hot, pageOf("b"), reached(5)) {
+		t.Fatal("not kept")
+	}
+	p.End()
+	if p.askOften(hot, pageOf("b"), reached(5)) {
+		t.Error("kept after the end")
+	}
+	p.Begin(reached(5))
+	if _, ok := p.get(hot, 50); ok {
+		t.Error("a page from before the end is there again")
+	}
+	var none *Pages
+	if _, ok := none.get(hot, 50); ok {
+		t.Error("no cache has a page")
+	}
+	none.put(hot, 50, pageOf("a"), reached(5), time.Now())
+}
+
+func TestWhatCannotBeReadEmptiesTheCache(t *testing.T) {
+	for name, hear := range map[string]func(p *Pages){
+		"an event that is damaged":       func(p *Pages) { p.Hear(&event.Event{Partition: 3, Seq: 6}, errors.New("damaged")) },
+		"an event of another partition":  func(p *Pages) { p.Hear(&event.Event{Partition: 77, Seq: 6}, nil) },
+		"a payload that is none":         func(p *Pages) { e := heardFollow(1, 1, 2, 3, 6); e.Payload = []byte("{"); p.Hear(e, nil) },
+		"a version of the future":        func(p *Pages) { e := heardFollow(1, 1, 2, 3, 6); e.Version = 2; p.Hear(e, nil) },
+		"the stream that was made anew":  func(p *Pages) { p.Hear(heardFollow(1, 1, 2, 3, 1), nil) },
+		"the stream, with the same list": func(p *Pages) { p.Hear(heardFollow(1, 7, 42, 3, 1), nil) },
+	} {
+		p := newTestPages(1 << 20)
+		p.Begin(reached(5))
+		if !p.askOften(hot, pageOf("a"), reached(5)) {
+			t.Fatal("not kept")
+		}
+		hear(p)
+		if _, ok := p.get(hot, 50); ok {
+			t.Errorf("%s: the page is still there", name)
+		}
+		if !p.askOften(hot, pageOf("b"), reached(6)) {
+			t.Errorf("%s: nothing is kept any more", name)
+		}
+	}
+}
+
+func TestPagesAreBoundedInNumberAndBytes(t *testing.T) {
+	const room = 10 * (pageOverhead + pageItemBytes + 1)
+	p := newTestPages(room)
+	p.Begin(reached(5))
+	key := func(user int64) pageKey { return pageKey{1, listFollowers, user} }
+	for user := range int64(50) {
+		if !p.askOften(key(user), pageOf("x"), reached(5)) {
+			t.Fatalf("page %d is not kept", user)
+		}
+		if p.bytes > room {
+			t.Fatalf("%d bytes, want %d at most", p.bytes, room)
+		}
+	}
+	kept := 0
+	for user := range int64(50) {
+		if _, ok := p.get(key(user), 50); ok {
+			kept++
+		}
+	}
+	if kept != 10 {
+		t.Errorf("%d pages are kept, want the last 10", kept)
+	}
+	for user := range int64(3 * pageMaxTracked) {
+		p.get(key(user), 50)
+	}
+	if len(p.tracked) != pageMaxTracked || p.recent.Len() != pageMaxTracked || p.bytes != 0 {
+		t.Errorf("%d lists are tracked, %d in order, %d bytes", len(p.tracked), p.recent.Len(), p.bytes)
+	}
+	p = newTestPages(100)
+	p.Begin(reached(5))
+	if p.askOften(hot, pageOf("x"), reached(5)) || p.bytes != 0 {
+		t.Errorf("a page that is larger than the cache is kept: %d bytes", p.bytes)
+	}
+}
+
+func TestAPageIsNeverOlderThanItsAge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newTestPages(1 << 20)
+		p.Begin(reached(5))
+		if !p.askOften(hot, pageOf("a"), reached(5)) {
+			t.Fatal("not kept")
+		}
+		time.Sleep(pageMaxAge - time.Millisecond)
+		if _, ok := p.get(hot, 50); !ok {
+			t.Error("gone before its time")
+		}
+		time.Sleep(time.Millisecond)
+		if _, ok := p.get(hot, 50); ok {
+			t.Error("there after its time")
+		}
+		p.put(hot, 50, pageOf("b"), reached(5), time.Now().Add(-pageMaxAge)) // it took so long to read
+		if _, ok := p.get(hot, 50); ok {
+			t.Error("its time begins when it was read")
+		}
+	})
+}
+
+func BenchmarkPages(b *testing.B) {
+	p := newTestPages(1 << 20)
+	p.Begin(reached(5))
+	p.askOften(hot, pageOf("a"), reached(5))
+	b.Run("get", func(b *testing.B) {
+		for b.Loop() {
+			p.get(hot, 50)
+		}
+	})
+	e := heardFollow(1, 1, 2, 3, 6)
+	b.Run("hear", func(b *testing.B) {
+		for b.Loop() {
+			e.Seq++
+			p.Hear(e, nil)
+		}
+	})
+}

@@ -1,0 +1,235 @@
+package api_test
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/api"
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/projections/followercounts"
+	"github.com/tidings/tidings/store"
+)
+
+// cached is an API with a page cache that listens to a stream. The test is the relay and the consumer.
+type cached struct {
+	fixture
+	js  jetstream.JetStream
+	cfg broker.Config
+}
+
+func openCached(t testing.TB, db *testkit.DB, b *testkit.Broker, bytes int64) cached {
+	t.Helper()
+	f := cached{fixture: fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}, cfg: b.Config()}
+	pool, cfg := db.Pool(t, postgres.RoleAPI), config()
+	cfg.PageCacheBytes = bytes
+	nc := b.Connect(t)
+	var err error
+	if f.js, err = jetstream.New(nc); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := broker.EnsureStream(t.Context(), f.js, f.cfg); err != nil {
+		t.Fatal(err)
+	}
+	pages := api.NewPages(cfg, f.reg)
+	f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Pages: pages, Log: testkit.Logger(t), Reg: f.reg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.token = f.newToken(t, tenant, "tester", store.Roles()...)
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- consumers.Listen(ctx, nc, f.cfg, event.AggregateFollow, pages, testkit.Logger(t)) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := f.system.Exec(t.Context(), `INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id, as_of)
+		SELECT 'followercounts', 'p' || lpad(n::text, 2, '0'), 0, now() FROM generate_series(0, 31) n`); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+const partition = 5
+
+func (f cached) publish(t *testing.T, follower, followee int64) event.Event {
+	t.Helper()
+	now := event.Time{Time: time.Now()}
+	payload, err := json.Marshal(event.Follow{FollowerID: event.ID(follower), FolloweeID: event.ID(followee), Status: event.StatusActive, Version: 1, PositionedAt: now})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := event.Event{ID: uuid.NewString(), TenantID: tenant, AggregateType: event.AggregateFollow, AggregateID: followee, Type: event.Created, Version: 1,
+		OccurredAt: now.Time, Payload: payload, Partition: partition}
+	ack, err := f.js.PublishMsg(t.Context(), &nats.Msg{Subject: e.Subject(f.cfg.Prefix), Header: e.Headers(), Data: payload})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Seq = ack.Sequence
+	return e
+}
+
+// apply does what the consumer does.
+func (f cached) apply(t *testing.T, e event.Event) {
+	t.Helper()
+	if err := postgres.InTx(t.Context(), f.system, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), `UPDATE consumer_offsets SET last_processed_id = $1, as_of = now() WHERE partition_key = $2`, e.Seq, event.PartitionKey(partition)); err != nil {
+			return err
+		}
+		return followercounts.New().Apply(t.Context(), tx, []event.Event{e})
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ask reads a list, and says whether that was from memory.
+func (f cached) ask(t testing.TB, path string) (body string, hit bool) {
+	t.Helper()
+	hits := func() (n float64) {
+		families, err := f.reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, family := range families {
+			if family.GetName() == "api_page_cache_hits_total" {
+				n = family.GetMetric()[0].GetCounter().GetValue()
+			}
+		}
+		return n
+	}
+	before := hits()
+	a := f.do(t, "GET", path, "")
+	if a.StatusCode != 200 {
+		t.Fatalf("GET %s: %d %s", path, a.StatusCode, a.body)
+	}
+	return a.body, hits() > before
+}
+
+func TestAPageIsNotKeptBetweenItsEventAndItsProjection(t *testing.T) {
+	f := openCached(t, testkit.Postgres(t), testkit.NATS(t), 1<<20)
+	const followers, following = "/v1/users/42/followers", "/v1/users/8/following"
+	f.apply(t, f.publish(t, 7, 42))
+	for _, path := range []string{followers, following} {
+		testkit.Eventually(t, 10*time.Second, "the page to be kept", func() (bool, error) {
+			_, hit := f.ask(t, path)
+			return hit, nil
+		})
+	}
+	e := f.publish(t, 8, 42) // it changes both pages
+	for _, path := range []string{followers, following} {
+		testkit.Eventually(t, 10*time.Second, "the page to be dropped", func() (bool, error) {
+			_, hit := f.ask(t, path)
+			return !hit, nil
+		})
+		for range 20 {
+			if body, hit := f.ask(t, path); hit || strings.Contains(body, `"8"`) || strings.Contains(body, `"42"`) {
+				t.Fatalf("before the projection has the event: from memory is %t, %s", hit, body)
+			}
+		}
+	}
+	f.apply(t, e)
+	for path, want := range map[string]string{followers: `"user_id":"8"`, following: `"user_id":"42"`} {
+		if body, hit := f.ask(t, path); hit || !strings.Contains(body, want) {
+			t.Fatalf("once the projection has the event: from memory is %t, %s", hit, body)
+		}
+		if body, hit := f.ask(t, path); !hit || !strings.Contains(body, want) {
+			t.Errorf("after that: from memory is %t, %s", hit, body)
+		}
+	}
+	if _, hit := f.ask(t, followers+"?limit=1"); hit {
+		t.Error("a page of another limit comes from memory")
+	}
+	body, _ := f.ask(t, followers+"?limit=1")
+	_, next, _ := strings.Cut(body, `"next":"`)
+	next, _, _ = strings.Cut(next, `"`)
+	for range 5 {
+		if body, hit := f.ask(t, followers+"?limit=1&cursor="+next); hit || !strings.Contains(body, `"7"`) {
+			t.Errorf("a later page: from memory is %t, %s", hit, body)
+		}
+	}
+	foreign := f
+	foreign.token = f.newToken(t, 2, "foreigner", store.RoleRead)
+	for range 5 {
+		if body, _ := foreign.ask(t, followers); !strings.Contains(body, `"items":[]`) {
+			t.Fatalf("another tenant is shown %s", body)
+		}
+	}
+}
+
+func TestPagesAreReadFromTheDatabaseWhileTheBrokerIsAway(t *testing.T) {
+	b := testkit.NATSProcess(t)
+	f := openCached(t, testkit.Postgres(t), b, 1<<20)
+	const path = "/v1/users/42/followers"
+	f.apply(t, f.publish(t, 7, 42))
+	kept := func() (bool, error) {
+		_, hit := f.ask(t, path)
+		return hit, nil
+	}
+	testkit.Eventually(t, 10*time.Second, "the page to be kept", kept)
+	b.Kill(t)
+	testkit.Eventually(t, 10*time.Second, "the page to be dropped", func() (bool, error) {
+		hit, err := kept()
+		return !hit, err
+	})
+	for range 10 {
+		if body, hit := f.ask(t, path); hit || !strings.Contains(body, `"7"`) {
+			t.Fatalf("without a broker: from memory is %t, %s", hit, body)
+		}
+	}
+	b.Restart(t)
+	testkit.Eventually(t, 20*time.Second, "the page to be kept again", kept)
+	f.apply(t, f.publish(t, 8, 42))
+	testkit.Eventually(t, 10*time.Second, "the new follower", func() (bool, error) {
+		body, _ := f.ask(t, path)
+		return strings.Contains(body, `"8"`), nil
+	})
+}
+
+// BenchmarkFirstPage asks for the first page of 50 of an account with 100,000 followers, through the handler, from memory and from the
+// database.
+func BenchmarkFirstPage(b *testing.B) {
+	for name, bytes := range map[string]int64{"hit": 1 << 20, "miss": 0} {
+		b.Run(name, func(b *testing.B) {
+			db := testkit.Postgres(b)
+			f := openCached(b, db, testkit.NATS(b), bytes)
+			if _, err := f.system.Exec(b.Context(), `INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at)
+				SELECT 1, g, 1, true, 1, timestamptz '2026-01-01' + g * interval '1 s' FROM generate_series(100001, 200000) g`); err != nil {
+				b.Fatal(err)
+			}
+			if _, err := db.Pool(b, postgres.RoleOwner).Exec(b.Context(), `VACUUM ANALYZE follow_edges`); err != nil {
+				b.Fatal(err)
+			}
+			const path = "/v1/users/1/followers"
+			testkit.Eventually(b, 10*time.Second, "a page", func() (bool, error) {
+				_, hit := f.ask(b, path)
+				return hit || bytes == 0, nil
+			})
+			var times []time.Duration
+			for b.Loop() {
+				start := time.Now()
+				f.do(b, "GET", path, "")
+				times = append(times, time.Since(start))
+			}
+			slices.Sort(times)
+			b.ReportMetric(float64(times[len(times)/2].Microseconds()), "p50-us")
+			b.ReportMetric(float64(times[len(times)*99/100].Microseconds()), "p99-us")
+		})
+	}
+}

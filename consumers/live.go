@@ -1,0 +1,123 @@
+package consumers
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+)
+
+// Listener is told of events once they are stored. One goroutine calls its methods.
+type Listener interface {
+	// Begin says that from now on every event is heard that is stored behind those that last names, each partition's last one.
+	Begin(last [event.Partitions]uint64)
+	// Hear gets an event, with its sequence. err says what of it cannot be read.
+	Hear(e *event.Event, err error)
+	// End says that events are missed until the next Begin.
+	End()
+}
+
+const (
+	liveQueue      = 16 << 10    // messages that wait to be heard; more of them is a loss
+	liveRetry      = time.Second // between attempts to begin, and looks at a connection that says nothing
+	headerSequence = "Nats-Sequence"
+)
+
+// Listen tells l of the events of one aggregate type as the stream republishes them to cfg.LivePrefix.>, over plain NATS, until ctx
+// ends; it returns nil then. What is lost on the way is nobody's to send again: when the connection was lost, or events came faster
+// than they were heard, l is told so, and begins anew. A server that is silent is noticed after two pings, and in a cluster a
+// server may drop what it forwards: who must not miss an event for longer than that reads the stream.
+func Listen(ctx context.Context, nc *nats.Conn, cfg broker.Config, aggregate string, l Listener, log *slog.Logger) error {
+	log = log.With("component", "live")
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return fmt.Errorf("use JetStream: %w", err)
+	}
+	messages := make(chan *nats.Msg, liveQueue)
+	sub, err := nc.ChanSubscribe(cfg.LivePrefix+".*.*."+aggregate+".*", messages)
+	if err != nil {
+		return fmt.Errorf("subscribe to %s.>: %w", cfg.LivePrefix, err)
+	}
+	defer func() { _ = sub.Unsubscribe() }() // the connection may be closed already
+	status := nc.StatusChanged()
+	defer nc.RemoveStatusListener(status) // this one: it is set to nil below
+	retry := time.NewTicker(liveRetry)
+	defer retry.Stop()
+
+	// A subscription that lived through connections and dropped messages as often as this has missed nothing since.
+	type history struct {
+		connected  bool
+		reconnects uint64
+		dropped    int
+	}
+	look := func() history {
+		h := history{connected: nc.IsConnected(), reconnects: nc.Stats().Reconnects}
+		h.dropped, _ = sub.Dropped() // fails when the connection is closed for good
+		return h
+	}
+	begun, refused, due := false, false, true
+	var since history
+	for {
+		now := look()
+		if begun && now != since {
+			l.End()
+			begun, due = false, true
+		}
+		if !begun && due && now.connected {
+			due = false
+			last, err := beginning(ctx, nc, js, cfg)
+			switch {
+			case err == nil && look() == now:
+				l.Begin(last)
+				begun, refused, since = true, false, now
+			case err != nil && !refused && ctx.Err() == nil:
+				refused = true
+				log.WarnContext(ctx, "cannot listen to events, trying again", "err", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			if begun {
+				l.End()
+			}
+			return nil
+		case _, open := <-status:
+			if due = open; !open { // the connection is closed for good
+				status = nil
+			}
+		case <-retry.C:
+			due = true
+		case m := <-messages:
+			e, err := event.Decode(m.Subject, m.Header, m.Data)
+			seq, serr := strconv.ParseUint(m.Header.Get(headerSequence), 10, 64)
+			if err == nil {
+				err = serr
+			}
+			e.Seq = seq
+			if begun {
+				l.Hear(&e, err)
+			}
+		}
+	}
+}
+
+// beginning returns each partition's last sequence once the subscription stands: what is stored behind them is heard.
+func beginning(ctx context.Context, nc *nats.Conn, js jetstream.JetStream, cfg broker.Config) (last [event.Partitions]uint64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
+	defer cancel()
+	if err := nc.FlushWithContext(ctx); err != nil {
+		return last, fmt.Errorf("flush the subscription: %w", err)
+	}
+	stream, err := js.Stream(ctx, cfg.Stream)
+	if err != nil {
+		return last, fmt.Errorf("look up stream %s: %w", cfg.Stream, err)
+	}
+	return lastSequences(ctx, stream, cfg)
+}

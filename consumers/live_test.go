@@ -1,0 +1,120 @@
+package consumers_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+// listener writes down what it is told. hold, when set, is waited for in each Hear.
+type listener struct {
+	told chan string
+	hold chan struct{}
+}
+
+func (l *listener) Begin(last [event.Partitions]uint64) { l.told <- fmt.Sprintf("begin %d", last[1]) }
+func (l *listener) End()                                { l.told <- "end" }
+func (l *listener) Hear(e *event.Event, err error) {
+	if l.hold != nil {
+		<-l.hold
+		return
+	}
+	l.told <- fmt.Sprintf("%d: %d of %d, %t", e.Seq, e.AggregateID, e.TenantID, err == nil)
+}
+
+func (l *listener) want(t *testing.T, what string) {
+	t.Helper()
+	select {
+	case got := <-l.told:
+		if got != what {
+			t.Fatalf("told %q, want %q", got, what)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatalf("not told %q", what)
+	}
+}
+
+func listen(t *testing.T, nc *nats.Conn, cfg broker.Config, l *listener) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- consumers.Listen(ctx, nc, cfg, event.AggregateFollow, l, testkit.Logger(t)) }()
+	return func() {
+		t.Helper()
+		cancel()
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	}
+}
+
+func TestAListenerHearsWhatIsStoredAndIsToldWhenItMissesSomething(t *testing.T) {
+	b := testkit.NATSProcess(t)
+	nc := b.Connect(t)
+	l := &listener{told: make(chan string, 100)}
+	stop := listen(t, nc, b.Config(), l) // there is no stream yet
+	r := newRig(t, testkit.Postgres(t), b)
+	l.want(t, "begin 0")
+	r.publish(follow(7, 1, 1))
+	l.want(t, "1: 1 of 1, true")
+	comment := follow(7, 1, 2)
+	comment.AggregateType = event.AggregateComment
+	r.publish(comment) // not asked for
+	r.publishWith(func(m *nats.Msg) { m.Header.Del(event.HeaderID); m.Header.Set(event.HeaderTime, "soon") }, follow(7, 1, 3))
+	l.want(t, "3: 1 of 1, false")
+	b.Kill(t)
+	l.want(t, "end")
+	b.Restart(t)
+	l.want(t, "begin 3")
+	testkit.Eventually(t, 10*time.Second, "a publish", func() (bool, error) { // its connection is another
+		_, err := r.js.Stream(t.Context(), r.cfg.Stream)
+		return err == nil, nil
+	})
+	r.publish(follow(8, 1, 1))
+	l.want(t, "4: 1 of 1, true")
+	stop()
+	l.want(t, "end")
+}
+
+func TestAListenerThatIsTooSlowBeginsAnew(t *testing.T) {
+	b := testkit.NATS(t)
+	nc, cfg := b.Connect(t), b.Config()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := broker.EnsureStream(t.Context(), js, cfg); err != nil {
+		t.Fatal(err)
+	}
+	l := &listener{told: make(chan string, 100), hold: make(chan struct{})}
+	stop := listen(t, nc, cfg, l)
+	l.want(t, "begin 0")
+	e := follow(7, 1, 1)
+	publisher := b.Connect(t)
+	for range 20_000 { // more than may wait
+		if err := publisher.PublishMsg(&nats.Msg{Subject: e.Subject(cfg.LivePrefix), Header: e.Headers(), Data: e.Payload}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := publisher.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil { // all of them have arrived here
+		t.Fatal(err)
+	}
+	close(l.hold)
+	l.want(t, "end")
+	l.want(t, "begin 0")
+	stop()
+	l.want(t, "end")
+}
