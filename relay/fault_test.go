@@ -35,6 +35,7 @@ type childConfig struct {
 	Broker      broker.Config
 	TTL         time.Duration
 	MaxConns    int
+	AtomicFrom  int
 	crash
 }
 
@@ -98,7 +99,7 @@ func child() {
 		panic(err)
 	}
 	point := &crashPoint{next: c.crash}
-	r.step = point.at
+	r.step, r.atomicFrom = point.at, c.AtomicFrom
 	go func() {
 		for in := json.NewDecoder(os.Stdin); ; {
 			var next crash
@@ -179,10 +180,14 @@ func withHost(t *testing.T, raw string, p *proxy) string {
 // options of a relay process; the zero value is a plain one.
 type options struct {
 	crash
-	ttl      time.Duration // leaseTTL when 0
-	maxConns int           // 8 when 0
-	via      links         // directly when nil
+	ttl        time.Duration // leaseTTL when 0
+	maxConns   int           // 8 when 0
+	atomicFrom int           // as usual when 0
+	via        links         // directly when nil
 }
+
+// batches makes every publish of more than one row an atomic batch.
+const batches = 2
 
 // relay starts a relay process that sends itself sig at the crash point step; none when step is empty.
 func (f *fleet) relay(step string, sig syscall.Signal) *process {
@@ -193,7 +198,7 @@ func (f *fleet) relay(step string, sig syscall.Signal) *process {
 // start starts a relay process.
 func (f *fleet) start(o options) *process {
 	f.t.Helper()
-	c := childConfig{DatabaseURL: f.url, Broker: f.b.Config(), TTL: cmp.Or(o.ttl, leaseTTL), MaxConns: cmp.Or(o.maxConns, 8), crash: o.crash}
+	c := childConfig{DatabaseURL: f.url, Broker: f.b.Config(), TTL: cmp.Or(o.ttl, leaseTTL), MaxConns: cmp.Or(o.maxConns, 8), AtomicFrom: cmp.Or(o.atomicFrom, atomicFrom), crash: o.crash}
 	if o.via != (links{}) {
 		c.DatabaseURL, c.Broker.URL = withHost(f.t, f.url, o.via.db), withHost(f.t, f.b.URL, o.via.nats)
 	}
@@ -311,21 +316,27 @@ func (f *fleet) awaitTakeover() {
 // check stops the writers, waits for the relays, and checks every promise.
 func (f *fleet) check() {
 	f.t.Helper()
+	testkit.Eventually(f.t, 30*time.Second, "enough transactions to be written", func() (bool, error) { return f.written.Load() >= 50, nil })
 	f.stop()
 	f.writers.Wait()
 	awaitDrained(f.t, f.t.Context(), f.pool, 40*time.Second)
 	checkStream(f.t, f.t.Context(), f.pool, f.b)
-	if f.written.Load() < 50 {
-		f.t.Errorf("only %d transactions were written", f.written.Load())
-	}
 }
 
 func TestARelayKilledAtAnyStepLosesAndDoublesNothing(t *testing.T) {
-	for _, step := range []string{"after claim", "before commit", "after ack", "after mark"} {
-		t.Run(step, func(t *testing.T) {
+	for what, o := range map[string]options{
+		"after claim":                  {crash: crash{Step: "after claim"}},
+		"before the commit of a batch": {crash: crash{Step: "before commit"}, atomicFrom: batches},
+		"between single publishes":     {crash: crash{Step: "before commit", Nth: 30}},
+		"after ack":                    {crash: crash{Step: "after ack"}},
+		"after ack of a batch":         {crash: crash{Step: "after ack"}, atomicFrom: batches},
+		"after mark":                   {crash: crash{Step: "after mark"}},
+	} {
+		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			f := newFleet(t, testkit.Postgres(t))
-			victim := f.relay(step, syscall.SIGKILL)
+			o.Signal = syscall.SIGKILL
+			victim := f.start(o)
 			victim.awaitEnd()
 			f.relay("", 0)
 			f.relay("", 0)
@@ -345,11 +356,17 @@ func TestARelayKilledDuringCatchUpLosesAndDoublesNothing(t *testing.T) {
 }
 
 func TestARelayFrozenPastItsLeaseThawsWithoutEffect(t *testing.T) {
-	for _, step := range []string{"after claim", "before commit", "after ack"} {
-		t.Run(step, func(t *testing.T) {
+	for what, o := range map[string]options{
+		"after claim":                  {crash: crash{Step: "after claim"}},
+		"before the commit of a batch": {crash: crash{Step: "before commit"}, atomicFrom: batches},
+		"between single publishes":     {crash: crash{Step: "before commit", Nth: 30}},
+		"after ack":                    {crash: crash{Step: "after ack"}},
+	} {
+		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			f := newFleet(t, testkit.Postgres(t))
-			victim := f.relay(step, syscall.SIGSTOP)
+			o.Signal = syscall.SIGSTOP
+			victim := f.start(o)
 			victim.awaitStopped()
 			f.relay("", 0)
 			f.awaitTakeover() // its lease has run out and another has published what it held

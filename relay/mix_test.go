@@ -44,7 +44,11 @@ func (m *mix) replace(i int) {
 	if m.relays[i] != nil {
 		m.relays[i].kill()
 	}
-	m.relays[i] = m.start(options{via: m.links[i]})
+	o := options{via: m.links[i]}
+	if m.rng.IntN(2) == 0 {
+		o.atomicFrom = batches
+	}
+	m.relays[i] = m.start(o)
 }
 
 // progress waits until something has been published that was not when it was called. That it takes long is no failure here.

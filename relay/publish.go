@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/nats-io/nats.go"
@@ -28,11 +29,35 @@ const (
 // errConflict reports a refused tail check or a duplicate: somebody, perhaps this relay, has published to the partition.
 var errConflict = errors.New("relay: the partition's tail is elsewhere")
 
-// publish sends the rows as one message or one atomic batch behind the tail check and returns the sequence of the first.
-// After any error the outcome is unknown: catch up.
-func (s *session) publish(ctx context.Context, partition int, at position, rows []outbox.Row) (first uint64, err error) {
+// atomicFrom is the number of rows from which they go as an atomic batch. The server stages each batch in files of its own,
+// which costs as much as a dozen single publishes, however few rows it has (docs/performance.md).
+const atomicFrom = 13
+
+// publish sends the rows behind the tail check and returns their sequences: many as one atomic batch, a few one by one, each
+// behind the one before. After any error the outcome is unknown, and some may be on the stream: catch up.
+func (s *session) publish(ctx context.Context, partition int, at position, rows []outbox.Row) (seqs []uint64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.PublishTimeout)
 	defer cancel()
+	step := len(rows)
+	if len(rows) < s.atomicFrom {
+		step = 1
+	}
+	seqs = make([]uint64, 0, len(rows))
+	for batch := range slices.Chunk(rows, step) {
+		first, err := s.send(ctx, partition, at, batch)
+		if err != nil {
+			return nil, err
+		}
+		for i := range batch {
+			seqs = append(seqs, first+uint64(i))
+		}
+		at = position{seqs[len(seqs)-1], seqs[len(seqs)-1]}
+	}
+	return seqs, nil
+}
+
+// send publishes the rows as one message or one atomic batch and returns the sequence of the first.
+func (s *session) send(ctx context.Context, partition int, at position, rows []outbox.Row) (first uint64, err error) {
 	batch := rand.Text()
 	last := len(rows) - 1
 	for i := range rows {
@@ -57,8 +82,8 @@ func (s *session) publish(ctx context.Context, partition int, at position, rows 
 		}
 		if last > 0 {
 			m.Header[headerBatchCommit] = []string{"1"}
-			s.at("before commit")
 		}
+		s.at("before commit")
 		answer, err := s.nc.RequestMsgWithContext(ctx, m)
 		if err != nil {
 			return 0, fmt.Errorf("publish %d messages of partition %d: %w", len(rows), partition, err)

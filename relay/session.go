@@ -396,7 +396,7 @@ func (s *session) work(ctx, dbCtx context.Context, j job) {
 		s.done <- outcome{partition: j.partition, at: j.at, more: j.batch.More && err == nil, stage: stagePublish}
 		return
 	}
-	first, err := s.publish(ctx, j.partition, j.at, rows)
+	seqs, err := s.publish(ctx, j.partition, j.at, rows)
 	s.metrics.seconds.WithLabelValues(stagePublish).Observe(time.Since(start).Seconds())
 	if err != nil {
 		if errors.Is(err, errConflict) {
@@ -410,11 +410,10 @@ func (s *session) work(ctx, dbCtx context.Context, j job) {
 	}
 	s.at("after ack")
 	s.metrics.batchRows.Observe(float64(len(rows)))
-	mark := outbox.Mark{Partition: j.partition, OldTail: j.at.tail, Rows: make([]outbox.Published, len(rows))}
+	mark := outbox.Mark{Partition: j.partition, OldTail: j.at.tail, NewTail: seqs[len(seqs)-1], Rows: make([]outbox.Published, len(rows))}
 	for i := range rows {
-		mark.Rows[i] = outbox.Published{ID: rows[i].OutboxID, EventID: rows[i].ID, Seq: first + uint64(i)}
+		mark.Rows[i] = outbox.Published{ID: rows[i].OutboxID, EventID: rows[i].ID, Seq: seqs[i]}
 	}
-	mark.NewTail = first + uint64(len(rows)) - 1
 	j.batch.Rows = nil // their payloads are on the stream
 	s.acks <- ack{j, mark}
 }
