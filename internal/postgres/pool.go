@@ -63,6 +63,7 @@ func Open(ctx context.Context, url string, cfg Config, role Role, name string) (
 	}
 	params["application_name"] = "tidings " + name
 	params["timezone"] = "GMT" // as UTC, and the one zone that the server knows without the system's tzdata
+	params["jit"] = "off"      // statements take milliseconds; compiling one whose rows were overestimated takes a hundred
 	if cfg.StatementTimeout > 0 {
 		params["statement_timeout"] = fmt.Sprint(cfg.StatementTimeout.Milliseconds())
 	}
