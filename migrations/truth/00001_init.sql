@@ -106,7 +106,7 @@ CREATE TABLE api_tokens (
 --   released_at when the relay found such a row due, which puts it back among the rows that it claims;
 --   stream_seq  where the event stands in the stream, known once published.
 CREATE TABLE outbox_messages (
-  id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY WITH (fillfactor = 50),
   tenant_id      bigint      NOT NULL,
   aggregate_type text        NOT NULL,
   aggregate_id   bigint      NOT NULL,
@@ -126,7 +126,8 @@ CREATE TABLE outbox_messages (
   partition      smallint    NOT NULL GENERATED ALWAYS AS
     ((get_byte(decode(md5(tenant_id::text || '/' || aggregate_type || '/' || aggregate_id::text), 'hex'), 0) & 31)::smallint) STORED,
   delayed        boolean     NOT NULL GENERATED ALWAYS AS (available_at > inserted_at AND released_at IS NULL) STORED
-) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
+-- Each row is written twice, pending and published. The room is for its second version: without it every page of the key splits.
+) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
 
 -- What the claim walks, in its order. Rows that are not due are elsewhere, so any number of them costs a claim nothing.
 CREATE INDEX outbox_messages_pending_idx ON outbox_messages (partition, id) WHERE processed_at IS NULL AND NOT delayed;
