@@ -25,7 +25,9 @@ type latencyOptions struct {
 	rate, writers int
 	duration      time.Duration
 	sync          string
+	only          string
 	wake          bool
+	heldSnapshot  bool
 }
 
 func latencyCommand() *cobra.Command {
@@ -35,14 +37,24 @@ func latencyCommand() *cobra.Command {
 		Short: "Time from a write to its event at a subscriber, and to its effect in a projection, at a steady rate",
 		Long: `Offers transactions of one follow and its event at a fixed rate, whether or not earlier ones are done (open loop), and times each from
 before its insert. Case subscriber: until a JetStream consumer has the event. Case projection: until the row of followercounts can be
-read; it is looked for every millisecond. As the API does, the writers wake the relay after a commit; --wake=false leaves it to the
-relay's polling, as with rows inserted by plain SQL.`,
+read; what has been written is looked for every millisecond. As the API does, the writers wake the relay after a commit; --wake=false leaves it to the
+relay's polling, as with rows inserted by plain SQL.
+
+With --held-snapshot a snapshot from before the writes is held open all the while, so that vacuum can remove nothing. From two minutes
+on the first and the last minute have quantiles of their own.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.rate < 1 || o.writers < 1 || o.duration <= 0 || o.sync != syncAlways && o.sync != syncDefault {
 				return errors.New("want --rate and --writers of 1 or more, a --duration, --broker-sync always or default")
 			}
+			cases := []latencyCase{{"subscriber", []string{partRelay}, atSubscriber}, {"projection", []string{partRelay, partFollowerCounts}, atProjection}}
+			if o.only != "" {
+				cases = slices.DeleteFunc(cases, func(c latencyCase) bool { return c.name != o.only })
+				if len(cases) == 0 {
+					return fmt.Errorf("--case is %q: want subscriber or projection", o.only)
+				}
+			}
 			say := func(format string, args ...any) { cmd.PrintErrf(format+"\n", args...) }
-			for _, c := range []latencyCase{{"subscriber", []string{partRelay}, atSubscriber}, {"projection", []string{partRelay, partFollowerCounts}, atProjection}} {
+			for _, c := range cases {
 				r, err := o.run(cmd.Context(), c, say)
 				if err != nil {
 					return fmt.Errorf("%s: %w", c.name, err)
@@ -59,16 +71,18 @@ relay's polling, as with rows inserted by plain SQL.`,
 	f.IntVar(&o.writers, "writers", 8, "connections that write")
 	f.DurationVar(&o.duration, "duration", 10*time.Second, "how long to write")
 	f.StringVar(&o.sync, "broker-sync", syncAlways, "the broker syncs to disk: always or default")
+	f.StringVar(&o.only, "case", "", "only this one: subscriber or projection")
+	f.BoolVar(&o.heldSnapshot, "held-snapshot", false, "hold a snapshot from before the writes open")
 	f.BoolVar(&o.wake, "wake", true, "wake the relay after each commit, as the API does")
 	return cmd
 }
 
 // latencyCase is where the arrival of a write is seen: arrivals calls seen with the number of each write as it arrives, until
-// ctx ends.
+// ctx ends. begun says how many writes have been begun, in the order of their numbers.
 type latencyCase struct {
 	name     string
 	parts    []string
-	arrivals func(ctx context.Context, s *servers, js jetstream.JetStream, total int, seen func(n int)) error
+	arrivals func(ctx context.Context, s *servers, js jetstream.JetStream, begun func() int, seen func(n int)) error
 }
 
 func (o latencyOptions) run(ctx context.Context, c latencyCase, say func(string, ...any)) (_ result, err error) {
@@ -105,9 +119,15 @@ func (o latencyOptions) run(ctx context.Context, c latencyCase, say func(string,
 	if err := warmUp(ctx, s, total, len(c.parts) > 1); err != nil {
 		return r, err
 	}
+	if o.heldSnapshot {
+		r.Case += "-held-snapshot"
+		if err := s.holdSnapshot(ctx); err != nil {
+			return r, err
+		}
+	}
 	stamps, arrived := make([]time.Time, total), make([]time.Duration, total)
-	var mu sync.Mutex // of stamps and arrived
-	left := total
+	var mu sync.Mutex // of stamps, arrived, left and begun
+	left, begun := total, 0
 	ctx, cancel := context.WithTimeout(ctx, o.duration+time.Minute)
 	defer cancel()
 	nc, err := broker.Connect(s.broker, "bench writers", slog.Default())
@@ -120,7 +140,11 @@ func (o latencyOptions) run(ctx context.Context, c latencyCase, say func(string,
 
 	all := make(chan error, 2)
 	go func() {
-		all <- c.arrivals(ctx, s, js, total, func(n int) {
+		all <- c.arrivals(ctx, s, js, func() int {
+			mu.Lock()
+			defer mu.Unlock()
+			return begun
+		}, func(n int) {
 			mu.Lock()
 			defer mu.Unlock()
 			if n < total && arrived[n] == 0 { // later ones are of the warm-up
@@ -140,6 +164,7 @@ func (o latencyOptions) run(ctx context.Context, c latencyCase, say func(string,
 			for n := range work {
 				mu.Lock()
 				stamps[n] = time.Now()
+				begun = max(begun, n+1)
 				mu.Unlock()
 				partition, err := write(ctx, s, n)
 				if err != nil {
@@ -173,7 +198,12 @@ func (o latencyOptions) run(ctx context.Context, c latencyCase, say func(string,
 		return r, fmt.Errorf("%d of %d writes arrived: %w", total-left, total, err)
 	}
 	r.rate(total, time.Since(start))
-	r.percentiles(slices.Clone(arrived))
+	r.P50, r.P95, r.P99 = quantiles(arrived)
+	if o.duration >= 2*time.Minute {
+		minute := total * int(time.Minute) / int(o.duration)
+		_, _, r.FirstP99 = quantiles(arrived[:minute])
+		_, _, r.LastP99 = quantiles(arrived[total-minute:])
+	}
 	writers.Wait()
 	var peak float64
 	for i, c := range children {
@@ -227,7 +257,7 @@ func awaitStream(ctx context.Context, s *servers, js jetstream.JetStream) error 
 }
 
 // atSubscriber sees a write when a JetStream consumer has its event.
-func atSubscriber(ctx context.Context, s *servers, js jetstream.JetStream, _ int, seen func(int)) error {
+func atSubscriber(ctx context.Context, s *servers, js jetstream.JetStream, _ func() int, seen func(int)) error {
 	consumer, err := js.OrderedConsumer(ctx, s.broker.Stream, jetstream.OrderedConsumerConfig{InactiveThreshold: time.Minute})
 	if err != nil {
 		return err
@@ -253,16 +283,14 @@ func atSubscriber(ctx context.Context, s *servers, js jetstream.JetStream, _ int
 // visibleSQL finds which of some followers have an edge in the projection.
 const visibleSQL = `SELECT follower_id FROM follow_edges WHERE tenant_id = 1 AND follower_id = ANY(@followers::bigint[])`
 
-// atProjection sees a write when its row can be read from the projection. It looks at the oldest writes that it has not seen.
-func atProjection(ctx context.Context, s *servers, _ jetstream.JetStream, total int, seen func(int)) error {
-	const window = 2000 // of writes that may be on their way
-	outstanding := make([]int64, 0, total)
-	for n := range total {
-		outstanding = append(outstanding, int64(n+1))
-	}
-	for {
-		asked := outstanding[:min(window, len(outstanding))]
-		rows, _ := s.pool.Query(ctx, visibleSQL, pgx.StrictNamedArgs{"followers": asked})
+// atProjection sees a write when its row can be read from the projection.
+func atProjection(ctx context.Context, s *servers, _ jetstream.JetStream, begun func() int, seen func(int)) error {
+	var outstanding []int64
+	for next := 0; ; {
+		for upTo := begun(); next < upTo; next++ {
+			outstanding = append(outstanding, int64(next+1))
+		}
+		rows, _ := s.pool.Query(ctx, visibleSQL, pgx.StrictNamedArgs{"followers": outstanding})
 		found, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 		if err != nil {
 			return err

@@ -146,7 +146,7 @@ func (o relayOptions) run(ctx context.Context, held bool, say func(string, ...an
 		if time.Now().After(deadline) {
 			return r, fmt.Errorf("%d of %d events after %s", stored, o.messages, o.within)
 		}
-		if err := pause(ctx, 5*time.Millisecond); err != nil {
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
 			return r, err
 		}
 	}
@@ -191,12 +191,7 @@ func (o relayOptions) preload(ctx context.Context, s *servers, held bool, say fu
 		}
 	}
 	if held {
-		conn, err := pgx.Connect(ctx, s.url)
-		if err != nil {
-			return err
-		}
-		s.undo = append(s.undo, func() error { return conn.Close(context.WithoutCancel(ctx)) })
-		if _, err := conn.Exec(ctx, `BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox_partitions`); err != nil {
+		if err := s.holdSnapshot(ctx); err != nil {
 			return err
 		}
 	}

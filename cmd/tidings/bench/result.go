@@ -18,6 +18,8 @@ type result struct {
 	P50             *float64 `json:"p50_ms,omitempty"`
 	P95             *float64 `json:"p95_ms,omitempty"`
 	P99             *float64 `json:"p99_ms,omitempty"`
+	FirstP99        *float64 `json:"first_minute_p99_ms,omitempty"`
+	LastP99         *float64 `json:"last_minute_p99_ms,omitempty"`
 	Missing         *int     `json:"missing,omitempty"`
 	Duplicates      *int     `json:"duplicates,omitempty"`
 	Inversions      *int     `json:"inversions,omitempty"`
@@ -47,17 +49,16 @@ func (r *result) rate(events int, took time.Duration) {
 	r.EventsPerSecond = round(float64(events)/took.Seconds(), 0)
 }
 
-// percentiles sets the quantiles (nearest rank) of times.
-func (r *result) percentiles(times []time.Duration) {
+// quantiles returns the quantiles (nearest rank) of times, in milliseconds; nil of none.
+func quantiles(times []time.Duration) (p50, p95, p99 *float64) {
 	if len(times) == 0 {
-		return
+		return nil, nil, nil
 	}
-	slices.Sort(times)
+	times = slices.Sorted(slices.Values(times))
 	at := func(q float64) *float64 {
-		ms := round(float64(times[int(math.Ceil(q*float64(len(times))))-1])/float64(time.Millisecond), 3)
-		return &ms
+		return ptr(round(float64(times[int(math.Ceil(q*float64(len(times))))-1])/float64(time.Millisecond), 3))
 	}
-	r.P50, r.P95, r.P99 = at(0.5), at(0.95), at(0.99)
+	return at(0.5), at(0.95), at(0.99)
 }
 
 func round(v float64, digits int) float64 {

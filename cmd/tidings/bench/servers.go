@@ -167,3 +167,16 @@ func (s *servers) stream(ctx context.Context, log *slog.Logger) (jetstream.JetSt
 	}
 	return js, nc.Close, nil
 }
+
+// holdSnapshot opens a snapshot that is held until the servers are closed: vacuum can remove nothing that was there.
+func (s *servers) holdSnapshot(ctx context.Context) error {
+	conn, err := pgx.Connect(ctx, s.url)
+	if err != nil {
+		return fmt.Errorf("hold a snapshot: %w", err)
+	}
+	s.undo = append(s.undo, func() error { return conn.Close(context.WithoutCancel(ctx)) })
+	if _, err := conn.Exec(ctx, `BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox_partitions`); err != nil {
+		return fmt.Errorf("hold a snapshot: %w", err)
+	}
+	return nil
+}
