@@ -51,10 +51,16 @@ func (s Set) fs() fs.FS {
 
 // Up applies what is missing of the set, under an advisory lock, and returns how many migrations it applied. It connects with
 // the login of url, which must own the tables and be allowed to create roles.
-func Up(ctx context.Context, url string, set Set) (int, error) {
+func Up(ctx context.Context, url string, set Set) (int, error) { return UpIn(ctx, url, set, "") }
+
+// UpIn is Up for tables of the same names in a schema of their own, which must exist; "" is the login's own default.
+func UpIn(ctx context.Context, url string, set Set, schema string) (int, error) {
 	cfg, err := pgx.ParseConfig(url)
 	if err != nil {
 		return 0, fmt.Errorf("migrate %s: %w", set, err)
+	}
+	if schema != "" {
+		cfg.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize()
 	}
 	db := stdlib.OpenDB(*cfg)
 	n, err := up(ctx, db, set)

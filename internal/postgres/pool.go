@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strconv"
 	"time"
 
@@ -48,6 +49,11 @@ func (c Config) Validate() error {
 // Open returns a pool whose connections act as role and call themselves name (application_name). It does not connect: the
 // first use does, and Ping tells.
 func Open(ctx context.Context, url string, cfg Config, role Role, name string) (*pgxpool.Pool, error) {
+	return OpenWith(ctx, url, cfg, role, name, nil)
+}
+
+// OpenWith is Open with run-time parameters of the caller's, which every connection sets.
+func OpenWith(ctx context.Context, url string, cfg Config, role Role, name string, settings map[string]string) (*pgxpool.Pool, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -68,6 +74,7 @@ func Open(ctx context.Context, url string, cfg Config, role Role, name string) (
 		params["statement_timeout"] = fmt.Sprint(cfg.StatementTimeout.Milliseconds())
 	}
 	params["idle_in_transaction_session_timeout"] = "10000" // ms: the locks of a frozen process must not outlive its lease (LEASE_TTL) by much
+	maps.Copy(params, settings)
 	pool, err := pgxpool.NewWithConfig(ctx, pc)
 	if err != nil {
 		return nil, fmt.Errorf("open pool: %w", err)
