@@ -81,7 +81,7 @@ func toEvent(tenant int64, c event.Comment) event.Event {
 func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := context.Background()
-	for i, sql := range []string{oldestSQL, threadedSQL, commentsSQL, descendantsSQL, truthSQL, rowsSQL} {
+	for i, sql := range []string{oldestSQL, threadedSQL, commentsSQL, descendantsSQL, truthSQL, rowsSQL, truthPageSQL} {
 		query, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
 		if err != nil {
 			t.Fatal(err)
