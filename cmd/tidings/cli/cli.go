@@ -63,7 +63,8 @@ func Execute(ctx context.Context, args []string, p Process) int {
 		PersistentPreRun:  func(*cobra.Command, []string) { started = true },
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	root.AddCommand(p.devCommand(), p.migrateCommand(), p.tokenCommand(), p.loadCommand(), p.verifyCommand(), p.statusCommand(), p.repairCommand(), p.dlqCommand(), p.pauseCommand(), p.resumeCommand(),
+	root.AddCommand(p.devCommand(), p.migrateCommand(), p.tokenCommand(), p.loadCommand(), p.verifyCommand(), p.statusCommand(), p.repairCommand(),
+		p.replayCommand(), p.dlqCommand(), p.pauseCommand(), p.resumeCommand(),
 		bench.Command())
 	root.SetArgs(args)
 	root.SetIn(p.Stdin)

@@ -1,0 +1,157 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/projections/archive"
+	"github.com/tidings/tidings/projections/followercounts"
+	"github.com/tidings/tidings/projections/threadcache"
+	"github.com/tidings/tidings/replay"
+)
+
+// replayable are the projections, each under its consumer's name.
+func replayable() []replay.Projection {
+	return []replay.Projection{followercounts.New(), threadcache.New(), archive.New()}
+}
+
+func (p Process) replayCommand() *cobra.Command {
+	var (
+		data, consumer, from string
+		asJSON               bool
+		o                    replay.Options
+	)
+	c := &cobra.Command{
+		Use:   "replay",
+		Short: "Build a projection anew beside the live one, and switch to it",
+		Long: `Replay builds the tables of one consumer anew, in a schema of their own, and puts them in the place of the live ones in one
+transaction, once they are as far. Everything goes on meanwhile: writes, the live consumer and its readers, who see the old tables or the
+new ones, never a half of either. It also lets a consumer go on that refuses to, because events expired before it read them or because the stream
+was repaired.
+
+It reads the stream if that has every event there ever was, else the truth and then the stream. The histories of the archiver are records:
+its replay only adds the versions that are missing; of a version whose event is gone it cannot say who made it.
+
+An interrupted replay changes nothing; run it again. The login of PROJECTIONS_DATABASE_URL must own the tables, as for migrate.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			all := replayable()
+			i := slices.IndexFunc(all, func(p replay.Projection) bool { return p.Name() == consumer })
+			if i < 0 {
+				return &usageError{fmt.Errorf("--consumer is %q: want one of %s", consumer, strings.Join(consumerNames(), ", "))}
+			}
+			if o.From = replay.Source(from); !slices.Contains([]replay.Source{replay.Auto, replay.Stream, replay.Truth}, o.From) {
+				return &usageError{fmt.Errorf("--from is %q: want stream, truth or auto", from)}
+			}
+			s, err := p.servers(c.Context(), data)
+			if err != nil {
+				return err
+			}
+			y, err := p.system(c.Context(), data, "replay")
+			if err != nil {
+				return err
+			}
+			defer y.close()
+			bar := newReplayBar(p.Stderr)
+			o.Progress = bar.show
+			report, err := replay.Run(c.Context(), replay.Deps{
+				URL: s.ProjectionsDatabaseURL, Postgres: s.Postgres, Truth: y.truth, JetStream: y.js, Broker: y.broker, Log: slog.New(slog.DiscardHandler),
+			}, all[i], o)
+			bar.end()
+			if c.Context().Err() != nil && err != nil {
+				err = errors.New("stopped before the end: nothing has changed; run the same command again")
+			}
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return p.writeJSON(report)
+			}
+			return p.printReplay(report)
+		},
+	}
+	c.Flags().StringVar(&consumer, "consumer", "", "whose tables: "+strings.Join(consumerNames(), ", "))
+	c.Flags().StringVar(&from, "from", string(replay.Auto), "stream, truth, or auto: the stream if it has every event")
+	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "only say what would be done")
+	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	dataFlag(c, &data)
+	return c
+}
+
+func (p Process) printReplay(r replay.Report) error {
+	tables := strings.Join(r.Tables, ", ")
+	if tables == "" {
+		tables = "none: only what is missing is added"
+	}
+	rows := [][]string{{"consumer", r.Consumer}, {"from", fmt.Sprintf("%s (%s)", r.From, r.Because)}, {"messages on the stream", count(int64(r.Messages))},
+		{"tables built anew", tables}}
+	if !r.Switched {
+		return p.table(append(rows, []string{"done", "nothing: a dry run"})...)
+	}
+	return p.table(append(rows,
+		[]string{"events applied", count(r.Events)},
+		[]string{"seconds", fmt.Sprintf("%.1f", r.Seconds)},
+		[]string{"events/s", count(int64(r.EventsPerSecond))},
+		[]string{"live consumer held for", fmt.Sprintf("%.3f s (try %d)", r.SwitchSeconds, r.SwitchTries)},
+		[]string{"dead letters", count(r.DeadLetters)},
+	)...)
+}
+
+// replayBar shows progress: as a bar on a terminal, else as a line now and then.
+type replayBar struct {
+	mu    sync.Mutex // the truth is read in a goroutine of its own
+	w     io.Writer
+	bar   *progressbar.ProgressBar
+	start time.Time
+	next  time.Time
+	step  string
+}
+
+func newReplayBar(w io.Writer) *replayBar {
+	b := &replayBar{w: w, start: time.Now()}
+	if terminal(w) {
+		b.bar = progressbar.NewOptions64(-1, progressbar.OptionSetWriter(w), progressbar.OptionShowCount(), progressbar.OptionShowIts(),
+			progressbar.OptionSetItsString("events"), progressbar.OptionClearOnFinish(), progressbar.OptionUseANSICodes(true), progressbar.OptionSetWidth(30))
+	}
+	return b
+}
+
+func (b *replayBar) show(r replay.Progress) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := time.Now()
+	if b.bar != nil {
+		b.bar.Describe(r.Step)
+		if r.Total > 0 {
+			b.bar.ChangeMax64(r.Total)
+		}
+		_ = b.bar.Set64(r.Done) // a bar that cannot be drawn is no reason to stop
+		return
+	}
+	if r.Step == b.step && now.Before(b.next) {
+		return
+	}
+	b.step, b.next = r.Step, now.Add(lineInterval)
+	line := fmt.Sprintf("%4.0fs  %s: %s", now.Sub(b.start).Seconds(), r.Step, count(r.Done))
+	if r.Total > 0 {
+		line += " of " + count(r.Total)
+	}
+	fmt.Fprintln(b.w, line+" events")
+}
+
+func (b *replayBar) end() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.bar != nil {
+		_ = b.bar.Clear()
+	}
+}

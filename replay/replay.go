@@ -1,0 +1,278 @@
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/lease"
+	"github.com/tidings/tidings/internal/postgres"
+)
+
+// ErrRunning reports that another replay of the consumer is at work.
+var ErrRunning = errors.New("replay: another replay of this consumer is running")
+
+// Projection is what can be replayed.
+type Projection interface {
+	consumers.Projection
+	// Tables names the projection's tables, all of them. One without tables of its own keeps a record, which is only added to.
+	Tables() []string
+	// Truth yields events that say what state each entity of the truth is in, in bounded memory. It ends at its first error.
+	Truth(ctx context.Context, truth *pgxpool.Pool) iter.Seq2[event.Event, error]
+}
+
+// Source is what a projection is built from.
+type Source string
+
+// The sources. Auto is the stream where that has every event that ever was, else the truth.
+const (
+	Auto   Source = "auto"
+	Stream Source = "stream"
+	Truth  Source = "truth"
+)
+
+// Deps are what a replay works with.
+type Deps struct {
+	URL       string          // of the projections; the login owns the tables, as for migrations
+	Postgres  postgres.Config // for the pool of the consumer that builds
+	Truth     *pgxpool.Pool   // acts as the system role
+	JetStream jetstream.JetStream
+	Broker    broker.Config
+	Log       *slog.Logger
+}
+
+// Options say what to do.
+type Options struct {
+	From     Source
+	DryRun   bool
+	Stall    time.Duration  // give up when nothing has gone forward for so long and the consumer says why; 0 is 30s
+	Progress func(Progress) // called now and then from one goroutine; nil for none
+
+	at func(ctx context.Context, step string) // a test's; called between steps
+}
+
+// Progress is how far a replay is.
+type Progress struct {
+	Step  string // what it does: reading the truth, applying the stream, switching
+	Done  int64  // events applied
+	Total int64  // of so many, as far as is known; 0 when it is not
+}
+
+// Report is what a replay did, or would do.
+type Report struct {
+	Consumer        string   `json:"consumer"`
+	From            Source   `json:"from"`
+	Because         string   `json:"because"` // why from there
+	Messages        uint64   `json:"stream_messages"`
+	Tables          []string `json:"tables"`  // built anew; none for a record
+	Events          int64    `json:"events"`  // applied, those of the truth included
+	Seconds         float64  `json:"seconds"` // altogether
+	EventsPerSecond float64  `json:"events_per_second"`
+	DeadLetters     int64    `json:"dead_letters"` // that the consumer has now
+	Switched        bool     `json:"switched"`
+	SwitchSeconds   float64  `json:"switch_seconds"` // for which live batches waited, at the last try
+	SwitchTries     int      `json:"switch_tries"`
+}
+
+const (
+	pollInterval = 100 * time.Millisecond
+	nearlyThere  = 2 * time.Second // of lag: then the new tables are made ready for readers, and then they are switched to
+	defaultStall = 30 * time.Second
+)
+
+// replay is one run.
+type replay struct {
+	deps   Deps
+	opts   Options
+	p      Projection
+	name   string // of the consumer
+	shadow string // the schema of the new tables
+	old    string // the schema that the live tables go to
+	live   string // the schema of the live tables
+	conn   *pgx.Conn
+	pool   *pgxpool.Pool // search_path is the shadow's
+	stream streamState
+	why    string // the last try to switch was in vain
+	events atomic.Int64
+}
+
+// Run replays the projection. It may be run again after any interruption. ctx ending stops it and leaves the live tables as they are. It
+// returns ErrRunning when another replay of the consumer runs.
+func Run(ctx context.Context, deps Deps, p Projection, opts Options) (report Report, err error) {
+	start := time.Now()
+	if opts.Stall == 0 {
+		opts.Stall = defaultStall
+	}
+	if opts.Progress == nil {
+		opts.Progress = func(Progress) {}
+	}
+	if opts.at == nil {
+		opts.at = func(context.Context, string) {}
+	}
+	r := &replay{deps: deps, opts: opts, p: p, name: p.Name()}
+	if err := r.lock(ctx); err != nil {
+		return report, err
+	}
+	defer func() { err = errors.Join(err, r.unlock(context.WithoutCancel(ctx))) }()
+	if r.stream, err = readStream(ctx, deps.JetStream, deps.Broker); err != nil {
+		return report, err
+	}
+	from, because, err := r.stream.choose(opts.From)
+	if err != nil {
+		return report, err
+	}
+	report = Report{Consumer: r.name, From: from, Because: because, Messages: r.stream.messages, Tables: append([]string{}, p.Tables()...)}
+	if opts.DryRun {
+		return report, nil
+	}
+	opts.at(ctx, "start")
+	if err := r.makeShadow(ctx); err != nil {
+		return report, err
+	}
+	defer func() { err = errors.Join(err, r.drop(context.WithoutCancel(ctx))) }()
+	if err := r.build(ctx, from, &report); err != nil {
+		return report, err
+	}
+	report.Events, report.Seconds = r.events.Load(), time.Since(start).Seconds()
+	report.EventsPerSecond = float64(report.Events) / report.Seconds
+	return report, nil
+}
+
+// build fills the new tables, catches up and switches.
+func (r *replay) build(ctx context.Context, from Source, report *Report) error {
+	path := pgx.Identifier{r.shadow}.Sanitize()
+	if len(r.p.Tables()) == 0 {
+		path += ", " + pgx.Identifier{r.live}.Sanitize()
+	}
+	var err error
+	r.pool, err = postgres.OpenWith(ctx, r.deps.URL, r.deps.Postgres, postgres.RoleSystem, r.name+suffix, map[string]string{
+		"search_path": path,
+		// What a crash of the server takes back it takes back with its offset; the commit of the switch is waited for.
+		"synchronous_commit": "off",
+		// As in a consumer's transactions: tables grow from nothing under plans that were made when they were empty.
+		"plan_cache_mode": "force_custom_plan", "enable_seqscan": "off", "random_page_cost": "1.1",
+	})
+	if err != nil {
+		return err
+	}
+	defer r.pool.Close()
+	if err := r.setOffsets(ctx, from); err != nil {
+		return err
+	}
+	if from == Truth {
+		if err := r.readTruth(ctx); err != nil {
+			return err
+		}
+	}
+	r.opts.at(ctx, "filled")
+	consumer, err := consumers.New(consumers.Config{
+		BatchEvents: 10000, BatchBytes: 16 << 20, ApplyTimeout: time.Minute, LagInterval: 5 * time.Second, Recheck: 5 * time.Second,
+		Lease: lease.Config{TTL: 10 * time.Second},
+	}, consumers.Deps{Pool: r.pool, JetStream: r.deps.JetStream, Broker: r.deps.Broker, Registry: prometheus.NewRegistry(), Log: r.deps.Log}, counted{r.p, r})
+	if err != nil {
+		return err
+	}
+	cctx, stop := context.WithCancel(ctx)
+	var g errgroup.Group
+	g.Go(func() error { return consumer.Run(cctx) })
+	err = r.follow(ctx, consumer, report)
+	stop()
+	return errors.Join(err, g.Wait())
+}
+
+// follow waits until the new tables have caught up, and switches to them.
+func (r *replay) follow(ctx context.Context, consumer *consumers.Consumer, report *Report) error {
+	if err := r.catchUp(ctx, consumer); err != nil {
+		return err
+	}
+	r.opts.at(ctx, "caught up")
+	r.opts.Progress(Progress{Step: "preparing the tables for readers", Done: r.events.Load()})
+	if err := r.vacuum(ctx); err != nil {
+		return err
+	}
+	for {
+		if err := r.catchUp(ctx, consumer); err != nil {
+			return err
+		}
+		report.SwitchTries++
+		step := "switching"
+		if r.why != "" {
+			step += " again (" + r.why + ")"
+		}
+		r.opts.Progress(Progress{Step: step, Done: r.events.Load()})
+		done, err := r.trySwitch(ctx, report)
+		if err != nil || done {
+			return err
+		}
+		wait := time.After(min(time.Duration(report.SwitchTries)*pollInterval, 20*pollInterval))
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-wait:
+		}
+	}
+}
+
+// catchUp returns when the new tables are nearly as far as the stream.
+func (r *replay) catchUp(ctx context.Context, consumer *consumers.Consumer) error {
+	last, moved, total := int64(-1), time.Now(), int64(0)
+	for {
+		lags, err := consumers.Lag(ctx, r.pool, r.deps.JetStream, r.deps.Broker, r.name+suffix)
+		if err != nil && !postgres.IsTransient(err) {
+			return err
+		}
+		why := errors.Join(err, consumer.Ready(ctx))
+		if err == nil {
+			lag := lags[0]
+			if lag.Messages == 0 || lag.Seconds < nearlyThere.Seconds() && why == nil {
+				return nil
+			}
+			done := r.events.Load()
+			total = max(total, done+lag.Messages)
+			r.opts.Progress(Progress{Step: "applying the stream", Done: done, Total: total})
+			if lag.Messages != last {
+				last, moved = lag.Messages, time.Now()
+			}
+		}
+		if why != nil && time.Since(moved) > r.opts.Stall {
+			return fmt.Errorf("the new tables of %s do not catch up with the stream: %w", r.name, why)
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(pollInterval):
+		}
+	}
+}
+
+// counted is the projection under the name that its second consumer has; it counts what it applies.
+type counted struct {
+	Projection
+	r *replay
+}
+
+// suffix makes the name of the consumer that builds, which is also a part of names on the broker.
+const suffix = "-replay"
+
+func (c counted) Name() string { return c.r.name + suffix }
+
+func (c counted) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
+	err := c.Projection.Apply(ctx, tx, events)
+	if err == nil {
+		c.r.events.Add(int64(len(events)))
+	}
+	return err
+}

@@ -1,0 +1,555 @@
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/lease"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/projections/archive"
+	"github.com/tidings/tidings/projections/followercounts"
+	"github.com/tidings/tidings/projections/threadcache"
+	"github.com/tidings/tidings/relay"
+	"github.com/tidings/tidings/store"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func all() []Projection { return []Projection{followercounts.New(), threadcache.New(), archive.New()} }
+
+const tenant = 1
+
+// rig is a whole system: a store, a relay and the live consumers.
+type rig struct {
+	t                  testing.TB
+	url                string
+	owner, system, api *pgxpool.Pool
+	broker             broker.Config
+	js                 jetstream.JetStream
+	store              *store.Store
+}
+
+func newRig(t testing.TB) *rig {
+	t.Helper()
+	db, b := testkit.Postgres(t), testkit.NATS(t)
+	r := &rig{t: t, url: db.URL, owner: db.Pool(t, postgres.RoleOwner), system: db.Pool(t, postgres.RoleSystem), api: db.Pool(t, postgres.RoleAPI), broker: b.Config()}
+	var err error
+	if r.js, err = jetstream.New(b.Connect(t)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := broker.EnsureStream(t.Context(), r.js, r.broker); err != nil {
+		t.Fatal(err)
+	}
+	r.store = store.New(r.api, func(int) {})
+	rel, err := relay.New(relay.Config{BatchSize: 500, BatchBytes: 4 << 20, PollInterval: 10 * time.Millisecond, PublishTimeout: 5 * time.Second, Publishers: 2,
+		DrainTimeout: 5 * time.Second, DatabaseTimeout: 30 * time.Second, Lease: lease.Config{TTL: 2 * time.Second}},
+		r.system, r.broker, testkit.Logger(t), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.background(rel.Run)
+	return r
+}
+
+// background runs until the test ends, or the function returned is called.
+func (r *rig) background(run func(context.Context) error) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			r.t.Errorf("a part of the rig: %v", err)
+		}
+	})
+	r.t.Cleanup(stop)
+	return stop
+}
+
+// live starts the live consumer of a projection.
+func (r *rig) live(p consumers.Projection) (c *consumers.Consumer, stop func()) {
+	r.t.Helper()
+	c, err := consumers.New(consumers.Config{BatchEvents: 500, BatchBytes: 8 << 20, ApplyTimeout: 20 * time.Second, LagInterval: 200 * time.Millisecond,
+		Recheck: 200 * time.Millisecond, Lease: lease.Config{TTL: 2 * time.Second}},
+		consumers.Deps{Pool: r.system, JetStream: r.js, Broker: r.broker, Registry: prometheus.NewRegistry(), Log: testkit.Logger(r.t)}, p)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return c, r.background(c.Run)
+}
+
+func (r *rig) deps() Deps {
+	return Deps{URL: r.url, Postgres: postgres.Config{MaxConns: 4, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute},
+		Truth: r.system, JetStream: r.js, Broker: r.broker, Log: testkit.Logger(r.t)}
+}
+
+func (r *rig) replay(p Projection, o Options) Report {
+	r.t.Helper()
+	report, err := Run(r.t.Context(), r.deps(), p, o)
+	if err != nil {
+		r.t.Fatalf("replay %s from %s: %v", p.Name(), o.From, err)
+	}
+	return report
+}
+
+// The accounts and the post that only ever gain: what a reader sees of them never shrinks.
+const (
+	growingUser = 1000
+	growingPost = 1000
+)
+
+// write makes one random change by rng; n is different for each call.
+func (r *rig) write(ctx context.Context, rng *rand.Rand, n int64, comments *[]string) error {
+	meta := store.Meta{Actor: "test"}
+	switch rng.IntN(8) {
+	case 0:
+		_, err := r.store.Follow(ctx, tenant, []store.FollowWrite{{Meta: meta, FollowerID: 1_000_000 + n, FolloweeID: growingUser}})
+		return err
+	case 1, 2:
+		_, err := r.store.Follow(ctx, tenant, []store.FollowWrite{{Meta: meta, FollowerID: 1 + rng.Int64N(20), FolloweeID: 21 + rng.Int64N(20)}})
+		return err
+	case 3:
+		_, err := r.store.Unfollow(ctx, tenant, []store.FollowWrite{{Meta: meta, FollowerID: 1 + rng.Int64N(20), FolloweeID: 21 + rng.Int64N(20)}})
+		return err
+	case 4:
+		_, err := r.store.Create(ctx, tenant, []store.NewComment{{Meta: meta, PostID: growingPost, AuthorID: 5, Body: "stays"}})
+		return err
+	case 5:
+		c := store.NewComment{Meta: meta, PostID: 1, AuthorID: 7, Body: fmt.Sprintf("comment %d", n)}
+		if len(*comments) > 0 && rng.IntN(2) == 0 {
+			c.ParentID = (*comments)[rng.IntN(len(*comments))]
+		}
+		out, err := r.store.Create(ctx, tenant, []store.NewComment{c})
+		if err == nil && out[0].Err == nil {
+			*comments = append(*comments, out[0].Comment.CommentID)
+		}
+		return err
+	case 6:
+		if len(*comments) == 0 {
+			return nil
+		}
+		id := (*comments)[rng.IntN(len(*comments))]
+		_, err := r.store.Edit(ctx, tenant, []store.CommentEdit{{Meta: meta, CommentID: id, IfVersion: store.AnyVersion, Body: fmt.Sprintf("edit %d", n)}})
+		return err
+	default:
+		if len(*comments) == 0 {
+			return nil
+		}
+		id := (*comments)[rng.IntN(len(*comments))]
+		if rng.IntN(2) == 0 {
+			_, err := r.store.Delete(ctx, tenant, []store.CommentDelete{{Meta: meta, CommentID: id, IfVersion: store.AnyVersion}})
+			return err
+		}
+		_, err := r.store.SetThreads(ctx, tenant, []store.ThreadSettings{{Meta: meta, PostID: 1 + rng.Int64N(3), Title: fmt.Sprintf("title %d", n)}})
+		return err
+	}
+}
+
+// writers write until the test ends or the function returned is called, from the seed printed.
+func (r *rig) writers(n int) (stop func()) {
+	seed := rand.Uint64()
+	r.t.Logf("seed %d", seed)
+	var last atomic.Int64
+	return r.background(func(ctx context.Context) error {
+		var wg sync.WaitGroup
+		errs := make([]error, n)
+		for i := range n {
+			wg.Go(func() {
+				rng := rand.New(rand.NewPCG(seed, uint64(i)))
+				var comments []string
+				pace := time.NewTicker(5 * time.Millisecond)
+				defer pace.Stop()
+				for ; ctx.Err() == nil && errs[i] == nil; <-pace.C {
+					if err := r.write(context.WithoutCancel(ctx), rng, last.Add(1), &comments); err != nil && !postgres.IsTransient(err) {
+						errs[i] = err
+					}
+				}
+			})
+		}
+		wg.Wait()
+		return errors.Join(errs...)
+	})
+}
+
+// fill writes n changes.
+func (r *rig) fill(n int64) {
+	r.t.Helper()
+	rng := rand.New(rand.NewPCG(1, 2))
+	var comments []string
+	for i := range n {
+		if err := r.write(r.t.Context(), rng, 10_000_000+i, &comments); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+}
+
+// seen is what a reader has seen: it never shrinks.
+type seen struct{ followers, page, comments, threaded int64 }
+
+// readers page and count until the function returned is called, and fail the test when anything shrinks.
+func (r *rig) readers() (stop func()) {
+	var reads atomic.Int64
+	end := r.background(func(ctx context.Context) error {
+		var last seen
+		pace := time.NewTicker(2 * time.Millisecond)
+		defer pace.Stop()
+		for ; ctx.Err() == nil; <-pace.C {
+			now, err := r.read(context.WithoutCancel(ctx))
+			if err != nil {
+				return err
+			}
+			if now.followers < last.followers || now.page < last.page || now.comments < last.comments || now.threaded < last.threaded {
+				return fmt.Errorf("a reader saw %+v, then %+v", last, now)
+			}
+			last = now
+			reads.Add(1)
+		}
+		return nil
+	})
+	return func() {
+		end()
+		if n := reads.Load(); n < 10 {
+			r.t.Errorf("only %d reads", n)
+		}
+	}
+}
+
+func (r *rig) read(ctx context.Context) (now seen, err error) {
+	err = postgres.InTenant(ctx, r.api, tenant, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		counts, err := followercounts.ReadCounts(ctx, tx, []int64{growingUser})
+		if err != nil {
+			return err
+		}
+		page, err := followercounts.Followers(ctx, tx, growingUser, nil, 200)
+		if err != nil {
+			return err
+		}
+		comments, err := threadcache.Oldest(ctx, tx, growingPost, nil, 200)
+		if err != nil {
+			return err
+		}
+		threaded, err := threadcache.Threaded(ctx, tx, growingPost, "", 200)
+		now = seen{counts[growingUser].Followers, int64(len(page)), int64(len(comments)), int64(len(threaded))}
+		return err
+	})
+	return now, err
+}
+
+// settle waits until everything that was written is applied by the named consumers.
+func (r *rig) settle(names ...string) {
+	r.t.Helper()
+	ctx := context.Background()
+	testkit.Eventually(r.t, 30*time.Second, "everything is applied", func() (bool, error) {
+		var pending int
+		if err := r.system.QueryRow(ctx, `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`).Scan(&pending); err != nil || pending > 0 {
+			return false, err
+		}
+		if len(names) == 0 {
+			return true, nil
+		}
+		lags, err := consumers.Lag(ctx, r.system, r.js, r.broker, names...)
+		for _, l := range lags {
+			if l.Messages > 0 {
+				return false, err
+			}
+		}
+		return err == nil, err
+	})
+}
+
+// verify fails the test unless the projection equals the truth.
+func (r *rig) verify(name string) {
+	r.t.Helper()
+	verify := map[string]func(context.Context, *pgxpool.Pool, *pgxpool.Pool, func(projections.Difference)) (int64, error){
+		followercounts.Name: followercounts.Verify, threadcache.Name: threadcache.Verify, archive.Name: archive.Verify,
+	}[name]
+	n, err := verify(r.t.Context(), r.system, r.system, func(d projections.Difference) { r.t.Error(d) })
+	if err != nil || n == 0 {
+		r.t.Errorf("verified %d of %s: %v", n, name, err)
+	}
+}
+
+// leftovers are the schemas of replays.
+func (r *rig) leftovers() []string {
+	r.t.Helper()
+	rows, _ := r.owner.Query(context.Background(), schemasSQL, schemaPrefix)
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return names
+}
+
+// describe lists all that belongs to the tables besides their rows.
+func (r *rig) describe(tables []string) (lines []string) {
+	r.t.Helper()
+	rows, _ := r.owner.Query(context.Background(), `
+		SELECT relname || ' ' || relkind::text || ' acl ' || coalesce(relacl::text, '') || ' rls ' || relrowsecurity::text || ' options ' || coalesce(reloptions::text, '')
+		       || ' owner ' || relowner::regrole::text FROM pg_class WHERE relname = ANY ($1) AND relnamespace = 'public'::regnamespace
+		UNION ALL SELECT attrelid::regclass::text || ' column ' || attnum || attname || ' ' || format_type(atttypid, atttypmod) || attnotnull::text || attcollation::regcollation::text
+		  FROM pg_attribute WHERE attnum > 0 AND attrelid::regclass::text = ANY ($1)
+		UNION ALL SELECT tablename || ' index ' || indexdef FROM pg_indexes WHERE tablename = ANY ($1) AND schemaname = 'public'
+		UNION ALL SELECT tablename || ' policy ' || policyname || roles::text || cmd || coalesce(qual, '') || coalesce(with_check, '') FROM pg_policies WHERE tablename = ANY ($1) AND schemaname = 'public'
+		UNION ALL SELECT conrelid::regclass::text || ' constraint ' || conname || ' ' || pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid::regclass::text = ANY ($1)
+		ORDER BY 1`, tables)
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return lines
+}
+
+func TestReplaysWhileWritesGoOnEndInTheTruth(t *testing.T) {
+	r := newRig(t)
+	var names []string
+	for _, p := range all() {
+		r.live(p)
+		names = append(names, p.Name())
+	}
+	r.fill(200)
+	r.settle(names...)
+	if _, err := r.owner.Exec(t.Context(), `GRANT SELECT ON follow_edges TO PUBLIC`); err != nil { // an operator's own
+		t.Fatal(err)
+	}
+	stopWriters, stopReaders := r.writers(2), r.readers()
+	for _, p := range all() {
+		for _, from := range []Source{Auto, Truth} {
+			if p.Name() == threadcache.Name && from == Auto {
+				continue // as with followercounts
+			}
+			before := r.describe(p.Tables())
+			report := r.replay(p, Options{From: from})
+			if !report.Switched || report.Events == 0 || from == Auto && report.From != Stream {
+				t.Errorf("%+v", report)
+			}
+			if diff := cmp.Diff(before, r.describe(p.Tables())); diff != "" {
+				t.Errorf("%s: what belongs to the tables (-before +after):\n%s", p.Name(), diff)
+			}
+			t.Logf("%+v", report)
+		}
+	}
+	stopWriters()
+	r.settle(names...)
+	stopReaders()
+	for _, name := range names {
+		r.verify(name)
+	}
+	if left := r.leftovers(); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+func TestAReplayKilledAtAnyStepChangesNothing(t *testing.T) {
+	r := newRig(t)
+	p := followercounts.New()
+	r.live(p)
+	r.fill(200)
+	r.settle(p.Name())
+	for _, step := range []string{"made", "page", "filled", "caught up", "held", "moved"} {
+		want, err := r.read(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		died := false
+		_, err = Run(t.Context(), r.deps(), p, Options{From: Truth, Stall: time.Second, at: func(ctx context.Context, at string) {
+			if at != step || died {
+				return
+			}
+			died = true // the database's end of a process that is gone
+			if _, err := r.owner.Exec(ctx, `SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+				WHERE datname = current_database() AND application_name = 'tidings followercounts-replay'`); err != nil {
+				t.Error(err)
+			}
+		}})
+		if err == nil || !died {
+			t.Errorf("%s: died: %v, error %v", step, died, err)
+		}
+		got, err := r.read(t.Context())
+		if err != nil || got != want {
+			t.Errorf("%s: readers see %+v, %v; want %+v", step, got, err, want)
+		}
+		if left := r.leftovers(); len(left) != 1 {
+			t.Errorf("%s: left behind: %v, so that the next step shows nothing", step, left)
+		}
+		r.fill(5)
+	}
+	r.replay(p, Options{From: Auto})
+	if left := r.leftovers(); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	r.settle(p.Name())
+	r.verify(p.Name())
+}
+
+func TestASecondReplayOfAConsumerIsRefused(t *testing.T) {
+	r := newRig(t)
+	p := followercounts.New()
+	r.live(p)
+	r.fill(20)
+	r.replay(p, Options{From: Auto, at: func(ctx context.Context, step string) {
+		if step != "filled" {
+			return
+		}
+		if _, err := Run(ctx, r.deps(), p, Options{From: Auto}); !errors.Is(err, ErrRunning) {
+			t.Errorf("the second one: %v", err)
+		}
+		if _, err := Run(ctx, r.deps(), threadcache.New(), Options{From: Auto}); err != nil {
+			t.Errorf("one of another consumer: %v", err)
+		}
+	}})
+}
+
+func TestAReplayLetsAStoppedConsumerGoOn(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		damage func(t *testing.T, r *rig)
+		from   Source
+	}{
+		{"its offsets are another stream's", func(t *testing.T, r *rig) {
+			if _, err := r.owner.Exec(t.Context(), `UPDATE consumer_offsets SET stream_created = '2020-01-01', last_processed_id = last_processed_id + 1000000`); err != nil {
+				t.Fatal(err)
+			}
+		}, Stream},
+		{"events expired before it read them", func(t *testing.T, r *rig) {
+			stream, err := r.js.Stream(t.Context(), r.broker.Stream)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := stream.Purge(t.Context(), jetstream.WithPurgeSequence(stream.CachedInfo().State.LastSeq-3)); err != nil {
+				t.Fatal(err)
+			}
+		}, Truth},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t)
+			var stops []func()
+			for _, p := range all() {
+				_, stop := r.live(p)
+				stops = append(stops, stop)
+			}
+			r.fill(50)
+			r.settle(followercounts.Name, threadcache.Name, archive.Name)
+			for _, stop := range stops {
+				stop()
+			}
+			r.fill(100)
+			r.settle()
+			c.damage(t, r)
+			for _, p := range all() {
+				live, _ := r.live(p)
+				testkit.Eventually(t, 20*time.Second, p.Name()+" stops", func() (bool, error) {
+					err := live.Ready(t.Context())
+					return err != nil && strings.Contains(err.Error(), "run `tidings replay --consumer "+p.Name()+"`"), nil
+				})
+				if report := r.replay(p, Options{From: Auto}); report.From != c.from {
+					t.Errorf("%s: from %s: %s", p.Name(), report.From, report.Because)
+				}
+				testkit.Eventually(t, 20*time.Second, p.Name()+" goes on", func() (bool, error) {
+					err := live.Ready(t.Context())
+					return err == nil, err
+				})
+			}
+			r.fill(50)
+			r.settle(followercounts.Name, threadcache.Name, archive.Name)
+			for _, p := range all() {
+				r.verify(p.Name())
+			}
+		})
+	}
+}
+
+func TestDeadLettersAreThoseOfTheNewTables(t *testing.T) {
+	r := newRig(t)
+	p := followercounts.New()
+	r.live(p)
+	if _, err := r.owner.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'follow', 77, 'created', '{"version": "no"}')`); err != nil {
+		t.Fatal(err)
+	}
+	r.fill(20)
+	r.settle(p.Name())
+	for from, want := range map[Source]int64{Stream: 1, Truth: 0} {
+		if got := r.replay(p, Options{From: from}); got.DeadLetters != want {
+			t.Errorf("from %s: %d dead letters, want %d", from, got.DeadLetters, want)
+		}
+		var n int64
+		if err := r.system.QueryRow(t.Context(), `SELECT count(*) FROM consumer_dead_letters WHERE consumer_name = $1`, p.Name()).Scan(&n); err != nil || n != want {
+			t.Errorf("from %s: %d dead letters in the table, %v, want %d", from, n, err, want)
+		}
+	}
+}
+
+func TestWhereAReplayReadsFrom(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		stream streamState
+		want   Source
+		from   Source
+	}{
+		{"the stream, which begins with the first event", streamState{generation: 1, first: 1, last: 9}, Auto, Stream},
+		{"the stream, which has had none", streamState{generation: 1}, Auto, Stream},
+		{"the truth, as events have expired", streamState{generation: 1, first: 5, last: 9}, Auto, Truth},
+		{"the truth, as the stream was repaired", streamState{generation: 2, first: 1, last: 9}, Auto, Truth},
+		{"the truth when it is asked for", streamState{generation: 1, first: 1, last: 9}, Truth, Truth},
+		{"nowhere when it is to be a stream that lacks events", streamState{generation: 1, first: 5, last: 9}, Stream, ""},
+		{"nowhere when it is to be something else", streamState{generation: 1, first: 1, last: 9}, "memory", ""},
+	} {
+		if got, why, err := c.stream.choose(c.want); got != c.from || (err != nil) != (c.from == "") {
+			t.Errorf("%s: from %q (%s), %v; want %q", c.name, got, why, err, c.from)
+		}
+	}
+}
+
+// A table that no projection names would stay as it is when a replay switches, and a projection's truth must tell of all that
+// its events tell of.
+func TestProjectionsNameAllTheirTablesAndTellOfAllTheirAggregates(t *testing.T) {
+	r := newRig(t)
+	r.fill(60)
+	var named []string
+	for _, p := range all() {
+		named = append(named, p.Tables()...)
+		told := map[string]bool{}
+		for e, err := range p.Truth(t.Context(), r.system) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			told[e.AggregateType] = true
+		}
+		for _, a := range p.Aggregates() {
+			if !told[a] {
+				t.Errorf("%s wants %s, of which its Truth yields nothing", p.Name(), a)
+			}
+		}
+	}
+	slices.Sort(named)
+	rows, _ := r.owner.Query(t.Context(), `
+		SELECT c.relname::text FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant_id'
+		 WHERE c.relkind = 'r' AND c.relnamespace = 'public'::regnamespace AND NOT starts_with(c.relname::text, 'consumer_')
+		   AND c.relname NOT IN ('comment_history', 'follow_history') AND c.relname NOT IN ('follows', 'comments', 'comment_keys', 'threads', 'api_tokens')
+		   AND NOT starts_with(c.relname::text, 'outbox_')
+		 ORDER BY 1`)
+	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(tables, named); diff != "" {
+		t.Errorf("the projections' tables (-there +named):\n%s", diff)
+	}
+}

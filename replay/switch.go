@@ -1,0 +1,244 @@
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+)
+
+const (
+	offsetsTimeout = 10 * time.Second        // for a live batch in hand
+	passTimeout    = 3 * time.Second         // for the new tables to come as far as the live ones, which wait meanwhile
+	firstTimeout   = 50 * time.Millisecond   // for the tables, for which readers queue up behind us
+	lastTimeout    = 1500 * time.Millisecond // at most: above a second PostgreSQL stops an autovacuum that is in the way
+)
+
+// errNotYet ends a try that may succeed later.
+var errNotYet = errors.New("the live tables were further")
+
+// holdLiveSQL makes the live offset rows that are missing, and locks them all: a live batch takes them first, so from here on none is
+// under way.
+// Index: consumer_offsets_pkey.   Locks: the rows, in key order.
+const holdLiveSQL = `
+INSERT /* replay.hold_live */ INTO consumer_offsets AS o (consumer_name, partition_key, last_processed_id, generation, stream_created)
+SELECT @consumer, k, 0, @generation, @created FROM unnest(@keys::text[]) AS k ORDER BY k
+    ON CONFLICT (consumer_name, partition_key) DO UPDATE SET last_processed_id = o.last_processed_id WHERE false`
+
+// liveOffsetsSQL reads the live offsets.
+// Index: consumer_offsets_pkey.   Locks: none.
+const liveOffsetsSQL = `
+SELECT /* replay.live_offsets */ right(partition_key, 2)::int, last_processed_id FROM consumer_offsets WHERE consumer_name = @consumer`
+
+// behindSQL counts the partitions in which the new tables are not as far as the live ones; or not as far as the stream was, where
+// the live offset belongs to another life of the stream or names a message that is gone from it: nobody reads as far as that.
+// Index: consumer_offsets_pkey of both.   Locks: none.
+const behindSQL = `
+SELECT /* replay.behind */ count(*)
+  FROM unnest(@keys::text[], @tails::bigint[], @gone::bigint[]) AS t(partition_key, tail, gone)
+  JOIN consumer_offsets l ON l.consumer_name = @live AND l.partition_key = t.partition_key
+  LEFT JOIN {shadow}.consumer_offsets s ON s.consumer_name = @shadow AND s.partition_key = t.partition_key
+ WHERE s.last_processed_id IS NULL
+    OR s.last_processed_id < CASE WHEN (l.generation, l.stream_created) IS NOT DISTINCT FROM (s.generation, s.stream_created) AND l.last_processed_id <> t.gone
+                                  THEN l.last_processed_id ELSE t.tail END`
+
+// holdShadowSQL waits for the batch in hand of the new tables, and lets no other begin.
+// Index: consumer_offsets_pkey.   Locks: the rows, in key order.
+const holdShadowSQL = `
+SELECT /* replay.hold_shadow */ FROM {shadow}.consumer_offsets WHERE consumer_name = @shadow ORDER BY partition_key FOR UPDATE`
+
+// takeOffsetsSQL makes the new tables' offsets the live ones. Without its rows the new tables' consumer applies nothing more.
+// Index: consumer_offsets_pkey of both.   Locks: none that are not held.
+const takeOffsetsSQL = `
+WITH taken AS (DELETE FROM {shadow}.consumer_offsets WHERE consumer_name = @shadow RETURNING *)
+UPDATE /* replay.take_offsets */ consumer_offsets l
+   SET last_processed_id = s.last_processed_id, last_processed_at = now(), as_of = GREATEST(l.as_of, s.as_of), generation = s.generation,
+       stream_created = s.stream_created
+  FROM taken s WHERE l.consumer_name = @live AND l.partition_key = s.partition_key`
+
+// dropDeadLettersSQL forgets the live dead letters of tables that are replaced: what they hold back is in the new tables, or
+// parked again in the new dead letters.
+// Index: consumer_dead_letters_pkey.   Locks: the rows.
+const dropDeadLettersSQL = `DELETE /* replay.drop_dead_letters */ FROM consumer_dead_letters WHERE consumer_name = @live`
+
+// takeDeadLettersSQL makes the new tables' dead letters the live ones; those that a record's consumer has parked already stay.
+// Index: consumer_dead_letters_aggregate_idx.   Locks: none but the new rows.
+const takeDeadLettersSQL = `
+INSERT /* replay.take_dead_letters */ INTO consumer_dead_letters
+       (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type, event_version, headers, payload, error, dead_at)
+SELECT @live, s.stream_seq, s.partition_key, s.tenant_id, s.aggregate_type, s.aggregate_id, s.event_id, s.event_type, s.event_version, s.headers, s.payload,
+       s.error, s.dead_at
+  FROM {shadow}.consumer_dead_letters s
+ WHERE s.consumer_name = @shadow
+   AND NOT EXISTS (SELECT FROM consumer_dead_letters l WHERE l.consumer_name = @live AND l.tenant_id = s.tenant_id
+                      AND l.aggregate_type = s.aggregate_type AND l.aggregate_id = s.aggregate_id AND l.event_id = s.event_id)
+ ORDER BY s.stream_seq`
+
+// countDeadLettersSQL counts what is parked now.
+const countDeadLettersSQL = `SELECT /* replay.count_dead_letters */ count(*) FROM consumer_dead_letters WHERE consumer_name = @live`
+
+// trySwitch puts the new tables in the place of the live ones, all in one transaction. It returns false when something was in
+// the way that may be gone the next time.
+func (r *replay) trySwitch(ctx context.Context, report *Report) (done bool, err error) {
+	now, err := readStream(ctx, r.deps.JetStream, r.deps.Broker)
+	if err != nil {
+		return false, err
+	}
+	if !now.sameAs(r.stream) {
+		return false, fmt.Errorf("stream %s was made anew or repaired during the replay: run it again", r.stream.name)
+	}
+	live, err := r.liveOffsets(ctx) // before the tails: what is beyond them was on the stream once
+	if err != nil {
+		return false, err
+	}
+	ends, err := r.tails(ctx)
+	if err != nil {
+		return false, err
+	}
+	for p, end := range ends {
+		if live[p] <= int64(end) {
+			live[p] = -1
+		}
+	}
+	start := time.Now()
+	err = pgx.BeginFunc(ctx, r.conn, func(tx pgx.Tx) error { return r.switchIn(ctx, tx, ends, live, report) })
+	report.SwitchSeconds = time.Since(start).Seconds()
+	switch {
+	case err == nil:
+		report.Switched = true
+		return true, nil
+	case errors.Is(err, errNotYet) || postgres.IsLockTimeout(err) || postgres.IsConcurrency(err):
+		r.why = err.Error()
+		return false, nil
+	}
+	return false, fmt.Errorf("switch %s to the new tables: %w", r.name, err)
+}
+
+func (r *replay) switchIn(ctx context.Context, tx pgx.Tx, ends [event.Partitions]uint64, gone []int64, report *Report) error {
+	keys, seqs := partitionArgs(ends)
+	consumer := pgx.StrictNamedArgs{"live": r.name, "shadow": r.name + suffix}
+	exec := func(sql string, args pgx.StrictNamedArgs) error {
+		_, err := tx.Exec(ctx, r.in(sql), args)
+		return err
+	}
+	if err := lockTimeout(ctx, tx, offsetsTimeout); err != nil {
+		return err
+	}
+	if err := exec(holdLiveSQL, pgx.StrictNamedArgs{
+		"consumer": r.name, "keys": keys, "generation": r.stream.generation, "created": r.stream.created,
+	}); err != nil {
+		return fmt.Errorf("hold the live offsets: %w", err)
+	}
+	r.opts.at(ctx, "held")
+	if err := r.passLive(ctx, tx, pgx.StrictNamedArgs{"keys": keys, "tails": seqs, "gone": gone, "live": r.name, "shadow": r.name + suffix}); err != nil {
+		return err
+	}
+	if err := exec(holdShadowSQL, pgx.StrictNamedArgs{"shadow": r.name + suffix}); err != nil {
+		return fmt.Errorf("hold the new tables' offsets: %w", err)
+	}
+	if len(r.p.Tables()) > 0 {
+		if err := r.moveTables(ctx, tx, report.SwitchTries); err != nil {
+			return err
+		}
+		if err := exec(dropDeadLettersSQL, pgx.StrictNamedArgs{"live": r.name}); err != nil {
+			return fmt.Errorf("drop the old dead letters: %w", err)
+		}
+	}
+	if err := exec(takeDeadLettersSQL, consumer); err != nil {
+		return fmt.Errorf("take over the dead letters: %w", err)
+	}
+	if err := exec(takeOffsetsSQL, consumer); err != nil {
+		return fmt.Errorf("take over the offsets: %w", err)
+	}
+	if err := tx.QueryRow(ctx, countDeadLettersSQL, pgx.StrictNamedArgs{"live": r.name}).Scan(&report.DeadLetters); err != nil {
+		return fmt.Errorf("count the dead letters: %w", err)
+	}
+	r.opts.at(ctx, "moved")
+	return nil
+}
+
+func (r *replay) liveOffsets(ctx context.Context) ([]int64, error) {
+	offsets := make([]int64, event.Partitions)
+	rows, _ := r.conn.Query(ctx, liveOffsetsSQL, pgx.StrictNamedArgs{"consumer": r.name})
+	var partition int
+	var offset int64
+	if _, err := pgx.ForEachRow(rows, []any{&partition, &offset}, func() error {
+		offsets[partition] = offset
+		return nil
+	}); err != nil {
+		return nil, fmt.Errorf("read the live offsets: %w", err)
+	}
+	return offsets, nil
+}
+
+// in puts the new schema's name into a statement.
+func (r *replay) in(sql string) string {
+	return strings.ReplaceAll(sql, "{shadow}", pgx.Identifier{r.shadow}.Sanitize())
+}
+
+const lockTimeoutSQL = `SELECT set_config('lock_timeout', $1, true)`
+
+func lockTimeout(ctx context.Context, tx pgx.Tx, d time.Duration) error {
+	if _, err := tx.Exec(ctx, lockTimeoutSQL, strconv.FormatInt(d.Milliseconds(), 10)); err != nil {
+		return fmt.Errorf("bound the wait for locks: %w", err)
+	}
+	return nil
+}
+
+// passLive waits until the new tables are as far as the live ones, which stand still.
+func (r *replay) passLive(ctx context.Context, tx pgx.Tx, args pgx.StrictNamedArgs) error {
+	for deadline := time.Now().Add(passTimeout); ; {
+		var behind int
+		if err := tx.QueryRow(ctx, r.in(behindSQL), args).Scan(&behind); err != nil {
+			return fmt.Errorf("compare the offsets: %w", err)
+		}
+		if behind == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return errNotYet
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// moveTables moves the live tables away and the new ones in. Readers queue up behind its locks, so it waits for them shortly
+// at first, and longer from try to try.
+func (r *replay) moveTables(ctx context.Context, tx pgx.Tx, try int) error {
+	if err := lockTimeout(ctx, tx, min(firstTimeout<<min(try-1, 8), lastTimeout)); err != nil {
+		return err
+	}
+	var tables []string
+	for _, t := range r.p.Tables() {
+		tables = append(tables, pgx.Identifier{r.live, t}.Sanitize())
+	}
+	if _, err := tx.Exec(ctx, `LOCK TABLE `+strings.Join(tables, ", ")+` IN ACCESS EXCLUSIVE MODE`); err != nil {
+		return fmt.Errorf("lock the live tables: %w", err)
+	}
+	old := pgx.Identifier{r.old}.Sanitize()
+	if _, err := tx.Exec(ctx, `CREATE SCHEMA `+old); err != nil {
+		return fmt.Errorf("make schema %s: %w", r.old, err)
+	}
+	for i, t := range r.p.Tables() {
+		for _, sql := range []string{
+			`ALTER TABLE ` + tables[i] + ` SET SCHEMA ` + old,
+			`ALTER TABLE ` + pgx.Identifier{r.shadow, t}.Sanitize() + ` SET SCHEMA ` + pgx.Identifier{r.live}.Sanitize(),
+		} {
+			if _, err := tx.Exec(ctx, sql); err != nil {
+				return fmt.Errorf("%s: %w", sql, err)
+			}
+		}
+	}
+	return nil
+}
