@@ -19,8 +19,8 @@ SELECT /* consumers.progress */ right(partition_key, 2)::int, last_processed_id,
 // Progress is how far a consumer has come.
 type Progress struct {
 	// AsOf is a time, by the servers' clocks, up to which the consumer has applied what was on the stream. It moves with each batch of
-	// the partition that is furthest back, and every LagInterval while the consumer has nothing to do. It is the Unix epoch until
-	// every partition has been looked at once.
+	// the partition that is furthest back, and every LagInterval while the consumer has nothing to do. It begins with the creation
+	// of the stream, and is the Unix epoch before the consumer has first run.
 	AsOf time.Time
 	// Offsets are the sequences of the last message that was applied, by partition; 0 before the first.
 	Offsets [event.Partitions]uint64

@@ -116,7 +116,8 @@ func New(cfg Config, deps Deps, projection Projection) (*Consumer, error) {
 }
 
 // Run works until ctx ends: then it takes no more, finishes the batch in hand within ApplyTimeout, frees its leases and returns
-// nil. Failures are logged and tried again.
+// nil. While NATS does not answer that can take 10 s longer: its client does not stop asking before. Failures are logged and
+// tried again.
 func (c *Consumer) Run(ctx context.Context) error {
 	c.lag.start(time.Now())
 	leases, free := context.WithCancel(context.WithoutCancel(ctx))

@@ -701,20 +701,35 @@ func TestLagCountsWhatIsNotApplied(t *testing.T) {
 	}
 }
 
+func (r *rig) asOf() (at time.Time) {
+	r.t.Helper()
+	err := postgres.InTx(context.Background(), r.system, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		progress, err := consumers.ReadProgress(context.Background(), tx, name)
+		at = progress.AsOf
+		return err
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return at
+}
+
+func TestAsOfBeginsWithTheStream(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	for p := range int64(event.Partitions) {
+		r.publish(follow(1, p+event.Partitions, 1))
+	}
+	r.run(r.system, logbook{hook: func(context.Context, pgx.Tx, []event.Event) error { return context.Canceled }}) // applies nothing
+	created := r.stream().CachedInfo().Created.Truncate(time.Microsecond)
+	testkit.Eventually(t, 10*time.Second, "the offsets", func() (bool, error) { return r.asOf().Unix() > 0, nil })
+	if at := r.asOf(); !at.Equal(created) {
+		t.Errorf("as of %s, want %s", at, created)
+	}
+}
+
 func TestAsOfIsTrueAndMovesWithoutEvents(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
-	asOf := func() (at time.Time) {
-		t.Helper()
-		err := postgres.InTx(t.Context(), r.system, pgx.TxOptions{}, func(tx pgx.Tx) error {
-			progress, err := consumers.ReadProgress(t.Context(), tx, name)
-			at = progress.AsOf
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return at
-	}
+	asOf := r.asOf
 	if at := asOf(); at.Unix() != 0 {
 		t.Errorf("before anything ran it is %s", at)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
@@ -45,9 +46,10 @@ SELECT /* consumers.dead_letters */ count(*) FROM (SELECT FROM consumer_dead_let
 
 // Lag returns how far the named consumers are behind the stream, in their order; without names, every consumer that has
 // offsets, by name. It is 0 messages exactly when all that was on the stream has been applied: the offsets are read first, then
-// the last sequence of each partition, so that what is applied meanwhile can only make it too high. It asks the database and
-// the stream, never a running consumer, so it is right when none runs. Cost: one look-up per partition, one more per
-// partition and consumer that is behind, and mostly one count. The pool is the projections' and acts as the system role.
+// what follows them on the stream, so that what is applied meanwhile can only make it too high. It asks the database and the
+// stream, never a running consumer, so it is right when none runs. Cost: one look-up per partition and offset that any of the
+// consumers has there, some at a time, and for a consumer that is behind mostly one count. The pool is the projections' and
+// acts as the system role.
 func Lag(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config, names ...string) ([]ConsumerLag, error) {
 	if names == nil {
 		names = []string{}
@@ -82,7 +84,15 @@ func Lag(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg br
 	if err != nil {
 		return nil, fmt.Errorf("look up stream %s: %w", cfg.Stream, err)
 	}
-	last, err := lastSequences(ctx, stream, cfg)
+	spots := make(map[spot]bool)
+	for _, of := range offsets {
+		for p, offset := range of {
+			if offset < stream.CachedInfo().State.LastSeq {
+				spots[spot{p, offset}] = true
+			}
+		}
+	}
+	next, err := nextAfter(ctx, stream, cfg, spots)
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +107,7 @@ func Lag(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg br
 		if err := row.Scan(&l.DeadLetters); err != nil {
 			return nil, fmt.Errorf("count the dead letters of %s: %w", name, err)
 		}
-		if err := l.measure(ctx, js, stream, cfg, offsets[name], &last); err != nil {
+		if err := l.measure(ctx, js, cfg, offsets[name], next); err != nil {
 			return nil, fmt.Errorf("measure the lag of %s: %w", name, err)
 		}
 	}
@@ -106,16 +116,57 @@ func Lag(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg br
 
 // lastSequences returns the sequence of each partition's last message; 0 where there is none.
 func lastSequences(ctx context.Context, stream jetstream.Stream, cfg broker.Config) (last [event.Partitions]uint64, err error) {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(maxLookUps)
 	for p := range last {
-		raw, err := stream.GetLastMsgForSubject(ctx, event.PartitionFilter(cfg.Prefix, p))
-		if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
-			return last, fmt.Errorf("look up the last message of %s: %w", event.PartitionKey(p), err)
-		}
-		if err == nil {
+		g.Go(func() error {
+			raw, err := stream.GetLastMsgForSubject(ctx, event.PartitionFilter(cfg.Prefix, p))
+			if errors.Is(err, jetstream.ErrMsgNotFound) {
+				return nil
+			}
+			if err != nil {
+				return fmt.Errorf("look up the last message of %s: %w", event.PartitionKey(p), err)
+			}
 			last[p] = raw.Sequence
-		}
+			return nil
+		})
 	}
-	return last, nil
+	err = g.Wait() // before last is read
+	return last, err
+}
+
+// spot is a place in a partition: behind a sequence.
+type spot struct {
+	partition int
+	after     uint64
+}
+
+// maxLookUps bounds how many messages are looked up at once. Under load each waits for the stream's disk, and they wait together.
+const maxLookUps = 16
+
+// nextAfter looks up the message that follows at each spot. Spots that none follows are left out.
+func nextAfter(ctx context.Context, stream jetstream.Stream, cfg broker.Config, spots map[spot]bool) (map[spot]*jetstream.RawStreamMsg, error) {
+	var mu sync.Mutex
+	next := make(map[spot]*jetstream.RawStreamMsg)
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(maxLookUps)
+	for s := range spots {
+		g.Go(func() error {
+			raw, err := stream.GetMsg(ctx, s.after+1, jetstream.WithGetMsgSubject(event.PartitionFilter(cfg.Prefix, s.partition)))
+			if errors.Is(err, jetstream.ErrMsgNotFound) {
+				return nil
+			}
+			if err != nil {
+				return fmt.Errorf("look up what follows %d in %s: %w", s.after, event.PartitionKey(s.partition), err)
+			}
+			raw.Data, raw.Header = nil, nil
+			mu.Lock()
+			defer mu.Unlock()
+			next[s] = raw
+			return nil
+		})
+	}
+	return next, g.Wait()
 }
 
 // behind is a partition with messages that are not applied: those from next on, and none of its messages between offset and next.
@@ -124,22 +175,16 @@ type behind struct {
 	offset, next uint64
 }
 
-func (l *ConsumerLag) measure(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, cfg broker.Config,
-	offsets, last *[event.Partitions]uint64) error {
+func (l *ConsumerLag) measure(ctx context.Context, js jetstream.JetStream, cfg broker.Config, offsets *[event.Partitions]uint64,
+	next map[spot]*jetstream.RawStreamMsg) error {
 	var lagging []behind
-	for p := range last {
-		if last[p] <= offsets[p] {
+	for p, offset := range offsets {
+		raw := next[spot{p, offset}]
+		if raw == nil {
 			l.idle = append(l.idle, p)
 			continue
 		}
-		raw, err := stream.GetMsg(ctx, offsets[p]+1, jetstream.WithGetMsgSubject(event.PartitionFilter(cfg.Prefix, p)))
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			continue // erased or expired since
-		}
-		if err != nil {
-			return fmt.Errorf("look up what follows %d in %s: %w", offsets[p], event.PartitionKey(p), err)
-		}
-		lagging = append(lagging, behind{p, offsets[p], raw.Sequence})
+		lagging = append(lagging, behind{p, offset, raw.Sequence})
 		if l.oldest.IsZero() || raw.Time.Before(l.oldest) {
 			l.oldest = raw.Time
 		}

@@ -25,11 +25,12 @@ type position struct {
 	stopped bool
 }
 
-// openOffsetsSQL makes the rows that are missing; one that nothing was applied under belongs to the stream of today.
+// openOffsetsSQL makes the rows that are missing: as of its creation, all that was on the stream is applied. A row that nothing
+// was applied under belongs to the stream of today.
 // Index: consumer_offsets_pkey.   Locks: the rows, in key order.
 const openOffsetsSQL = `
-INSERT /* consumers.open_offsets */ INTO consumer_offsets AS o (consumer_name, partition_key, last_processed_id, generation, stream_created)
-SELECT @consumer, k, 0, @generation, @created FROM unnest(@keys::text[]) AS k ORDER BY k
+INSERT /* consumers.open_offsets */ INTO consumer_offsets AS o (consumer_name, partition_key, last_processed_id, as_of, generation, stream_created)
+SELECT @consumer, k, 0, @created, @generation, @created FROM unnest(@keys::text[]) AS k ORDER BY k
     ON CONFLICT (consumer_name, partition_key) DO UPDATE SET generation = excluded.generation, stream_created = excluded.stream_created
  WHERE o.last_processed_id = 0 AND (o.generation, o.stream_created) IS DISTINCT FROM (excluded.generation, excluded.stream_created)`
 
