@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 	"time"
 
@@ -44,6 +45,7 @@ type deadLetter struct {
 func (c *Consumer) apply(ctx context.Context, b *batch) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.ApplyTimeout)
 	defer cancel()
+	c.at("after collect")
 	start := time.Now()
 	out, err := c.transact(ctx, b, false)
 	if err != nil && mayBePoison(err) {
@@ -53,6 +55,7 @@ func (c *Consumer) apply(ctx context.Context, b *batch) error {
 	if err != nil {
 		return err
 	}
+	c.at("after commit")
 	c.metrics.batch.Observe(time.Since(start).Seconds())
 	for p, n := range out.applied {
 		c.metrics.applied[p].Add(float64(n))
@@ -88,10 +91,16 @@ func mayBePoison(err error) bool {
 
 // planSQL suits the planner to batches: each touches some thousand rows of large tables by their keys. Statements are planned for
 // the arrays they get, because a plan made when a table was empty would scan it when it is not; and whole tables are not
-// scanned, which at some hundred thousand rows looks cheaper to the planner and takes twice the time.
+// scanned, which at some hundred thousand rows looks cheaper to the planner and takes twice the time. And the server ends the
+// transaction of a process that is frozen in it: its locks would keep the partitions longer than its leases do.
 const planSQL = `
 SELECT /* consumers.plan */ set_config('plan_cache_mode', 'force_custom_plan', true), set_config('enable_seqscan', 'off', true),
-       set_config('random_page_cost', '1.1', true), set_config('jit', 'off', true)`
+       set_config('random_page_cost', '1.1', true), set_config('jit', 'off', true),
+       set_config('idle_in_transaction_session_timeout', @idle_ms, true)`
+
+func planArgs(idle time.Duration) pgx.StrictNamedArgs {
+	return pgx.StrictNamedArgs{"idle_ms": strconv.FormatInt(idle.Milliseconds(), 10)}
+}
 
 // parkedSQL finds which aggregates are parked; it costs nothing while none is.
 // Index: consumer_dead_letters_aggregate_idx.   Locks: none (who unparks locks the offset first).
@@ -112,6 +121,7 @@ func (c *Consumer) transact(ctx context.Context, b *batch, oneByOne bool) (out o
 		if len(out.moved) == 0 {
 			return errMoved
 		}
+		c.at("after offsets")
 		var events []event.Event
 		for i := range b.deliveries {
 			d := &b.deliveries[i]
@@ -145,7 +155,11 @@ func (c *Consumer) transact(ctx context.Context, b *batch, oneByOne bool) (out o
 				return fmt.Errorf("apply %d events to %s: %w", len(events), c.name, err)
 			}
 		}
-		return park(ctx, tx, c.name, out.dead)
+		if err := park(ctx, tx, c.name, out.dead); err != nil {
+			return err
+		}
+		c.at("before commit")
+		return nil
 	})
 	return out, err
 }
@@ -173,7 +187,7 @@ func (c *Consumer) begin(ctx context.Context, tx pgx.Tx, b *batch, out *outcome)
 	out.moved = make(map[int]bool)
 	parked := make(map[aggregate]bool)
 	var q pgx.Batch
-	q.Queue(planSQL)
+	q.Queue(planSQL, planArgs(c.cfg.Lease.TTL))
 	q.Queue(moveOffsetsSQL, pgx.StrictNamedArgs{"consumer": c.name, "keys": keys, "olds": olds, "news": news, "generations": generations, "times": times}).Query(func(rows pgx.Rows) error {
 		moved, err := pgx.CollectRows(rows, pgx.RowTo[int])
 		for _, p := range moved {

@@ -79,6 +79,7 @@ type Consumer struct {
 	metrics    *metrics
 	log        *slog.Logger
 	lag        lagClock
+	step       func(string) // nil but in fault tests: called at the named crash points
 
 	mu    sync.Mutex
 	stuck map[int]stuck
@@ -145,6 +146,13 @@ func (c *Consumer) Ready(context.Context) error {
 		errs = append(errs, s.err)
 	}
 	return errors.Join(errs...)
+}
+
+// at is a crash point of the fault tests.
+func (c *Consumer) at(step string) {
+	if c.step != nil {
+		c.step(step)
+	}
 }
 
 // idle is how long to wait for a lease before looking again, should its news be missed.

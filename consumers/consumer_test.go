@@ -28,8 +28,6 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-func TestMain(m *testing.M) { testkit.Main(m) }
-
 const name = "testlog"
 
 // logbook is a projection that writes down what it is given, without any guard of its own: what is applied twice is there twice.
@@ -273,6 +271,37 @@ func TestEventsAreAppliedOnceAndInOrder(t *testing.T) {
 	}
 	if l := r.lag(); l.Messages != 0 || l.Seconds != 0 {
 		t.Errorf("lag %+v", l)
+	}
+}
+
+// TestBatchesAreAsLargeAsTheLag: a consumer that is behind takes full batches, one that is not applies each event by itself, at once.
+func TestBatchesAreAsLargeAsTheLag(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	r.flood(1700)
+	sizes := make(chan int, 100)
+	r.run(r.system, logbook{hook: func(_ context.Context, _ pgx.Tx, events []event.Event) error {
+		sizes <- len(events)
+		return nil
+	}})
+	r.awaitLag(0)
+	for _, want := range []int{500, 500, 500, 200} {
+		if got := <-sizes; got != want {
+			t.Errorf("a batch of %d events, want %d", got, want)
+		}
+	}
+	var waits []time.Duration
+	for i := range int64(20) {
+		start := time.Now()
+		r.publish(follow(i+1, 3, 1))
+		if got := <-sizes; got != 1 {
+			t.Errorf("a batch of %d events, want a single one", got)
+		}
+		waits = append(waits, time.Since(start))
+	}
+	slices.Sort(waits)
+	t.Logf("from the publish to the projection: median %s, longest %s", waits[10], waits[19])
+	if waits[10] > 100*time.Millisecond { // that is far below any timer but one of the reader's
+		t.Errorf("half of the lone events waited longer than %s", waits[10])
 	}
 }
 

@@ -30,6 +30,8 @@ const (
 	maxRetryBytes = 8 << 20
 	// retryTimeout bounds one transaction: while it lasts the consumer waits for the partition.
 	retryTimeout = time.Minute
+	// retryIdle is how long the server waits in a transaction for an operator's process that is frozen.
+	retryIdle = 10 * time.Second
 )
 
 // DeadLetters are the operations on the dead letters of all consumers. It is safe for concurrent use, also beside running
@@ -325,7 +327,7 @@ func retryBatch(ctx context.Context, tx pgx.Tx, p Projection, r DeadLetterReques
 	}); err != nil {
 		return fmt.Errorf("read the dead letters of %s %d: %w", res.AggregateType, res.AggregateID, err)
 	}
-	if _, err := tx.Exec(ctx, planSQL); err != nil {
+	if _, err := tx.Exec(ctx, planSQL, planArgs(retryIdle)); err != nil {
 		return fmt.Errorf("set the planner: %w", err)
 	}
 	n, fault, err := applyParked(ctx, tx, p, events)

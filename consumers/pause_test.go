@@ -2,6 +2,7 @@ package consumers_test
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,15 +16,20 @@ import (
 
 func TestAPausedConsumerTakesNothingUntilItIsResumed(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
-	inBatch, goOn := make(chan struct{}, 1), make(chan struct{})
-	once := true
-	a := r.run(r.system, logbook{hook: func(ctx context.Context, _ pgx.Tx, _ []event.Event) error {
-		if once {
-			once = false
-			inBatch <- struct{}{}
-			<-goOn
+	inBatch, goOn := make(chan struct{}), make(chan struct{})
+	begun := sync.OnceFunc(func() { close(inBatch) })
+	a := r.run(r.system, logbook{hook: func(ctx context.Context, tx pgx.Tx, _ []event.Event) error {
+		begun()
+		for {
+			select {
+			case <-goOn:
+				return ctx.Err()
+			default: // a transaction in which nothing happens would be ended
+				if _, err := tx.Exec(ctx, `SELECT pg_sleep(0.05)`); err != nil {
+					return err
+				}
+			}
 		}
-		return ctx.Err()
 	}})
 	r.publish(follow(1, 3, 1))
 	<-inBatch

@@ -1,0 +1,319 @@
+package consumers_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/lease"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+// Instances under fault are child processes: the test binary again, told by childEnv what to be.
+const childEnv = "TIDINGS_TEST_CONSUMER"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childEnv) != "" {
+		child()
+		return
+	}
+	testkit.Main(m)
+}
+
+// childConfig tells a child where its servers are, how long its leases are, and at which crash point to send itself which
+// signal; an empty step is none.
+type childConfig struct {
+	DatabaseURL string
+	Broker      broker.Config
+	TTL         time.Duration
+	Step        string
+	Signal      syscall.Signal
+}
+
+// child is an instance that obeys childConfig. It ends with its standard input, so that none outlives the test.
+func child() {
+	var c childConfig
+	if err := json.Unmarshal([]byte(os.Getenv(childEnv)), &c); err != nil {
+		panic(err)
+	}
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(1)
+	}()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	pool, err := postgres.Open(ctx, c.DatabaseURL, postgres.Config{MaxConns: 8, ConnectTimeout: 2 * time.Second}, postgres.RoleSystem, name)
+	if err != nil {
+		panic(err)
+	}
+	nc, err := broker.Connect(c.Broker, name, log)
+	if err != nil {
+		panic(err)
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		panic(err)
+	}
+	cfg := config()
+	cfg.Lease.TTL = c.TTL
+	in, err := consumers.New(cfg, consumers.Deps{Pool: pool, JetStream: js, Broker: c.Broker, Registry: prometheus.NewRegistry(), Log: log}, logbook{})
+	if err != nil {
+		panic(err)
+	}
+	in.SetStep(func(step string) {
+		if step != c.Step {
+			return
+		}
+		c.Step = "" // once
+		if err := syscall.Kill(os.Getpid(), c.Signal); err != nil {
+			panic(err)
+		}
+	})
+	if err := in.Run(ctx); err != nil {
+		panic(err)
+	}
+	nc.Close()
+	pool.Close()
+}
+
+type process struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	ended chan struct{}
+	log   bytes.Buffer // read when it has ended
+}
+
+// child starts an instance in a process of its own, which sends itself sig at the crash point step.
+func (r *rig) child(t *testing.T, ttl time.Duration, step string, sig syscall.Signal) *process {
+	t.Helper()
+	cfg, err := json.Marshal(childConfig{DatabaseURL: r.url, Broker: r.cfg, TTL: ttl, Step: step, Signal: sig})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{t: t, cmd: exec.Command(os.Args[0]), ended: make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), childEnv+"="+string(cfg))
+	p.cmd.Stderr = &p.log
+	if _, err := p.cmd.StdinPipe(); err != nil { // its end tells the child that we have ended
+		t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = p.cmd.Wait(); close(p.ended) }() // how it ended is what the tests caused
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill() // it may have ended
+		<-p.ended
+		if t.Failed() {
+			t.Logf("instance %d at %q:\n%s", p.cmd.Process.Pid, step, p.log.String())
+		}
+	})
+	return p
+}
+
+func (p *process) awaitEnd() {
+	p.t.Helper()
+	select {
+	case <-p.ended:
+	case <-time.After(20 * time.Second):
+		p.t.Fatalf("instance %d does not end", p.cmd.Process.Pid)
+	}
+}
+
+// awaitFrozen waits until the process has stopped itself.
+func (p *process) awaitFrozen() {
+	p.t.Helper()
+	testkit.Eventually(p.t, 20*time.Second, "the instance to freeze", func() (bool, error) {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+		_, after, _ := strings.Cut(string(stat), ") ")
+		return strings.HasPrefix(after, "T"), err
+	})
+}
+
+func (p *process) signal(sig syscall.Signal) {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(sig); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// steps are the crash points of a batch.
+var steps = []string{"after collect", "after offsets", "before commit", "after commit"}
+
+func TestAConsumerKilledAtAnyStepAppliesEverythingOnce(t *testing.T) {
+	for _, step := range steps {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+			want := r.flood(200)
+			r.child(t, time.Second, step, syscall.SIGKILL).awaitEnd()
+			want = append(want, r.flood(100)...)
+			r.run(r.system, logbook{})
+			r.awaitLag(0)
+			r.wantLines(want)
+		})
+	}
+}
+
+// TestAConsumerFrozenPastItsLeaseThawsWithoutEffect freezes an instance in its batch, the transaction open or not, until another
+// one has applied the same events; then it goes on with what it had.
+func TestAConsumerFrozenPastItsLeaseThawsWithoutEffect(t *testing.T) {
+	for _, step := range steps {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+			want := r.flood(200)
+			victim := r.child(t, time.Second, step, syscall.SIGSTOP)
+			victim.awaitFrozen()
+			r.run(r.system, logbook{})
+			want = append(want, r.flood(100)...)
+			r.awaitLag(0)
+			victim.signal(syscall.SIGCONT)
+			r.awaitShares(10*time.Second, "both to have their share", 2)
+			want = append(want, r.flood(100)...)
+			r.awaitLag(0)
+			r.wantLines(want)
+		})
+	}
+}
+
+// awaitShares waits until so many instances hold all partitions in shares that differ by at most one.
+func (r *rig) awaitShares(within time.Duration, what string, instances int) {
+	r.t.Helper()
+	begun := time.Now()
+	testkit.Eventually(r.t, within, what, func() (bool, error) {
+		holders, err := lease.Holders(context.Background(), r.system, name)
+		if err != nil {
+			return false, err
+		}
+		shares := map[string]int{}
+		for _, h := range holders {
+			shares[h.Owner]++
+		}
+		if len(holders) != event.Partitions || len(shares) != instances {
+			return false, fmt.Errorf("%d partitions are held: %v", len(holders), shares)
+		}
+		for _, n := range shares {
+			if n < event.Partitions/instances || n > (event.Partitions+instances-1)/instances {
+				return false, fmt.Errorf("shares of %v", shares)
+			}
+		}
+		return true, nil
+	})
+	r.t.Logf("%s: after %s", what, time.Since(begun).Round(time.Millisecond))
+}
+
+// TestPartitionsMoveAsInstancesComeStopFreezeAndDie has events coming all the while.
+func TestPartitionsMoveAsInstancesComeStopFreezeAndDie(t *testing.T) {
+	t.Parallel()
+	const ttl = 3 * time.Second // so that within a lease and after a lease are apart, on a busy machine too
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	var want []line
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(20 * time.Millisecond):
+				want = append(want, r.flood(10)...)
+			}
+		}
+	}()
+	stopFlood := sync.OnceFunc(func() { close(stop); <-stopped })
+	t.Cleanup(stopFlood)
+
+	a, b := r.child(t, ttl, "", 0), r.child(t, ttl, "", 0)
+	r.awaitShares(3*ttl, "two instances to share the partitions", 2)
+	r.child(t, ttl, "", 0)
+	r.awaitShares(3*ttl, "a third to get its share", 3)
+	a.signal(syscall.SIGTERM)
+	r.awaitShares(ttl*3/5, "the others to take over from one that was stopped, without waiting for its leases", 2)
+	a.awaitEnd()
+	b.signal(syscall.SIGSTOP)
+	r.awaitShares(3*ttl, "the third to take over from one that is frozen", 1)
+	b.signal(syscall.SIGCONT)
+	r.awaitShares(3*ttl, "the frozen one to come back", 2)
+	b.signal(syscall.SIGKILL)
+	r.awaitShares(3*ttl, "the third to take over from one that was killed", 1)
+	stopFlood()
+	r.awaitLag(0)
+	r.wantLines(want)
+}
+
+// deafConn passes everything on until a commit is sent: the answer to that is waited for, and lost with the connection.
+type deafConn struct {
+	net.Conn
+	armed, deaf bool // used by whoever uses the connection
+}
+
+func (c *deafConn) Write(b []byte) (int, error) {
+	c.deaf = c.armed && len(b) > 5 && bytes.HasPrefix(b[5:], []byte("commit")) // a simple query, behind its type and length
+	return c.Conn.Write(b)
+}
+
+func (c *deafConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.deaf && n > 0 {
+		return 0, io.ErrUnexpectedEOF
+	}
+	return n, err
+}
+
+func TestACommitWhoseAnswerIsLostIsNotRepeated(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	cfg, err := pgxpool.ParseConfig(r.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.ConnConfig.RuntimeParams["role"] = string(postgres.RoleSystem)
+	dial := cfg.ConnConfig.DialFunc
+	cfg.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := dial(ctx, network, addr)
+		return &deafConn{Conn: conn}, err
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	lost := 0
+	in := r.run(pool, logbook{hook: func(_ context.Context, tx pgx.Tx, _ []event.Event) error {
+		if lost < 3 {
+			lost++
+			tx.Conn().PgConn().Conn().(*deafConn).armed = true
+		}
+		return nil
+	}})
+	var want []line
+	for range 5 {
+		want = append(want, r.flood(50)...)
+		r.awaitLag(0)
+	}
+	r.wantLines(want)
+	if got := in.metric(t, "consumer_failures_total"); got < 3 {
+		t.Errorf("%v batches failed, want 3", got)
+	}
+}
