@@ -110,7 +110,7 @@ func TestModerationIsSeenOnPages(t *testing.T) {
 		if i%2 == 1 {
 			state, want = "approved", 1
 		}
-		body, header := fmt.Sprintf(`{"state":%q,"reason":"round %d"}`, state, i), http.Header{"If-Match": {"*"}}
+		body, header := fmt.Sprintf(`{"state":%q,"reason":"round %d"}`, state, i), http.Header{"If-Match": {"*"}, "Tidings-Actor": {"moderator"}}
 		if status, _ := d.request(t, http.MethodPut, "/v1/comments/"+c.CommentID+"/moderation", body, header, nil); status != http.StatusOK {
 			t.Fatalf("moderate: status %d", status)
 		}
@@ -131,4 +131,16 @@ func TestModerationIsSeenOnPages(t *testing.T) {
 		t.Errorf("a decision takes %s to be seen", took[len(took)/2])
 	}
 	d.verify(t)
+
+	conn, err := pgx.Connect(t.Context(), d.instance(t).DatabaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	rows, _ := conn.Query(t.Context(), `SELECT concat_ws(' ', metadata->>'created_by', object->>'moderation_state', object->>'reason')
+		FROM comment_history ORDER BY version LIMIT 3`)
+	history, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if diff := cmp.Diff([]string{"dev NONE", "moderator HIDDEN round 0", "moderator APPROVED round 1"}, history); err != nil || diff != "" {
+		t.Errorf("history (-want +got): %v\n%s", err, diff)
+	}
 }
