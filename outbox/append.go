@@ -34,9 +34,16 @@ type appended struct {
 // holds the entity's lock, so the ids of one entity are in commit order. An event with no OccurredAt occurs now, by the
 // database's clock; version 0 is 1.
 func Append(ctx context.Context, tx pgx.Tx, events []event.Event) error {
+	var batch pgx.Batch
+	Queue(&batch, events)
+	return tx.SendBatch(ctx, &batch).Close()
+}
+
+// Queue is Append as the next statement of a batch of that transaction: what is filled in is there once the batch was read.
+func Queue(batch *pgx.Batch, events []event.Event) {
 	n := len(events)
 	if n == 0 {
-		return nil
+		return
 	}
 	var (
 		tenants, aggregates   = make([]int64, n), make([]int64, n)
@@ -58,19 +65,20 @@ func Append(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 			traces[i] = &e.TraceParent
 		}
 	}
-	rows, _ := tx.Query(ctx, appendSQL, pgx.StrictNamedArgs{
+	batch.Queue(appendSQL, pgx.StrictNamedArgs{
 		"tenant_ids": tenants, "aggregate_types": aggregateTypes, "aggregate_ids": aggregates, "event_types": types,
 		"event_versions": versions, "payloads": payloads, "occurred_ats": occurred, "trace_ids": traces,
+	}).Query(func(rows pgx.Rows) error {
+		got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[appended])
+		if err != nil {
+			return fmt.Errorf("append %d outbox messages: %w", n, err)
+		}
+		if len(got) != n {
+			return fmt.Errorf("append %d outbox messages: %d came back", n, len(got))
+		}
+		for i, a := range got {
+			events[i].OutboxID, events[i].ID, events[i].Partition = a.ID, a.EventID, a.Partition
+		}
+		return nil
 	})
-	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[appended])
-	if err != nil {
-		return fmt.Errorf("append %d outbox messages: %w", n, err)
-	}
-	if len(got) != n {
-		return fmt.Errorf("append %d outbox messages: %d came back", n, len(got))
-	}
-	for i, a := range got {
-		events[i].OutboxID, events[i].ID, events[i].Partition = a.ID, a.EventID, a.Partition
-	}
-	return nil
 }

@@ -171,24 +171,26 @@ func (s *Store) create(ctx context.Context, tx *unit, tenant int64, todo []creat
 	if err := s.insert(ctx, tx, tenant, todo, write, out); err != nil {
 		return err
 	}
-	events := make([]event.Event, len(write))
-	for n, i := range write {
-		if events[n], err = commentEvent(tenant, out[i].Comment, event.Created, todo[i].in.Meta); err != nil {
+	for _, i := range write {
+		e, err := commentEvent(tenant, out[i].Comment, event.Created, todo[i].in.Meta)
+		if err != nil {
 			return err
 		}
+		tx.events = append(tx.events, e)
 	}
-	return tx.append(ctx, events)
+	return nil
 }
 
-// commentSurroundingsSQL reads what decides over creates: the thread's settings and the parent.
+// commentSurroundingsSQL reads what decides over creates: the thread's settings and the parent. OFFSET 0 keeps each look-up a probe
+// per item: a plain join is planned as a scan of the tenant's comments while the tables have no statistics.
 // Index: threads_head_idx, comments_pkey.   Locks: none.
 const commentSurroundingsSQL = `
 SELECT /* store.comment_surroundings */ w.ord::int,
        coalesce((t.object ->> 'locked')::boolean, false), coalesce((t.object ->> 'premoderated')::boolean, false),
        p.path, p.created_at, p.author_state, p.moderation_state
   FROM unnest(@post_ids::bigint[], @parent_ids::uuid[]) WITH ORDINALITY AS w(post_id, parent_id, ord)
-  LEFT JOIN threads t ON t.tenant_id = @tenant::bigint AND t.post_id = w.post_id AND t.version_state = 'LATEST'
-  LEFT JOIN comments p ON p.tenant_id = @tenant::bigint AND p.comment_id = w.parent_id AND p.post_id = w.post_id`
+  LEFT JOIN LATERAL (SELECT object FROM threads WHERE tenant_id = @tenant::bigint AND post_id = w.post_id AND version_state = 'LATEST' OFFSET 0) t ON true
+  LEFT JOIN LATERAL (SELECT * FROM comments WHERE tenant_id = @tenant::bigint AND comment_id = w.parent_id OFFSET 0) p ON p.post_id = w.post_id`
 
 type surroundingsRow struct {
 	Ord             int

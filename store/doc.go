@@ -1,7 +1,7 @@
 // Package store is the write model: follows, comments and the settings of threads, and the tokens of those who write.
 //
 // Each write commits its state and its event in one transaction, the state row first (which takes the entity's lock), then the
-// outbox row:
+// outbox row, which goes to the server together with COMMIT:
 //
 //	Follow      (none) ──▶ ACTIVE v1        Unfollow   ACTIVE ──▶ REMOVED        a write that changes nothing makes no event
 //	            REMOVED ──▶ ACTIVE

@@ -200,18 +200,16 @@ func changeTurn(ctx context.Context, tx *unit, tenant int64, changes []change, t
 	if err != nil {
 		return fmt.Errorf("write %d comments: %w", n, err)
 	}
-	events := make([]event.Event, len(changed))
-	for k, r := range changed {
+	for _, r := range changed {
 		i := index[r.CommentID]
 		out[i] = CommentOutcome{Comment: r.wire(), Changed: true}
 		c := out[i].Comment
 		c.Reason = changes[i].reason
-		if events[k], err = commentEvent(tenant, c, eventType, changes[i].meta); err != nil {
+		e, err := commentEvent(tenant, c, eventType, changes[i].meta)
+		if err != nil {
 			return err
 		}
-	}
-	if err := tx.append(ctx, events); err != nil {
-		return err
+		tx.events = append(tx.events, e)
 	}
 	if len(changed) == n {
 		return nil

@@ -144,8 +144,7 @@ func transition(ctx context.Context, tx *unit, tenant int64, writes []FollowWrit
 	slices.SortFunc(changed, func(a, b followRow) int {
 		return cmp.Or(cmp.Compare(a.FollowerID, b.FollowerID), cmp.Compare(a.FolloweeID, b.FolloweeID))
 	})
-	events := make([]event.Event, len(changed))
-	for n, r := range changed {
+	for _, r := range changed {
 		i := index[pair{r.FollowerID, r.FolloweeID}]
 		out[i].Follow, out[i].Changed = r.wire(), true
 		state := out[i].Follow
@@ -154,13 +153,10 @@ func transition(ctx context.Context, tx *unit, tenant int64, writes []FollowWrit
 		if err != nil {
 			return fmt.Errorf("encode follow %d, %d: %w", r.FollowerID, r.FolloweeID, err)
 		}
-		events[n] = event.Event{
+		tx.events = append(tx.events, event.Event{
 			TenantID: tenant, AggregateType: event.AggregateFollow, AggregateID: r.FolloweeID, Type: eventType,
 			OccurredAt: r.UpdatedAt, TraceParent: writes[i].TraceParent, Payload: payload,
-		}
-	}
-	if err := tx.append(ctx, events); err != nil {
-		return err
+		})
 	}
 	if len(changed) == len(turn) {
 		return nil

@@ -137,3 +137,31 @@ func TestHotStatementsUseTheirIndexes(t *testing.T) {
 		}
 	}
 }
+
+// A new database has no statistics until something analyses its tables, and by then a load has written thousands of comments.
+func TestACreateProbesItsSurroundingsThoughThereAreNoStatistics(t *testing.T) {
+	db := testkit.Postgres(t)
+	ctx := t.Context()
+	for _, sql := range []string{
+		`ALTER TABLE comments SET (autovacuum_enabled = false)`,
+		`INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body)
+			SELECT 1, gen_random_uuid(), g / 100 + 1, lpad(g::text, 8, '0'), lpad(g::text, 22, '0'), 1, 'x' FROM generate_series(1, 3000) g`,
+	} {
+		if _, err := db.Pool(t, postgres.RoleOwner).Exec(ctx, sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := postgres.InTenant(ctx, db.Pool(t, postgres.RoleAPI), 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		rows, _ := tx.Query(ctx, "EXPLAIN "+commentSurroundingsSQL, pgx.QueryExecModeSimpleProtocol, pgx.StrictNamedArgs{
+			"tenant": int64(1), "post_ids": []int64{1}, "parent_ids": []string{"00000000-0000-7000-8000-000000000000"},
+		})
+		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if plan := strings.Join(lines, "\n"); !strings.Contains(plan, "comments_pkey") {
+			t.Errorf("the parent is looked for elsewhere:\n%s", plan)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

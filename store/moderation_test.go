@@ -1,9 +1,11 @@
 package store_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"sync"
@@ -280,53 +282,109 @@ func TestConcurrentChangesOfOneCommentMakeOneEventEach(t *testing.T) {
 	f.checkVersions(t)
 }
 
-// loseCommit is a connection on which the answer to the next COMMIT is lost: the server commits, the client sees the link end.
-type loseCommit struct {
+// tripCount counts the round trips of a connection: how often it waits for an answer after it has sent something.
+type tripCount struct {
 	net.Conn
-	armed *atomic.Bool
-	lost  bool
+	sent  atomic.Bool
+	trips *atomic.Int64
 }
 
-func (c *loseCommit) Write(b []byte) (int, error) {
-	if strings.Contains(string(b), "commit") && c.armed.CompareAndSwap(true, false) {
-		n, err := c.Conn.Write(b)
-		if err == nil {
-			_, err = c.Conn.Read(make([]byte, 1)) // the answer is on its way: it is committed
-		}
-		c.lost = true
-		return n, err
-	}
+func (c *tripCount) Write(b []byte) (int, error) {
+	c.sent.Store(true)
 	return c.Conn.Write(b)
 }
 
-func (c *loseCommit) Read(b []byte) (int, error) {
-	if c.lost {
-		return 0, net.ErrClosed
+func (c *tripCount) Read(b []byte) (int, error) {
+	if c.sent.Swap(false) {
+		c.trips.Add(1)
 	}
 	return c.Conn.Read(b)
 }
 
-func TestAWriteWhoseCommitGotNoAnswerIsSafeToRepeat(t *testing.T) {
-	db := testkit.Postgres(t)
-	f := on(t, db)
+// through returns a store of one connection, which wrap gets to see.
+func through(t *testing.T, db *testkit.DB, wrap func(net.Conn) net.Conn) *store.Store {
+	t.Helper()
 	cfg, err := pgxpool.ParseConfig(db.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var armed atomic.Bool
+	cfg.MaxConns = 1
 	cfg.ConnConfig.RuntimeParams["role"] = string(postgres.RoleAPI)
 	dial := cfg.ConnConfig.DialFunc
 	cfg.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		conn, err := dial(ctx, network, addr)
-		return &loseCommit{Conn: conn, armed: &armed}, err
+		if err != nil {
+			return nil, err
+		}
+		return wrap(conn), nil
 	}
-	cfg.ConnConfig.Config.Fallbacks = nil
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	s := store.New(pool, nil)
+	return store.New(pool, nil)
+}
+
+func TestRoundTripsOfSingleWrites(t *testing.T) {
+	var trips atomic.Int64
+	s := through(t, testkit.Postgres(t), func(conn net.Conn) net.Conn { return &tripCount{Conn: conn, trips: &trips} })
+	var c event.Comment
+	for round := range int64(2) { // in the first, statements are prepared
+		for _, w := range []struct {
+			name  string
+			want  int64
+			write func() error
+		}{
+			{"follow: begin, write, append and commit", 3, func() error {
+				_, err := s.Follow(t.Context(), tenant, []store.FollowWrite{{Meta: meta(), FollowerID: 1 + round, FolloweeID: 9}})
+				return err
+			}},
+			{"create: begin, look, take the key, write, append and commit", 5, func() error {
+				out, err := s.Create(t.Context(), tenant, []store.NewComment{{Meta: meta(), PostID: 1, AuthorID: 1, Body: "a", Key: fmt.Sprint(round)}})
+				c = out[0].Comment
+				return err
+			}},
+			{"edit", 3, func() error {
+				_, err := s.Edit(t.Context(), tenant, []store.CommentEdit{{Meta: meta(), CommentID: c.CommentID, IfVersion: 1, Body: "b"}})
+				return err
+			}},
+			{"delete", 3, func() error {
+				_, err := s.Delete(t.Context(), tenant, []store.CommentDelete{{Meta: meta(), CommentID: c.CommentID, IfVersion: 2}})
+				return err
+			}},
+		} {
+			trips.Store(0)
+			if err := w.write(); err != nil {
+				t.Fatal(err)
+			}
+			if got := trips.Load(); round > 0 && got != w.want {
+				t.Errorf("%s: %d round trips, want %d", w.name, got, w.want)
+			}
+		}
+	}
+}
+
+// loseCommit is a connection that ends when it is armed and the answer to a COMMIT arrives: the server has committed, and the
+// client does not know.
+type loseCommit struct {
+	net.Conn
+	armed *atomic.Bool
+}
+
+func (c *loseCommit) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if bytes.Contains(b[:n], []byte("COMMIT\x00")) && c.armed.CompareAndSwap(true, false) {
+		return 0, errors.Join(io.ErrUnexpectedEOF, c.Conn.Close())
+	}
+	return n, err
+}
+
+func TestAWriteWhoseCommitGotNoAnswerIsSafeToRepeat(t *testing.T) {
+	db := testkit.Postgres(t)
+	f := on(t, db)
+	var armed atomic.Bool
+	s := through(t, db, func(conn net.Conn) net.Conn { return &loseCommit{Conn: conn, armed: &armed} })
 	c := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "a"})
 
 	var stale *store.StaleError

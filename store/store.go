@@ -53,35 +53,31 @@ func New(pool *pgxpool.Pool, wake func(partition int)) *Store {
 	return &Store{pool: pool, wake: wake, slug: newSlug, threads: threads()}
 }
 
-// unit is one write transaction and the partitions that its events went to.
+// unit is one write transaction and the events of the state that it has written. They are appended last, together with COMMIT.
 type unit struct {
 	pgx.Tx
-	touched uint32 // a bit per partition
-}
-
-// append writes the events of state that this transaction has written.
-func (u *unit) append(ctx context.Context, events []event.Event) error {
-	if err := outbox.Append(ctx, u.Tx, events); err != nil {
-		return err
-	}
-	for i := range events {
-		u.touched |= 1 << events[i].Partition
-	}
-	return nil
+	events []event.Event
 }
 
 // write runs fn in a read-write transaction of the tenant and wakes the relay once it is committed. fn may run more than once,
 // so it starts its outcomes afresh.
 func (s *Store) write(ctx context.Context, tenant int64, fn func(tx *unit) error) error {
-	var touched uint32
-	err := postgres.InTenant(ctx, s.pool, tenant, pgx.TxOptions{}, func(tx pgx.Tx) error {
+	var events []event.Event
+	err := postgres.WriteInTenant(ctx, s.pool, tenant, func(tx pgx.Tx, last *pgx.Batch) error {
 		u := unit{Tx: tx}
-		err := fn(&u)
-		touched = u.touched
-		return err
+		if err := fn(&u); err != nil {
+			return err
+		}
+		events = u.events
+		outbox.Queue(last, events)
+		return nil
 	})
 	if err != nil {
 		return err
+	}
+	var touched uint32 // a bit per partition
+	for i := range events {
+		touched |= 1 << events[i].Partition
 	}
 	for ; touched != 0; touched &= touched - 1 {
 		s.wake(bits.TrailingZeros32(touched))

@@ -132,10 +132,9 @@ func (s *Store) setThreads(ctx context.Context, tx *unit, tenant int64, settings
 			OccurredAt: next.UpdatedAt.Time, TraceParent: w.TraceParent, Payload: payload,
 		})
 	}
-	if _, err := s.threads.Upsert(ctx, tx, changes); err != nil {
-		return err
-	}
-	return tx.append(ctx, events)
+	tx.events = append(tx.events, events...)
+	_, err = s.threads.Upsert(ctx, tx, changes)
+	return err
 }
 
 // threadsGetSQL reads the settings of threads, in the order of the argument, and the time.

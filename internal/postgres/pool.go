@@ -93,16 +93,27 @@ const maxAttempts = 4
 // discards a connection whose rollback fails. An error of COMMIT leaves the outcome unknown unless it is an error that the
 // server reported.
 func InTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(tx pgx.Tx) error) error {
+	return retry(func() error {
+		return inTx(ctx, pool, opts, func(tx pgx.Tx, _ *pgx.Batch) error { return fn(tx) })
+	})
+}
+
+func retry(once func() error) error {
 	for attempt := 1; ; attempt++ {
-		err := inTx(ctx, pool, opts, fn)
+		err := once()
 		if err == nil || attempt == maxAttempts || !IsConcurrency(err) {
 			return err
 		}
 	}
 }
 
-func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(tx pgx.Tx) error) (err error) {
-	tx, err := pool.BeginTx(ctx, opts)
+func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(tx pgx.Tx, last *pgx.Batch) error) (err error) {
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return fmt.Errorf("begin: %w", err)
+	}
+	defer conn.Release()
+	tx, err := conn.BeginTx(ctx, opts)
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}
@@ -117,10 +128,17 @@ func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(t
 			err = fmt.Errorf("%w (and rollback: %w)", err, rerr)
 		}
 	}()
-	if err := fn(tx); err != nil {
+	var last pgx.Batch
+	if err := fn(tx, &last); err != nil {
 		return err
 	}
-	if err := tx.Commit(ctx); err != nil {
+	if last.Len() == 0 {
+		err = tx.Commit(ctx)
+	} else {
+		last.Queue("commit")
+		err = conn.SendBatch(ctx, &last).Close()
+	}
+	if err != nil {
 		return fmt.Errorf("commit: %w", err)
 	}
 	done = true
@@ -135,8 +153,20 @@ func InTenant(ctx context.Context, pool *pgxpool.Pool, tenant int64, opts pgx.Tx
 		begin += " isolation level " + string(opts.IsoLevel)
 	}
 	begin += " " + string(opts.AccessMode) + " " + string(opts.DeferrableMode)
-	opts.BeginQuery = begin + "; set local tidings.tenant = '" + strconv.FormatInt(tenant, 10) + "'"
+	opts.BeginQuery = begin + setTenant(tenant)
 	return InTx(ctx, pool, opts, fn)
+}
+
+func setTenant(tenant int64) string {
+	return "; set local tidings.tenant = '" + strconv.FormatInt(tenant, 10) + "'"
+}
+
+// WriteInTenant is InTenant for the small writes that a client waits for. What fn leaves in last goes to the server together with
+// COMMIT, in one round trip, and the server commits only if all of it succeeds; what a callback of last returns comes after that
+// and takes nothing back.
+func WriteInTenant(ctx context.Context, pool *pgxpool.Pool, tenant int64, fn func(tx pgx.Tx, last *pgx.Batch) error) error {
+	opts := pgx.TxOptions{BeginQuery: "begin" + setTenant(tenant)}
+	return retry(func() error { return inTx(ctx, pool, opts, fn) })
 }
 
 // setTenantSQL makes the transaction's tenant the one that row-level security compares with.

@@ -1,0 +1,55 @@
+package store_test
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/store"
+)
+
+// BenchmarkWrites has single writes that change something, one at a time and by 16 clients. The servers of the tests do not sync to
+// disk, so what is measured is round trips and statements.
+func BenchmarkWrites(b *testing.B) {
+	s := store.New(testkit.Postgres(b).Pool(b, postgres.RoleAPI), nil)
+	ctx := context.Background()
+	var n atomic.Int64
+	for name, write := range map[string]func(i int64) error{
+		"follow": func(i int64) error {
+			out, err := s.Follow(ctx, tenant, []store.FollowWrite{{Meta: meta(), FollowerID: i, FolloweeID: 1 << 40}})
+			if err == nil && !out[0].Changed {
+				err = fmt.Errorf("%+v", out[0])
+			}
+			return err
+		},
+		"create": func(i int64) error {
+			out, err := s.Create(ctx, tenant, []store.NewComment{{Meta: meta(), PostID: 1 + i%1000, AuthorID: i, Body: "a comment", Key: fmt.Sprint(i)}})
+			if err == nil && !out[0].Changed {
+				err = fmt.Errorf("%+v", out[0])
+			}
+			return err
+		},
+	} {
+		b.Run(name+"/1", func(b *testing.B) {
+			for b.Loop() {
+				if err := write(n.Add(1)); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		b.Run(name+"/16", func(b *testing.B) {
+			b.SetParallelism(8) // times GOMAXPROCS
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					if err := write(n.Add(1)); err != nil {
+						b.Error(err)
+						return
+					}
+				}
+			})
+		})
+	}
+}
