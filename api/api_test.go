@@ -301,7 +301,8 @@ func TestBadInput(t *testing.T) {
 	f := open(t)
 	const post, settings, check = "/v1/posts/5/comments", "/v1/posts/8/thread", "/v1/follows:check"
 	parent := f.comment(t, 5, "parent").text("comment_id")
-	elsewhere := f.comment(t, 6, "elsewhere").text("comment_id")
+	other := f.comment(t, 6, "elsewhere")
+	elsewhere, elsewhereSlug := other.text("comment_id"), other.text("slug")
 	deleted := f.comment(t, 5, "deleted").text("comment_id")
 	f.want(t, 204, "DELETE", "/v1/comments/"+deleted, "", `If-Match: "1"`)
 	f.want(t, 201, "POST", post, `{"author_id":"3","body":"keyed"}`, "Idempotency-Key: k")
@@ -309,7 +310,9 @@ func TestBadInput(t *testing.T) {
 	f.want(t, 200, "PUT", settings, `{"locked":true}`)
 	foreign := f
 	foreign.token = f.newToken(t, 2, "foreigner", store.Roles()...)
-	theirs := foreign.comment(t, 5, "theirs").text("comment_id")
+	foreigners := foreign.comment(t, 5, "theirs")
+	theirs, theirSlug := foreigners.text("comment_id"), foreigners.text("slug")
+	f.catchUp(t)
 	reader, writer := f.newToken(t, tenant, "reader", store.RoleRead), f.newToken(t, tenant, "writer", store.RoleWrite)
 
 	body := func(b string) string { return fmt.Sprintf(`{"author_id":"3","body":%s}`, b) }
@@ -389,6 +392,29 @@ func TestBadInput(t *testing.T) {
 		{"an unknown comment", "GET", "/v1/comments/00000000-0000-7000-8000-000000000000", "", nil, 404, "not-found", ""},
 		{"a comment that is no UUID", "GET", "/v1/comments/1", "", nil, 422, "validation-failed", "id"},
 		{"a comment in braces", "GET", "/v1/comments/{" + parent + "}", "", nil, 422, "validation-failed", "id"},
+		{"a skip below 0", "GET", post + "?skip=-1", "", nil, 422, "validation-failed", "skip"},
+		{"a skip that is no number", "GET", post + "?skip=1e3", "", nil, 422, "validation-failed", "skip"},
+		{"a skip of 2^63", "GET", post + "?skip=9223372036854775808", "", nil, 422, "validation-failed", "skip"},
+		{"a skip with a cursor", "GET", post + "?skip=1&cursor=x", "", nil, 422, "validation-failed", "skip"},
+		{"a skip around a comment", "GET", post + "?skip=1&around=" + parent, "", nil, 422, "validation-failed", "skip"},
+		{"a skip in the threaded order", "GET", post + "?skip=1&order=threaded", "", nil, 422, "validation-failed", "skip"},
+		{"around what is no UUID", "GET", post + "?around=1", "", nil, 422, "validation-failed", "around"},
+		{"around with a cursor", "GET", post + "?cursor=x&around=" + parent, "", nil, 422, "validation-failed", "around"},
+		{"around, newest first", "GET", post + "?order=newest&around=" + parent, "", nil, 422, "validation-failed", "around"},
+		{"around an unknown comment", "GET", post + "?around=00000000-0000-7000-8000-000000000000", "", nil, 404, "not-found", ""},
+		{"around a comment of another post", "GET", post + "?around=" + elsewhere, "", nil, 404, "not-found", ""},
+		{"around another tenant's comment", "GET", post + "?around=" + theirs, "", nil, 404, "not-found", ""},
+		{"an unknown slug", "GET", post + "/by-slug/00000000", "", nil, 404, "not-found", ""},
+		{"a slug of another post", "GET", post + "/by-slug/" + elsewhereSlug, "", nil, 404, "not-found", ""},
+		{"another tenant's slug", "GET", post + "/by-slug/" + theirSlug, "", nil, 404, "not-found", ""},
+		{"a slug with NUL", "GET", post + "/by-slug/abcd234\x00", "", nil, 422, "validation-failed", "slug"},
+		{"a slug too long", "GET", post + "/by-slug/abcd23456", "", nil, 422, "validation-failed", "slug"},
+		{"replies to an unknown comment", "GET", "/v1/comments/00000000-0000-7000-8000-000000000000/replies", "", nil, 404, "not-found", ""},
+		{"replies to another tenant's comment", "GET", "/v1/comments/" + theirs + "/replies", "", nil, 404, "not-found", ""},
+		{"replies to what is no UUID", "GET", "/v1/comments/x/replies", "", nil, 422, "validation-failed", "id"},
+		{"a tree by skip", "GET", post + "/tree?skip=1", "", nil, 422, "validation-failed", "skip"},
+		{"pending for a writer", "GET", "/v1/moderation/pending", "", []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
+		{"pending of post 0", "GET", "/v1/moderation/pending?post_id=0", "", nil, 422, "validation-failed", "post_id"},
 		{"an order that is none", "GET", post + "?order=best", "", nil, 422, "validation-failed", "order"},
 		{"an unknown parameter", "GET", post + "?offset=5", "", nil, 422, "validation-failed", "offset"},
 		{"a parameter twice", "GET", post + "?limit=5&limit=6", "", nil, 400, "bad-request", "limit"},
@@ -479,9 +505,13 @@ func TestBadInput(t *testing.T) {
 			c{"post " + id, "POST", "/v1/posts/" + id + "/comments", body(`"x"`), nil, 422, "validation-failed", "post_id"},
 			c{"settings of " + id, "PUT", "/v1/posts/" + id + "/thread", "{}", nil, 422, "validation-failed", "post_id"},
 			c{"thread of " + id, "GET", "/v1/posts/" + id + "/comments", "", nil, 422, "validation-failed", "post_id"},
+			c{"tree of " + id, "GET", "/v1/posts/" + id + "/comments/tree", "", nil, 422, "validation-failed", "post_id"},
+			c{"summary of " + id, "GET", "/v1/posts/" + id + "/summary", "", nil, 422, "validation-failed", "post_id"},
+			c{"comments of user " + id, "GET", "/v1/users/" + id + "/comments", "", nil, 422, "validation-failed", "id"},
 		)
 	}
-	for _, path := range []string{"/v1/users/1/followers", "/v1/users/1/following", "/v1/outbox/dlq", post, post + "?order=threaded"} {
+	for _, path := range []string{"/v1/users/1/followers", "/v1/users/1/following", "/v1/outbox/dlq", post, post + "?order=threaded", post + "?order=newest",
+		"/v1/comments/" + parent + "/replies", "/v1/users/1/comments", "/v1/moderation/pending"} {
 		sep := "?"
 		if strings.Contains(path, "?") {
 			sep = "&"
@@ -588,8 +618,8 @@ func TestEveryRouteNeedsAToken(t *testing.T) {
 			}
 		}
 	}
-	if n != 21 {
-		t.Errorf("%d routes, want 21", n)
+	if n != 27 {
+		t.Errorf("%d routes, want 27", n)
 	}
 }
 
@@ -607,9 +637,10 @@ func TestDocuments(t *testing.T) {
 	}
 	slices.Sort(got)
 	want := []string{
-		"DELETE /v1/comments/{id}", "DELETE /v1/follows/{follower_id}/{followee_id}", "GET /v1/comments/{id}",
-		"GET /v1/follows/{follower_id}/{followee_id}", "GET /v1/outbox/dlq", "GET /v1/outbox/dlq/{id}", "GET /v1/posts/{post_id}/comments", "GET /v1/posts/{post_id}/thread",
-		"GET /v1/users/{id}/counts", "GET /v1/users/{id}/followers", "GET /v1/users/{id}/following", "GET /v1/users/{id}/mutuals/{other}", "PATCH /v1/comments/{id}",
+		"DELETE /v1/comments/{id}", "DELETE /v1/follows/{follower_id}/{followee_id}", "GET /v1/comments/{id}", "GET /v1/comments/{id}/replies",
+		"GET /v1/follows/{follower_id}/{followee_id}", "GET /v1/moderation/pending", "GET /v1/outbox/dlq", "GET /v1/outbox/dlq/{id}", "GET /v1/posts/{post_id}/comments",
+		"GET /v1/posts/{post_id}/comments/by-slug/{slug}", "GET /v1/posts/{post_id}/comments/tree", "GET /v1/posts/{post_id}/summary", "GET /v1/posts/{post_id}/thread",
+		"GET /v1/users/{id}/comments", "GET /v1/users/{id}/counts", "GET /v1/users/{id}/followers", "GET /v1/users/{id}/following", "GET /v1/users/{id}/mutuals/{other}", "PATCH /v1/comments/{id}",
 		"POST /v1/follows:check", "POST /v1/outbox/dlq/{id}/discard", "POST /v1/outbox/dlq/{id}/retry", "POST /v1/posts/{post_id}/comments", "POST /v1/users:counts",
 		"PUT /v1/comments/{id}/moderation", "PUT /v1/follows/{follower_id}/{followee_id}", "PUT /v1/posts/{post_id}/thread",
 	}
@@ -717,54 +748,6 @@ func TestListsAndCountsComeFromTheProjection(t *testing.T) {
 	}
 	if theirs, _ := foreign.walk(t, "/v1/users/42/followers?", 50); len(theirs) != 1 || theirs[0]["user_id"] != "5000" {
 		t.Errorf("another tenant's followers: %v", theirs)
-	}
-}
-
-func TestThreadPages(t *testing.T) {
-	f := open(t)
-	// 30 first comments, the even ones with two replies each; every comment of them at the same time as its neighbour.
-	f.exec(t, `INSERT INTO thread_comments (tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state,
-			version, created_at, updated_at, visible, shown)
-		SELECT 1, ('00000000-0000-7000-8000-' || lpad(n::text, 12, '0'))::uuid, 5, NULL, 's' || n, p, 3, 'body ' || n, 'ACTIVE', 'NONE', 1, t, t, true, true
-		  FROM (SELECT g AS n, lpad(to_hex(g / 2), 14, '0') || lpad(g::text, 8, '0') AS p, timestamptz '2026-01-01' + (g / 2) * interval '1 microsecond' AS t
-		          FROM generate_series(1, 30) g) x`)
-	f.exec(t, `INSERT INTO thread_comments (tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state,
-			version, created_at, updated_at, visible, shown)
-		SELECT 1, ('00000000-0000-7000-9000-' || lpad(n::text || r::text, 12, '0'))::uuid, 5, c.comment_id, 'r' || n || r, c.path || '/' || lpad(r::text, 22, '0'), 4,
-		       'reply', 'ACTIVE', 'NONE', 1, c.created_at + interval '1 second', c.created_at + interval '1 second', true, true
-		  FROM generate_series(2, 30, 2) n CROSS JOIN generate_series(1, 2) r JOIN thread_comments c ON c.slug = 's' || n`)
-	f.exec(t, `UPDATE thread_comments SET author_state = 'DELETED', visible = false, visible_descendants = 2 WHERE slug = 's4'`)
-	f.exec(t, `UPDATE thread_comments SET author_state = 'DELETED', visible = false, shown = false WHERE slug = 's3'`)
-
-	for _, order := range []struct{ name, sql string }{
-		{"oldest", `SELECT slug FROM thread_comments WHERE visible ORDER BY created_at, comment_id`},
-		{"threaded", `SELECT slug FROM thread_comments WHERE shown ORDER BY path`},
-	} {
-		rows, _ := f.system.Query(t.Context(), order.sql)
-		want, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, limit := range []int{1, 4, 29, 200} {
-			items, _ := f.walk(t, "/v1/posts/5/comments?order="+order.name, limit)
-			var got []string
-			for _, item := range items {
-				got = append(got, item["slug"].(string))
-				if item["slug"] == "s4" && (item["state"] != "deleted" || item["body"] != nil || item["author_id"] != nil) {
-					t.Errorf("a tombstone: %v", item)
-				}
-			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("%s by %d (-want +got):\n%s", order.name, limit, diff)
-			}
-		}
-	}
-	cursor := f.want(t, 200, "GET", "/v1/posts/5/comments?limit=1", "").text("next")
-	if a := f.do(t, "GET", "/v1/posts/5/comments?order=threaded&cursor="+cursor, ""); a.text("code") != "cursor-invalid" {
-		t.Errorf("a cursor of the other order: %d %s", a.StatusCode, a.body)
-	}
-	if a := f.want(t, 200, "GET", "/v1/posts/6/comments", ""); !strings.Contains(a.body, `"items":[]`) || a.text("as_of") != "1970-01-01T00:00:00.000000Z" {
-		t.Errorf("an unknown post: %s", a.body)
 	}
 }
 

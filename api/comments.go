@@ -5,10 +5,8 @@ import (
 	"net/http"
 
 	"github.com/danielgtaylor/huma/v2"
-	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/projections/threadcache"
 	"github.com/tidings/tidings/store"
 )
 
@@ -37,13 +35,6 @@ func commentOf(c event.Comment) *Comment {
 		v.AuthorID, v.Body = 0, ""
 	}
 	return v
-}
-
-// CommentList is one page.
-type CommentList struct {
-	Items []*Comment `json:"items" nullable:"false"`
-	Next  string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
-	AsOf  event.Time `json:"as_of" format:"date-time" doc:"Everything that was published up to then is in the list."`
 }
 
 // userID is an id in a body.
@@ -93,14 +84,6 @@ type commentOutput struct {
 	Body     *Comment
 }
 
-type threadInput struct {
-	PostID id     `path:"post_id"`
-	Order  string `query:"order" default:"oldest" enum:"oldest,threaded" doc:"oldest: visible comments by age. threaded: each comment, then its replies; a gone comment with a visible one below it is a tombstone."`
-	Page
-}
-
-type threadOutput struct{ Body CommentList }
-
 func (s *server) commentRoutes() {
 	const post, comment, tag = "/v1/posts/{post_id}/comments", "/v1/comments/{id}", "Comments"
 	body := []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType, codeBodyEmpty, codeBodyTooLong, codeBodyInvalid}
@@ -110,11 +93,6 @@ func (s *server) commentRoutes() {
 		description: "In a premoderated thread the comment starts pending.",
 		codes:       append(body[:len(body):len(body)], codeParentUnknown, codeParentGone, codeThreadLocked, codeTooDeep, codeKeyReused),
 	}, s.createComment)
-	register(s, route{
-		method: http.MethodGet, path: post, id: "list-comments", tag: tag, role: store.RoleRead, status: http.StatusOK,
-		summary: "List the comments of a post", description: "From a projection. A post that nobody knows has none.",
-		codes: []string{codeCursorInvalid},
-	}, s.listComments)
 	register(s, route{
 		method: http.MethodGet, path: comment, id: "get-comment", tag: tag, role: store.RoleRead, status: http.StatusOK,
 		summary:     "Read a comment",
@@ -211,59 +189,4 @@ func (s *server) deleteComment(ctx context.Context, in *deleteInput) (*noContent
 		return nil, err
 	}
 	return nil, out[0].Err
-}
-
-// oldestCursor is what a cursor of a chronological page carries.
-type oldestCursor struct {
-	At event.Time `json:"t"`
-	ID string     `json:"c"`
-}
-
-func (s *server) listComments(ctx context.Context, in *threadInput) (*threadOutput, error) {
-	tenant, post := callerOf(ctx).TenantID, in.PostID.int64()
-	l := list{tenant: tenant, name: "comments " + in.Order, of: post}
-	var read func(tx pgx.Tx) ([]event.Comment, error)
-	var last func(event.Comment) any
-	switch in.Order {
-	case "threaded":
-		var after string
-		if in.Cursor != "" {
-			if err := s.cursors.decode(l, in.Cursor, &after); err != nil {
-				return nil, err
-			}
-		}
-		read = func(tx pgx.Tx) ([]event.Comment, error) {
-			return threadcache.Threaded(ctx, tx, post, after, in.Limit+1)
-		}
-		last = func(c event.Comment) any { return c.Path }
-	default:
-		var after *threadcache.OldestCursor
-		if in.Cursor != "" {
-			var c oldestCursor
-			if err := s.cursors.decode(l, in.Cursor, &c); err != nil {
-				return nil, err
-			}
-			after = &threadcache.OldestCursor{CreatedAt: c.At.Time, CommentID: c.ID}
-		}
-		read = func(tx pgx.Tx) ([]event.Comment, error) { return threadcache.Oldest(ctx, tx, post, after, in.Limit+1) }
-		last = func(c event.Comment) any { return oldestCursor{At: c.CreatedAt, ID: c.CommentID} }
-	}
-	var rows []event.Comment
-	asOf, err := s.project(ctx, tenant, threadcache.Name, func(tx pgx.Tx) error {
-		var err error
-		rows, err = read(tx)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	rows, next, err := newPage(s, l, in.Limit, rows, last)
-	if err != nil {
-		return nil, err
-	}
-	items := make([]*Comment, len(rows))
-	for i, c := range rows {
-		items[i] = commentOf(c)
-	}
-	return &threadOutput{Body: CommentList{Items: items, Next: next, AsOf: asOf}}, nil
 }

@@ -91,6 +91,7 @@ const (
 	codeBodyInvalid       = "body-invalid"
 	codeParentUnknown     = "parent-unknown"
 	codeTooDeep           = "too-deep"
+	codeThreadTooLarge    = "thread-too-large"
 	codeKeyReused         = "idempotency-key-reused"
 	codeIfMatchMissing    = "if-match-missing"
 	codeInternal          = "internal"
@@ -136,6 +137,7 @@ func problemKinds() []problemKind {
 		{Code: codeBodyInvalid, Status: 422, Title: "The comment's body holds NUL or invalid UTF-8", is: store.ErrBodyText, at: body},
 		{Code: codeParentUnknown, Status: 422, Title: "The parent is not a comment of this post", is: store.ErrParentUnknown, at: parent},
 		{Code: codeTooDeep, Status: 422, Title: fmt.Sprintf("Replies nest at most %d deep", store.MaxDepth), is: store.ErrTooDeep, at: parent},
+		{Code: codeThreadTooLarge, Status: 422, Title: fmt.Sprintf("The tree has more than %d comments; read it in pages", maxTree)},
 		{Code: codeKeyReused, Status: 422, Title: "The Idempotency-Key was used with another request", is: store.ErrKeyReused, at: FieldError{Header: "Idempotency-Key"}},
 		{Code: codeIfMatchMissing, Status: 428, Title: "The request needs If-Match with the version that it is about"},
 		{Code: codeInternal, Status: 500, Title: "The server is at fault"},

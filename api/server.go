@@ -76,6 +76,7 @@ func New(cfg Config, deps Deps) (http.Handler, error) {
 	s.userRoutes()
 	s.relationRoutes()
 	s.commentRoutes()
+	s.discussionRoutes()
 	s.moderationRoutes()
 	s.dlqRoutes()
 	if err := s.documentRoutes(); err != nil {

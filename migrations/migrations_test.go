@@ -146,6 +146,9 @@ INSERT INTO consumer_dead_letter_actions (actor, action, dead_letter_id, consume
 INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at) VALUES (1, 1, 2, true, 1, now());
 INSERT INTO follower_counts (tenant_id, user_id) VALUES (1, 2);
 INSERT INTO follower_shards (tenant_id, user_id, shards) VALUES (1, 2, 2);
+INSERT INTO thread_buckets (tenant_id, post_id, level, first_at, first_id, visible) VALUES (1, 1, 0, '-infinity', gen_random_uuid(), 1);
+INSERT INTO thread_totals (tenant_id, post_id, total) VALUES (1, 1, 1);
+INSERT INTO thread_settings (tenant_id, post_id, locked, premoderated, title, version) VALUES (1, 1, false, false, '', 1);
 INSERT INTO thread_comments (tenant_id, comment_id, post_id, slug, path, author_id, body, author_state, moderation_state, version, created_at,
     updated_at, visible, shown)
   VALUES (1, gen_random_uuid(), 1, 'aaaaaaaa', 'p', 1, 'x', 'ACTIVE', 'NONE', 1, now(), now(), true, true);

@@ -242,7 +242,7 @@ func (r *rig) read(ctx context.Context) (now seen, err error) {
 		if err != nil {
 			return err
 		}
-		comments, err := threadcache.Oldest(ctx, tx, growingPost, nil, 200)
+		comments, err := threadcache.Page(ctx, tx, growingPost, threadcache.Oldest, nil, 200)
 		if err != nil {
 			return err
 		}

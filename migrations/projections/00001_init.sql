@@ -154,6 +154,45 @@ CREATE TABLE thread_comments (
 CREATE UNIQUE INDEX thread_comments_path_idx ON thread_comments (tenant_id, post_id, path);
 CREATE INDEX thread_comments_threaded_idx ON thread_comments (tenant_id, post_id, path) WHERE shown;
 CREATE INDEX thread_comments_oldest_idx ON thread_comments (tenant_id, post_id, created_at, comment_id) WHERE visible;
+CREATE INDEX thread_comments_author_idx ON thread_comments (tenant_id, author_id, created_at, comment_id) WHERE visible;
+-- Without the post: the writer's probes by path are to find one index that begins with tenant and post, and a slug is rare enough.
+CREATE INDEX thread_comments_slug_idx ON thread_comments (tenant_id, slug);
+CREATE INDEX thread_comments_pending_idx ON thread_comments (tenant_id, created_at, comment_id)
+  WHERE moderation_state = 'PENDING' AND author_state = 'ACTIVE';
+CREATE INDEX thread_comments_pending_post_idx ON thread_comments (tenant_id, post_id, created_at, comment_id)
+  WHERE moderation_state = 'PENDING' AND author_state = 'ACTIVE';
+
+-- thread_buckets: how many visible comments there are in each range of a post's chronological order. Level 0 are buckets of
+-- 100 to 200 comments, level 1 groups of 100 to 200 buckets; fewer after deletions, for ranges are split and never joined. A range
+-- begins at its key and ends below the next of its level; the first of a post begins at -infinity.
+CREATE TABLE thread_buckets (
+  tenant_id bigint      NOT NULL,
+  post_id   bigint      NOT NULL,
+  level     smallint    NOT NULL CHECK (level IN (0, 1)),
+  first_at  timestamptz NOT NULL,
+  first_id  uuid        NOT NULL,
+  visible   int         NOT NULL CHECK (visible >= 0),
+  PRIMARY KEY (tenant_id, post_id, level, first_at, first_id)
+) WITH (fillfactor = 70);
+
+-- thread_totals: how many comments a post has had, whatever became of them.
+CREATE TABLE thread_totals (
+  tenant_id bigint NOT NULL,
+  post_id   bigint NOT NULL,
+  total     bigint NOT NULL CHECK (total > 0),
+  PRIMARY KEY (tenant_id, post_id)
+) WITH (fillfactor = 70);
+
+-- thread_settings: the settings of threads, apart from the counts: their events are in another partition.
+CREATE TABLE thread_settings (
+  tenant_id    bigint  NOT NULL,
+  post_id      bigint  NOT NULL,
+  locked       boolean NOT NULL,
+  premoderated boolean NOT NULL,
+  title        text    NOT NULL,
+  version      bigint  NOT NULL,
+  PRIMARY KEY (tenant_id, post_id)
+);
 
 -- comment_history and follow_history: who did what, when (package versioned). Records, not projections: never rebuilt.
 CREATE SEQUENCE history_version_id AS bigint START 100000000001;
@@ -191,7 +230,8 @@ CREATE UNIQUE INDEX follow_history_version_idx ON follow_history (tenant_id, fol
 DO $$
 DECLARE t text;
 BEGIN
-  FOREACH t IN ARRAY ARRAY['consumer_dead_letters', 'consumer_dead_letter_actions', 'follow_edges', 'follower_shards', 'follower_counts', 'thread_comments', 'comment_history', 'follow_history'] LOOP
+  FOREACH t IN ARRAY ARRAY['consumer_dead_letters', 'consumer_dead_letter_actions', 'follow_edges', 'follower_shards', 'follower_counts', 'thread_comments',
+                           'thread_buckets', 'thread_totals', 'thread_settings', 'comment_history', 'follow_history'] LOOP
     EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', t);
     EXECUTE format($p$CREATE POLICY tenant ON %I TO tidings_api
       USING (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)
@@ -201,9 +241,10 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
-GRANT SELECT ON consumer_dead_letters, follow_edges, follower_shards, follower_counts, thread_comments, comment_history, follow_history, consumer_offsets TO tidings_api;
+GRANT SELECT ON consumer_dead_letters, follow_edges, follower_shards, follower_counts, thread_comments,
+  thread_buckets, thread_totals, thread_settings, comment_history, follow_history, consumer_offsets TO tidings_api;
 GRANT USAGE ON SEQUENCE history_version_id TO tidings_system;
 GRANT SELECT, INSERT ON consumer_dead_letter_actions TO tidings_system; -- an audit: nobody changes it
 GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_pauses TO tidings_system;
 GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_offsets, consumer_dead_letters, leases, lease_members, follow_edges, follower_shards, follower_counts,
-  thread_comments, comment_history, follow_history TO tidings_system;
+  thread_comments, thread_buckets, thread_totals, thread_settings, comment_history, follow_history TO tidings_system;

@@ -2,8 +2,10 @@ package threadcache
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -78,5 +80,122 @@ func BenchmarkApply(b *testing.B) {
 			}
 			b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "events/s")
 		})
+	}
+}
+
+// documentsSQL makes what buckets would be as documents: one row with all visible comments of the bucket.
+const documentsSQL = `
+CREATE TABLE thread_documents AS
+SELECT b.tenant_id, b.post_id, b.first_at, b.first_id,
+       (SELECT jsonb_agg(jsonb_build_object('comment_id', c.comment_id, 'post_id', c.post_id::text, 'slug', c.slug, 'path', c.path, 'author_id', c.author_id::text,
+                 'body', c.body, 'author_state', c.author_state, 'moderation_state', c.moderation_state, 'version', c.version,
+                 'created_at', c.created_at, 'updated_at', c.updated_at) ORDER BY c.created_at, c.comment_id)
+          FROM thread_comments c WHERE c.tenant_id = b.tenant_id AND c.post_id = b.post_id AND c.visible
+           AND (c.created_at, c.comment_id) >= (b.first_at, b.first_id) AND (c.created_at, c.comment_id) < (b.next_at, b.next_id)) AS comments
+  FROM (SELECT *, lead(first_at, 1, 'infinity') OVER w AS next_at, lead(first_id, 1, first_id) OVER w AS next_id
+          FROM thread_buckets WHERE level = 0 WINDOW w AS (PARTITION BY tenant_id, post_id ORDER BY first_at, first_id)) b`
+
+// skipDocumentsSQL is skipOldestSQL with documents: the bucket's, and the next one.
+var skipDocumentsSQL = skipOldestSQL[:strings.Index(skipOldestSQL, "SELECT /* threadcache")] + `
+SELECT comments, (SELECT @skip - before FROM bucket_at) FROM thread_documents
+ WHERE tenant_id = current_setting('tidings.tenant')::bigint AND post_id = @post
+   AND (first_at, first_id) >= ((SELECT first_at FROM bucket_at), (SELECT first_id FROM bucket_at))
+ ORDER BY first_at, first_id LIMIT 2`
+
+func skipDocuments(ctx context.Context, tx pgx.Tx, skip int64, limit int) (page []event.Comment, err error) {
+	rows, _ := tx.Query(ctx, skipDocumentsSQL, pgx.StrictNamedArgs{"post": 1, "skip": skip})
+	var document []byte
+	var rest int
+	_, err = pgx.ForEachRow(rows, []any{&document, &rest}, func() error {
+		var comments []event.Comment
+		if err := json.Unmarshal(document, &comments); err != nil {
+			return err
+		}
+		if page == nil {
+			comments = comments[rest:]
+		}
+		page = append(page, comments[:min(len(comments), limit-len(page))]...)
+		return nil
+	})
+	return page, err
+}
+
+// BenchmarkPages reads pages of 50 of one post with 1,000,000 comments of 180 bytes, 10,000 of which are deleted: the first, at random
+// places between 850,000 and 950,000, and the latter from documents as well, which is what docs/adr/0005-buckets-are-counts.md
+// compares. Each page is in a transaction of its own as in the API, and the four are read in turn.
+func BenchmarkPages(b *testing.B) {
+	const size, batch, deleted, limit = 1_000_000, 4000, 10_000, 50
+	db := testkit.Postgres(b)
+	pool, api := db.Pool(b, postgres.RoleSystem), db.Pool(b, postgres.RoleAPI)
+	ctx := context.Background()
+	r := rand.New(rand.NewPCG(1, 2))
+	began := time.Now()
+	load := func(events []event.Event) {
+		if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, asConsumersDoSQL); err != nil {
+				return err
+			}
+			return New().Apply(ctx, tx, events)
+		}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for n := 0; n < size; n += batch {
+		events := make([]event.Event, batch)
+		for i := range events {
+			events[i] = toEvent(1, written(1, n+i, nil))
+		}
+		load(events)
+	}
+	b.Logf("%d comments in one post: %.0f events/s", size, size/time.Since(began).Seconds())
+	began = time.Now()
+	gone := r.Perm(size)[:deleted]
+	for n := 0; n < deleted; n += batch / 2 {
+		var events []event.Event
+		for _, i := range gone[n : n+batch/2] {
+			c := written(1, i, nil)
+			c.Version, c.AuthorState, c.Body = 2, event.AuthorDeleted, ""
+			events = append(events, toEvent(1, c))
+		}
+		load(events)
+	}
+	b.Logf("%d deletions: %.0f events/s", deleted, deleted/time.Since(began).Seconds())
+	owner := db.Pool(b, postgres.RoleOwner)
+	for _, sql := range []string{documentsSQL, `ALTER TABLE thread_documents ADD PRIMARY KEY (tenant_id, post_id, first_at, first_id)`,
+		`GRANT SELECT ON thread_documents TO tidings_api`, `VACUUM ANALYZE thread_comments, thread_buckets, thread_documents`} {
+		if _, err := owner.Exec(ctx, sql); err != nil {
+			b.Fatal(err)
+		}
+	}
+	deep := func() int64 { return 850_000 + r.Int64N(100_000) }
+	reads := []struct {
+		name string
+		read func(tx pgx.Tx) ([]event.Comment, error)
+		took []time.Duration
+	}{
+		{name: "first", read: func(tx pgx.Tx) ([]event.Comment, error) { return Page(ctx, tx, 1, Oldest, nil, limit) }},
+		{name: "deep", read: func(tx pgx.Tx) ([]event.Comment, error) { return Skip(ctx, tx, 1, Oldest, deep(), limit) }},
+		{name: "deepnewest", read: func(tx pgx.Tx) ([]event.Comment, error) { return Skip(ctx, tx, 1, Newest, deep(), limit) }},
+		{name: "documents", read: func(tx pgx.Tx) ([]event.Comment, error) { return skipDocuments(ctx, tx, deep(), limit) }},
+	}
+	for b.Loop() {
+		for i := range reads {
+			began := time.Now()
+			err := postgres.InTenant(ctx, api, 1, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+				page, err := reads[i].read(tx)
+				if err == nil && len(page) != limit {
+					err = fmt.Errorf("%s: %d comments", reads[i].name, len(page))
+				}
+				return err
+			})
+			if err != nil {
+				b.Fatal(err)
+			}
+			reads[i].took = append(reads[i].took, time.Since(began))
+		}
+	}
+	for _, r := range reads {
+		slices.Sort(r.took)
+		b.ReportMetric(float64(r.took[len(r.took)/2].Microseconds()), r.name+"-p50-us")
 	}
 }

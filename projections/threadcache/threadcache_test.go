@@ -13,6 +13,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"pgregory.net/rapid"
 
 	"github.com/tidings/tidings/event"
@@ -28,7 +29,7 @@ var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 // made is comment n of a thread: its place in it never changes.
 func made(n int, parent *event.Comment) event.Comment {
 	c := event.Comment{
-		CommentID: fmt.Sprintf("00000000-0000-7000-8000-%012d", n), PostID: 5, Slug: fmt.Sprintf("%08d", n), AuthorID: event.ID(n + 1),
+		CommentID: fmt.Sprintf("00000000-0000-7000-8000-%012d", n), PostID: 5, Slug: fmt.Sprintf("%08d", n), AuthorID: event.ID(n%3 + 1),
 		Body: fmt.Sprint("body ", n), AuthorState: event.AuthorActive, ModerationState: event.ModerationNone, Version: 1, Actor: "test",
 	}
 	c.CreatedAt.Time = start.Add(time.Duration(n/2) * time.Second) // in pairs, to test ties
@@ -46,7 +47,7 @@ func at(c event.Comment, n int, version int64) event.Comment {
 	if version == 1 {
 		return c
 	}
-	switch (int64(n) + version) % 5 {
+	switch (int64(n) + version) % 6 {
 	case 0:
 		c.AuthorState = event.AuthorDeleted
 	case 1:
@@ -57,6 +58,8 @@ func at(c event.Comment, n int, version int64) event.Comment {
 		c.Body += fmt.Sprint(", version ", version)
 	case 4:
 		c.AuthorState, c.Body = event.AuthorErased, ""
+	case 5:
+		c.ModerationState = event.ModerationPending
 	}
 	if !event.BodyTravels(c.AuthorState, c.ModerationState) {
 		c.Body = ""
@@ -81,7 +84,11 @@ func toEvent(tenant int64, c event.Comment) event.Event {
 func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := context.Background()
-	for i, sql := range []string{oldestSQL, threadedSQL, commentsSQL, descendantsSQL, truthSQL, rowsSQL, truthPageSQL} {
+	for i, sql := range []string{
+		oldestSQL, newestSQL, skipOldestSQL, skipNewestSQL, threadedSQL, byIDSQL, bySlugSQL, byAuthorSQL, pendingSQL, pendingOfPostSQL, summarySQL,
+		readSettingsSQL, settingsSQL, commentsSQL, descendantsSQL, countsSQL, splitBucketsSQL, splitGroupsSQL, totalsSQL,
+		truthSQL, rowsSQL, truthPlacesSQL, rangesSQL, truthThreadsSQL, threadsSQL, truthPageSQL, truthSettingsSQL,
+	} {
 		query, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -92,23 +99,45 @@ func TestStatements(t *testing.T) {
 	}
 }
 
-// model is what readers are to see: the newest version of each comment that was delivered.
-type model map[string]event.Comment
+// model is what readers are to see of post 5: the newest version of each comment that was delivered, and of the settings.
+type model struct {
+	comments map[string]event.Comment
+	settings event.Thread
+}
 
-func (m model) oldest() (all []event.Comment) {
-	for _, c := range m {
-		if c.Visible() {
+func newModel() *model { return &model{comments: map[string]event.Comment{}} }
+
+func (m *model) deliver(c event.Comment) {
+	if c.Version > m.comments[c.CommentID].Version {
+		m.comments[c.CommentID] = c
+	}
+}
+
+func chronological(a, b event.Comment) int {
+	return cmp.Or(a.CreatedAt.Compare(b.CreatedAt.Time), cmp.Compare(a.CommentID, b.CommentID))
+}
+
+func (m *model) chronological(keep func(event.Comment) bool) []event.Comment {
+	all := []event.Comment{}
+	for _, c := range m.comments {
+		if keep(c) {
 			all = append(all, c)
 		}
 	}
-	slices.SortFunc(all, func(a, b event.Comment) int {
-		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt.Time), cmp.Compare(a.CommentID, b.CommentID))
-	})
+	slices.SortFunc(all, chronological)
 	return all
 }
 
-func (m model) descendants(of event.Comment) (n int) {
-	for _, c := range m {
+func (m *model) oldest() []event.Comment { return m.chronological(event.Comment.Visible) }
+
+func (m *model) newest() []event.Comment {
+	all := m.oldest()
+	slices.Reverse(all)
+	return all
+}
+
+func (m *model) descendants(of event.Comment) (n int) {
+	for _, c := range m.comments {
 		if c.Visible() && strings.HasPrefix(c.Path, of.Path+"/") {
 			n++
 		}
@@ -116,18 +145,24 @@ func (m model) descendants(of event.Comment) (n int) {
 	return n
 }
 
-func (m model) threaded() (all []event.Comment) {
-	for _, c := range m {
-		switch {
-		case c.Visible():
-			all = append(all, c)
-		case m.descendants(c) > 0:
-			c.Body, c.AuthorID = "", 0
-			all = append(all, c)
+// threaded is the order of the thread below a path, or all of it.
+func (m *model) threaded(below string) []event.Comment {
+	all := m.chronological(func(c event.Comment) bool {
+		return strings.HasPrefix(c.Path, below) && (c.Visible() || m.descendants(c) > 0)
+	})
+	slices.SortFunc(all, func(a, b event.Comment) int { return cmp.Compare(a.Path, b.Path) })
+	for i := range all {
+		if !all[i].Visible() {
+			all[i].Body, all[i].AuthorID = "", 0
 		}
 	}
-	slices.SortFunc(all, func(a, b event.Comment) int { return cmp.Compare(a.Path, b.Path) })
 	return all
+}
+
+// cut is all[skip:skip+limit] where it exists: what OFFSET and LIMIT would give.
+func cut(all []event.Comment, skip, limit int) []event.Comment {
+	skip = min(skip, len(all))
+	return all[skip:min(len(all), skip+limit)]
 }
 
 func walk(read func(last *event.Comment) ([]event.Comment, error), limit int) (all []event.Comment, err error) {
@@ -137,6 +172,9 @@ func walk(read func(last *event.Comment) ([]event.Comment, error), limit int) (a
 		if err != nil {
 			return nil, err
 		}
+		if len(page) > limit {
+			return nil, fmt.Errorf("a page of %d, want at most %d", len(page), limit)
+		}
 		all = append(all, page...)
 		if len(page) < limit {
 			return all, nil
@@ -145,90 +183,376 @@ func walk(read func(last *event.Comment) ([]event.Comment, error), limit int) (a
 	}
 }
 
-func (m model) compare(ctx context.Context, tx pgx.Tx, limit int) error {
-	oldest, err := walk(func(last *event.Comment) ([]event.Comment, error) {
-		var after *OldestCursor
-		if last != nil {
-			after = &OldestCursor{last.CreatedAt.Time, last.CommentID}
-		}
-		return Oldest(ctx, tx, 5, after, limit)
-	}, limit)
+func keyOf(c *event.Comment) *Key {
+	if c == nil {
+		return nil
+	}
+	k := KeyOf(*c)
+	return &k
+}
+
+func pathOf(c *event.Comment) string {
+	if c == nil {
+		return ""
+	}
+	return c.Path
+}
+
+// same compares what was read with what it should be.
+func same(what string, want, got []event.Comment, err error) error {
 	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	if diff := gocmp.Diff(want, got, cmpopts.IgnoreFields(event.Comment{}, "Actor"), cmpopts.EquateEmpty()); diff != "" {
+		return fmt.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+	return nil
+}
+
+// compare reads everything that there is to read in pages of limit.
+func (m *model) compare(ctx context.Context, tx pgx.Tx, limit int) error {
+	for order, want := range map[Order][]event.Comment{Oldest: m.oldest(), Newest: m.newest()} {
+		all, err := walk(func(last *event.Comment) ([]event.Comment, error) { return Page(ctx, tx, 5, order, keyOf(last), limit) }, limit)
+		if err := same(fmt.Sprintf("pages, newest %t", order), want, all, err); err != nil {
+			return err
+		}
+		for skip := range len(m.comments) + 2 {
+			page, err := Skip(ctx, tx, 5, order, int64(skip), limit)
+			if err := same(fmt.Sprintf("skip %d limit %d, newest %t", skip, limit, order), cut(want, skip, limit), page, err); err != nil {
+				return err
+			}
+		}
+	}
+	all, err := walk(func(last *event.Comment) ([]event.Comment, error) { return Threaded(ctx, tx, 5, pathOf(last), limit) }, limit)
+	if err := same("threaded", m.threaded(""), all, err); err != nil {
 		return err
 	}
-	ignore := cmpopts.IgnoreFields(event.Comment{}, "Actor")
-	if diff := gocmp.Diff(m.oldest(), oldest, ignore); diff != "" {
-		return fmt.Errorf("oldest (-want +got):\n%s", diff)
-	}
-	threaded, err := walk(func(last *event.Comment) ([]event.Comment, error) {
-		after := ""
-		if last != nil {
-			after = last.Path
+	waiting := m.chronological(func(c event.Comment) bool { return c.State() == "pending" })
+	for _, post := range []int64{0, 5} {
+		all, err := walk(func(last *event.Comment) ([]event.Comment, error) { return Pending(ctx, tx, post, keyOf(last), limit) }, limit)
+		if err := same("pending", waiting, all, err); err != nil {
+			return err
 		}
-		return Threaded(ctx, tx, 5, after, limit)
-	}, limit)
-	if err != nil {
+	}
+	for _, author := range []event.ID{1, 2} {
+		want := slices.DeleteFunc(m.newest(), func(c event.Comment) bool { return c.AuthorID != author })
+		all, err := walk(func(last *event.Comment) ([]event.Comment, error) {
+			return ByAuthor(ctx, tx, int64(author), keyOf(last), limit)
+		}, limit)
+		if err := same(fmt.Sprintf("comments of author %d", author), want, all, err); err != nil {
+			return err
+		}
+	}
+	for _, c := range m.comments {
+		if err := m.compareAt(ctx, tx, c, limit); err != nil {
+			return fmt.Errorf("at comment %s: %w", c.CommentID, err)
+		}
+	}
+	if err := m.compareSummary(ctx, tx); err != nil {
 		return err
 	}
-	if diff := gocmp.Diff(m.threaded(), threaded, ignore); diff != "" {
-		return fmt.Errorf("threaded (-want +got):\n%s", diff)
+	return m.compareTables(ctx, tx)
+}
+
+// compareAt reads what begins at one comment, whatever its state.
+func (m *model) compareAt(ctx context.Context, tx pgx.Tx, c event.Comment, limit int) error {
+	got, found, err := BySlug(ctx, tx, 5, c.Slug)
+	if err := same(fmt.Sprintf("by slug, found %t", found), []event.Comment{c}, []event.Comment{got}, err); err != nil {
+		return err
 	}
+	if _, found, err := BySlug(ctx, tx, 6, c.Slug); found || err != nil {
+		return fmt.Errorf("by slug in another post: %t, %w", found, err)
+	}
+	got, _, err = ByID(ctx, tx, c.CommentID)
+	if err := same("by id", []event.Comment{c}, []event.Comment{got}, err); err != nil {
+		return err
+	}
+	all, err := walk(func(last *event.Comment) ([]event.Comment, error) {
+		return Replies(ctx, tx, 5, c.Path, pathOf(last), limit)
+	}, limit)
+	if err := same("replies", m.threaded(c.Path+"/"), all, err); err != nil {
+		return err
+	}
+	oldest := m.oldest()
+	place, _ := slices.BinarySearchFunc(oldest, c, chronological)
+	page, earlier, later, err := Around(ctx, tx, c, limit)
+	from := max(0, min(place-limit/2, len(oldest)-limit))
+	want := cut(oldest, from, limit)
+	if err := same(fmt.Sprintf("%d around", limit), want, page, err); err != nil {
+		return err
+	}
+	if earlier != (from > 0) || later != (from+len(want) < len(oldest)) {
+		return fmt.Errorf("around says earlier %t, later %t: it is %d to %d of %d", earlier, later, from, from+len(want), len(oldest))
+	}
+	return nil
+}
+
+func (m *model) compareSummary(ctx context.Context, tx pgx.Tx) error {
+	newest := m.newest()
+	want := Summary{Visible: int64(len(newest)), Total: int64(len(m.comments))}
+	if len(newest) > 0 {
+		want.LastAt = &newest[0].CreatedAt.Time
+	}
+	got, err := ReadSummary(ctx, tx, 5)
+	if diff := gocmp.Diff(want, got); diff != "" || err != nil {
+		return fmt.Errorf("summary: %w (-want +got):\n%s", err, diff)
+	}
+	settings, err := ReadSettings(ctx, tx, 5)
+	wantSettings := Settings{m.settings.Locked, m.settings.Premoderate, m.settings.Title, m.settings.Version}
+	if diff := gocmp.Diff(wantSettings, settings); diff != "" || err != nil {
+		return fmt.Errorf("settings: %w (-want +got):\n%s", err, diff)
+	}
+	return nil
+}
+
+func (m *model) compareTables(ctx context.Context, tx pgx.Tx) error {
 	rows, _ := tx.Query(ctx, `SELECT comment_id::text, visible_descendants FROM thread_comments`)
 	var id string
 	var got int
 	n := 0
-	_, err = pgx.ForEachRow(rows, []any{&id, &got}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&id, &got}, func() error {
 		n++
-		if want := m.descendants(m[id]); want != got {
+		if want := m.descendants(m.comments[id]); want != got {
 			return fmt.Errorf("%s has %d visible descendants, want %d", id, got, want)
 		}
 		return nil
 	})
-	if err == nil && n != len(m) {
-		err = fmt.Errorf("%d rows, want %d", n, len(m))
+	if err == nil && n != len(m.comments) {
+		err = fmt.Errorf("%d rows, want %d", n, len(m.comments))
 	}
 	return err
 }
 
-// TestAnyDeliveryEndsInAFoldOfTheTruth delivers versions of a random tree in any order (replies before their parents among them),
-// cut anywhere, with repetitions, and compares what readers see with a fold of the newest version delivered of each comment.
+// checkRanges compares every range's count with the rows in it, and the sizes with what they should not exceed.
+func checkRanges(ctx context.Context, pool *pgxpool.Pool, tenant int64, p Projection) error {
+	rows, _ := pool.Query(ctx, `
+		SELECT r.level, r.visible, (SELECT count(*) FROM thread_comments c WHERE c.tenant_id = $1 AND c.post_id = r.post_id AND c.visible
+		         AND (c.created_at, c.comment_id) >= (r.first_at, r.first_id) AND (c.created_at, c.comment_id) < (r.next_at, r.next_id)),
+		       (SELECT count(*) FROM thread_buckets b WHERE b.tenant_id = $1 AND b.post_id = r.post_id AND b.level = 0
+		         AND (b.first_at, b.first_id) >= (r.first_at, r.first_id) AND (b.first_at, b.first_id) < (r.next_at, r.next_id))
+		  FROM (SELECT *, lead(first_at, 1, 'infinity') OVER w AS next_at, lead(first_id, 1, first_id) OVER w AS next_id
+		          FROM thread_buckets WHERE tenant_id = $1 WINDOW w AS (PARTITION BY post_id, level ORDER BY first_at, first_id)) r`, tenant)
+	var level, visible, comments, buckets int
+	_, err := pgx.ForEachRow(rows, []any{&level, &visible, &comments, &buckets}, func() error {
+		if visible != comments || level == 0 && comments > 2*p.bucketSize || level == 1 && (buckets > 2*p.groupSize || buckets == 0) {
+			return fmt.Errorf("a range of level %d counts %d, has %d comments and %d buckets (sizes %+v)", level, visible, comments, buckets, p)
+		}
+		return nil
+	})
+	return err
+}
+
+// drawTree draws a thread of up to n comments.
+func drawTree(rt *rapid.T, n int) (tree []event.Comment) {
+	for n := range rapid.IntRange(1, n).Draw(rt, "comments") {
+		parent := rapid.IntRange(-1, n-1).Draw(rt, "parent")
+		if parent < 0 {
+			tree = append(tree, made(n, nil))
+		} else {
+			tree = append(tree, made(n, &tree[parent]))
+		}
+	}
+	return tree
+}
+
+// drawBatch draws versions of the tree's comments and of its settings, in any order, delivers them to the model and returns the events.
+func drawBatch(rt *rapid.T, m *model, tenant int64, tree []event.Comment) (batch []event.Event) {
+	for range rapid.IntRange(0, 12).Draw(rt, "events") {
+		n := rapid.IntRange(-1, len(tree)-1).Draw(rt, "comment")
+		version := rapid.Int64Range(1, 7).Draw(rt, "version")
+		if n < 0 {
+			t := event.Thread{PostID: 5, Version: version, Locked: version%2 == 0, Premoderate: version%3 == 0, Title: fmt.Sprint("title ", version)}
+			if version > m.settings.Version {
+				m.settings = t
+			}
+			batch = append(batch, threadEvent(tenant, t))
+			continue
+		}
+		c := at(tree[n], n, version)
+		batch = append(batch, toEvent(tenant, c))
+		m.deliver(c)
+	}
+	return batch
+}
+
+func threadEvent(tenant int64, t event.Thread) event.Event {
+	payload, err := json.Marshal(t)
+	if err != nil {
+		panic(err)
+	}
+	return event.Event{ID: fmt.Sprint("thread-", t.Version), TenantID: tenant, AggregateType: event.AggregateThread, AggregateID: int64(t.PostID),
+		Type: event.Updated, Version: 1, Payload: payload}
+}
+
+// TestAnyDeliveryEndsInAFoldOfTheTruth delivers versions of random trees of two tenants in any order (replies before their parents,
+// comments out of their order), cut anywhere, with repetitions, into buckets of any size, and compares all that readers see with a
+// fold of the newest version delivered of each.
 func TestAnyDeliveryEndsInAFoldOfTheTruth(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
 	tenant := int64(0)
 	rapid.Check(t, func(rt *rapid.T) {
 		ctx := context.Background()
-		tenant++
-		var tree []event.Comment
-		for n := range rapid.IntRange(1, 9).Draw(rt, "comments") {
-			parent := rapid.IntRange(-1, n-1).Draw(rt, "parent")
-			if parent < 0 {
-				tree = append(tree, made(n, nil))
-			} else {
-				tree = append(tree, made(n, &tree[parent]))
-			}
-		}
-		m := model{}
+		tenant += 2
+		p := Projection{bucketSize: rapid.IntRange(1, 3).Draw(rt, "bucket size"), groupSize: rapid.IntRange(1, 3).Draw(rt, "group size")}
+		trees := [][]event.Comment{drawTree(rt, 14), drawTree(rt, 3)}
+		models := []*model{newModel(), newModel()}
 		for range rapid.IntRange(1, 5).Draw(rt, "batches") {
 			var batch []event.Event
-			for range rapid.IntRange(0, 10).Draw(rt, "events") {
-				n := rapid.IntRange(0, len(tree)-1).Draw(rt, "comment")
-				c := at(tree[n], n, rapid.Int64Range(1, 6).Draw(rt, "version"))
-				batch = append(batch, toEvent(tenant, c))
-				if c.Version > m[c.CommentID].Version {
-					m[c.CommentID] = c
+			for i := range trees {
+				batch = append(batch, drawBatch(rt, models[i], tenant+int64(i), trees[i])...)
+			}
+			if err := apply(ctx, pool, p, batch); err != nil {
+				rt.Fatal(err)
+			}
+			limit := rapid.IntRange(1, 6).Draw(rt, "limit")
+			for i, m := range models {
+				err := postgres.InTenant(ctx, api, tenant+int64(i), pgx.TxOptions{}, func(tx pgx.Tx) error { return m.compare(ctx, tx, limit) })
+				if err == nil {
+					err = checkRanges(ctx, pool, tenant+int64(i), p)
 				}
-			}
-			if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return New().Apply(ctx, tx, batch) }); err != nil {
-				rt.Fatal(err)
-			}
-			limit := rapid.IntRange(1, 4).Draw(rt, "limit")
-			err := postgres.InTenant(ctx, api, tenant, pgx.TxOptions{}, func(tx pgx.Tx) error { return m.compare(ctx, tx, limit) })
-			if err != nil {
-				rt.Fatal(err)
+				if err != nil {
+					rt.Fatal(err)
+				}
 			}
 		}
 	})
+}
+
+func apply(ctx context.Context, pool *pgxpool.Pool, p Projection, batch []event.Event) error {
+	return postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return p.Apply(ctx, tx, batch) })
+}
+
+// TestAWalkWhileOthersWriteMeetsOnceWhatStays writes a batch before each page of a walk. Every comment that was to be seen throughout is
+// met once, no comment twice.
+func TestAWalkWhileOthersWriteMeetsOnceWhatStays(t *testing.T) {
+	db := testkit.Postgres(t)
+	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
+	tenant := int64(0)
+	type walking struct {
+		name string
+		read func(ctx context.Context, tx pgx.Tx, last *event.Comment, limit int) ([]event.Comment, error)
+		seen func(m *model) []event.Comment
+	}
+	page := func(order Order) func(context.Context, pgx.Tx, *event.Comment, int) ([]event.Comment, error) {
+		return func(ctx context.Context, tx pgx.Tx, last *event.Comment, limit int) ([]event.Comment, error) {
+			return Page(ctx, tx, 5, order, keyOf(last), limit)
+		}
+	}
+	walks := []walking{
+		{"oldest", page(Oldest), (*model).oldest},
+		{"newest", page(Newest), (*model).newest},
+		{"threaded", func(ctx context.Context, tx pgx.Tx, last *event.Comment, limit int) ([]event.Comment, error) {
+			return Threaded(ctx, tx, 5, pathOf(last), limit)
+		}, func(m *model) []event.Comment { return m.threaded("") }},
+	}
+	rapid.Check(t, func(rt *rapid.T) {
+		ctx := context.Background()
+		tenant++
+		m, tree := newModel(), drawTree(rt, 20)
+		var first []event.Event
+		for n, c := range tree {
+			if n%4 != 0 { // the others come later
+				m.deliver(c)
+				first = append(first, toEvent(tenant, c))
+			}
+		}
+		if err := apply(ctx, pool, New(), first); err != nil {
+			rt.Fatal(err)
+		}
+		w := rapid.SampledFrom(walks).Draw(rt, "order")
+		limit := rapid.IntRange(1, 5).Draw(rt, "limit")
+		met, throughout, reads := map[string]int{}, map[string]int{}, 0
+		_, err := walk(func(last *event.Comment) (page []event.Comment, err error) {
+			if err := apply(ctx, pool, New(), drawBatch(rt, m, tenant, tree)); err != nil {
+				return nil, err
+			}
+			reads++
+			for _, c := range w.seen(m) {
+				throughout[c.CommentID]++
+			}
+			err = postgres.InTenant(ctx, api, tenant, pgx.TxOptions{}, func(tx pgx.Tx) error {
+				page, err = w.read(ctx, tx, last, limit)
+				return err
+			})
+			for _, c := range page {
+				met[c.CommentID]++
+			}
+			return page, err
+		}, limit)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		for id, n := range met {
+			if n > 1 {
+				rt.Errorf("%s: met %s %d times", w.name, id, n)
+			}
+		}
+		for id, n := range throughout {
+			if n == reads && met[id] != 1 {
+				rt.Errorf("%s: met %s %d times, and it was there throughout", w.name, id, met[id])
+			}
+		}
+	})
+}
+
+// TestSkipCountsWhatIsLeft has the buckets of the documents' example, 100, 102, 101 and 22 comments: behind 300 there are 25.
+func TestSkipCountsWhatIsLeft(t *testing.T) {
+	db := testkit.Postgres(t)
+	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
+	ctx := t.Context()
+	p, m := Projection{bucketSize: 102, groupSize: 2}, newModel()
+	write := func(from, to int, change func(*event.Comment)) {
+		t.Helper()
+		var batch []event.Event
+		for n := from; n < to; n++ {
+			c := made(n, nil)
+			change(&c)
+			m.deliver(c)
+			batch = append(batch, toEvent(1, c))
+		}
+		if err := apply(ctx, pool, p, batch); err != nil {
+			t.Fatal(err)
+		}
+	}
+	counts := func(level int) []int {
+		t.Helper()
+		rows, _ := pool.Query(ctx, `SELECT visible FROM thread_buckets WHERE level = $1 ORDER BY first_at, first_id`, level)
+		got, err := pgx.CollectRows(rows, pgx.RowTo[int])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	gone := func(c *event.Comment) { c.Version, c.AuthorState, c.Body = 2, event.AuthorDeleted, "" }
+	write(0, 511, func(*event.Comment) {})
+	if diff := gocmp.Diff([]int{102, 102, 102, 102, 103}, counts(0)); diff != "" {
+		t.Errorf("buckets (-want +got):\n%s", diff)
+	}
+	write(50, 52, gone)
+	write(300, 301, gone)
+	write(306, 386, gone)
+	write(408, 511, gone)
+	if diff := gocmp.Diff([]int{100, 102, 101, 22, 0}, counts(0)); diff != "" {
+		t.Errorf("buckets after deletions (-want +got):\n%s", diff)
+	}
+	if diff := gocmp.Diff([]int{202, 123}, counts(1)); diff != "" {
+		t.Errorf("groups after deletions (-want +got):\n%s", diff)
+	}
+	for order, all := range map[Order][]event.Comment{Oldest: m.oldest(), Newest: m.newest()} {
+		for _, skip := range []int{0, 22, 99, 100, 201, 202, 300, 302, 303, 324, 325, 326, 1 << 40} {
+			err := postgres.InTenant(ctx, api, 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
+				page, err := Skip(ctx, tx, 5, order, int64(skip), 50)
+				if skip == 300 && len(page) != 25 {
+					t.Errorf("behind 300 there are %d, want 25", len(page))
+				}
+				return same(fmt.Sprintf("skip %d, newest %t", skip, order), cut(all, skip, 50), page, err)
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	}
 }
 
 func TestAPayloadThatIsNoCommentIsPermanent(t *testing.T) {
@@ -267,7 +591,8 @@ func TestVerifyNamesEachDifference(t *testing.T) {
 			events = append(events, toEvent(1, at(c, n+1, v)))
 		}
 	}
-	if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return New().Apply(ctx, tx, events) }); err != nil {
+	events = append(events, threadEvent(1, event.Thread{PostID: 5, Locked: true, Title: "one", Version: 3}))
+	if err := apply(ctx, pool, New(), events); err != nil {
 		t.Fatal(err)
 	}
 	exec := func(sql string) {
@@ -276,6 +601,9 @@ func TestVerifyNamesEachDifference(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	exec(`INSERT INTO threads (tenant_id, object, metadata) SELECT tenant_id,
+	  jsonb_build_object('post_id', post_id::text, 'locked', locked, 'premoderated', premoderated, 'title', title, 'version', version),
+	  '{"version_id": 1, "version_state": "LATEST", "created_by": "t"}' FROM thread_settings`)
 	exec(`INSERT INTO comments (tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at)
 	  SELECT tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at FROM thread_comments`)
 	verify := func() (got []string) {
@@ -296,11 +624,21 @@ func TestVerifyNamesEachDifference(t *testing.T) {
 	exec(`UPDATE thread_comments SET visible_descendants = 7, shown = true WHERE slug = '00000001'`)
 	exec(`UPDATE comments SET body = 'another', version = 9 WHERE slug = '00000003'`)
 	exec(`DELETE FROM comments WHERE slug = '00000004'`)
+	exec(`UPDATE thread_buckets SET visible = 9 WHERE level = 0`)
+	exec(`DELETE FROM thread_buckets WHERE level = 1`)
+	exec(`UPDATE thread_totals SET total = 7`)
+	exec(`UPDATE thread_settings SET locked = false, title = 'other', version = 2`)
 	got := verify()
 	want := []string{
 		"3 of post 5: version is 3, want 9", "3 of post 5: body is another 18 bytes, want 7 bytes",
 		fmt.Sprintf("1 of post 5: visible_descendants is 7, want %d", boolInt(at(child, 2, 2).Visible())+boolInt(at(grandchild, 3, 3).Visible())),
 		"4 of post 5: row is present, want absent",
+		"threadcache: tenant 1, bucket from 0001-01-01T00:00:00.000000Z 00000000-0000-0000-0000-000000000000 of post 5: visible is 9, want 1",
+		"threadcache: tenant 1, group from 2026-01-02T03:04:05.000000Z 00000000-0000-7000-8000-000000000001 of post 5: visible is absent, want 1",
+		"threadcache: tenant 1, thread of post 5: locked is false, want true",
+		"threadcache: tenant 1, thread of post 5: settings version is 2, want 3",
+		"threadcache: tenant 1, thread of post 5: title is other, want one",
+		"threadcache: tenant 1, thread of post 5: total is 7, want 3",
 	}
 	slices.Sort(got)
 	slices.Sort(want)

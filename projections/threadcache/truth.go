@@ -12,7 +12,9 @@ import (
 )
 
 // Tables are the projection's tables: what is built anew by a replay.
-func (Projection) Tables() []string { return []string{"thread_comments"} }
+func (Projection) Tables() []string {
+	return []string{"thread_comments", "thread_buckets", "thread_totals", "thread_settings"}
+}
 
 // truthPageSQL reads a page of the truth's comments in the order of their threads, so that parents come first.
 // Index: comments_path_key, one range.   Locks: none.
@@ -22,10 +24,36 @@ SELECT /* threadcache.truth */ tenant_id, post_id, path, comment_id::text, coale
   FROM comments WHERE (tenant_id, post_id, path) > (@tenant::bigint, @post::bigint, @path::text COLLATE "C")
  ORDER BY tenant_id, post_id, path LIMIT @limit`
 
-// Truth yields an event for each comment of the truth, with the state that it is in, in bounded memory. The pool acts as the
-// system role.
+// truthSettingsSQL reads a page of the truth's thread settings.
+// Index: threads_head_idx, one range.   Locks: none.
+const truthSettingsSQL = `
+SELECT /* threadcache.truth_settings */ tenant_id, post_id, object
+  FROM threads WHERE (tenant_id, post_id) > (@tenant::bigint, @post::bigint) AND version_state = 'LATEST'
+ ORDER BY tenant_id, post_id LIMIT @limit`
+
+type settingsRow struct {
+	TenantID, PostID int64
+	Object           event.Thread
+}
+
+// Truth yields an event for each comment of the truth, with the state that it is in, and for each thread with settings, in
+// bounded memory. The pool acts as the system role.
 func (Projection) Truth(ctx context.Context, truth *pgxpool.Pool) iter.Seq2[event.Event, error] {
 	return func(yield func(event.Event, error) bool) {
+		for row, err := range projections.Pages(ctx, truth, truthSettingsSQL, func(last *settingsRow) pgx.StrictNamedArgs {
+			if last == nil {
+				last = &settingsRow{}
+			}
+			return pgx.StrictNamedArgs{"tenant": last.TenantID, "post": last.PostID}
+		}) {
+			var e event.Event
+			if err == nil {
+				e, err = projections.StateEvent(row.TenantID, event.AggregateThread, row.PostID, event.Updated, row.Object)
+			}
+			if !yield(e, err) || err != nil {
+				return
+			}
+		}
 		for row, err := range projections.Pages(ctx, truth, truthPageSQL, func(last *commentRow) pgx.StrictNamedArgs {
 			if last == nil {
 				last = &commentRow{}
