@@ -18,9 +18,9 @@ type Horizon struct {
 }
 
 // The sequence is read by a statement of its own, before the snapshot is taken: an id that is handed out between the two is
-// above LastID.
+// above LastID. One that nobody has used yet shows the id that it will hand out first.
 const (
-	lastIDSQL   = `SELECT last_value FROM outbox_messages_id_seq`
+	lastIDSQL   = `SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM outbox_messages_id_seq`
 	snapshotSQL = `SELECT pg_snapshot_xmax(s)::text::bigint, pg_snapshot_xmin(s)::text::bigint FROM pg_current_snapshot() s`
 )
 
