@@ -1,0 +1,235 @@
+package projector_test
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/api"
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/lease"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/projections/followercounts"
+	"github.com/tidings/tidings/relay"
+	"github.com/tidings/tidings/store"
+)
+
+// line is the whole line from the store to followercounts: one relay, and as many instances as run starts.
+type line struct {
+	pool *pgxpool.Pool
+	api  *pgxpool.Pool
+	js   jetstream.JetStream
+	cfg  broker.Config
+}
+
+const tenant = 1
+
+func newLine(t *testing.T) line {
+	t.Helper()
+	db, b := testkit.Postgres(t), testkit.NATS(t)
+	l := line{pool: db.Pool(t, postgres.RoleSystem), api: db.Pool(t, postgres.RoleAPI), cfg: b.Config()}
+	var err error
+	if l.js, err = jetstream.New(b.Connect(t)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := broker.EnsureStream(t.Context(), l.js, l.cfg); err != nil {
+		t.Fatal(err)
+	}
+	r, err := relay.New(relay.Config{BatchSize: 500, BatchBytes: 1 << 20, PollInterval: 20 * time.Millisecond, PublishTimeout: 5 * time.Second, Publishers: 4,
+		DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: 2 * time.Second}}, l.pool, l.cfg, testkit.Logger(t), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.run(t, r.Run)
+	return l
+}
+
+// run runs part until the returned function or the end of the test stops it.
+func (l line) run(t *testing.T, part func(context.Context) error) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- part(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// instance runs one instance of followercounts, with small batches, so that instances meet on accounts often.
+func (l line) instance(t *testing.T) (stop func()) {
+	t.Helper()
+	c, err := consumers.New(consumers.Config{BatchEvents: 50, BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second, LagInterval: 5 * time.Second,
+		Recheck: time.Second, Lease: lease.Config{TTL: 2 * time.Second}},
+		consumers.Deps{Pool: l.pool, JetStream: l.js, Broker: l.cfg, Registry: prometheus.NewRegistry(), Log: testkit.Logger(t)}, followercounts.New())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l.run(t, c.Run)
+}
+
+// settle waits until everything has arrived, and compares every edge and count with the truth.
+func (l line) settle(t *testing.T) {
+	t.Helper()
+	testkit.Eventually(t, 60*time.Second, "everything to be applied", func() (bool, error) {
+		var pending bool
+		if err := l.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&pending); err != nil || pending {
+			return false, err
+		}
+		all, err := consumers.Lag(t.Context(), l.pool, l.js, l.cfg, followercounts.Name)
+		return err == nil && all[0].Messages == 0, err
+	})
+	if _, err := followercounts.Verify(t.Context(), l.pool, l.pool, func(d projections.Difference) { t.Error(d) }); err != nil {
+		t.Fatal(err)
+	}
+	var dead int
+	if err := l.pool.QueryRow(t.Context(), `SELECT count(*) FROM consumer_dead_letters`).Scan(&dead); err != nil || dead > 0 {
+		t.Errorf("%d dead letters, %v", dead, err)
+	}
+}
+
+// TestAThousandTogglesOfOneEdgeEndInTheTruthsCount has a thousand writers follow and unfollow one pair through the API at once.
+func TestAThousandTogglesOfOneEdgeEndInTheTruthsCount(t *testing.T) {
+	l := newLine(t)
+	l.instance(t)
+	l.instance(t)
+	handler, err := api.New(api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, RequestTimeout: 25 * time.Second},
+		api.Deps{Store: store.New(l.api, nil), DLQ: outbox.NewDLQ(l.api, nil), Projections: l.api, Log: testkit.Logger(t), Reg: prometheus.NewRegistry()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, err := store.CreateToken(t.Context(), l.pool, tenant, "tester", store.Roles(), time.Time{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for i := range 1000 {
+		wg.Go(func() {
+			method, want := http.MethodPut, 0
+			if i%2 == 1 {
+				method, want = http.MethodDelete, http.StatusNoContent
+			}
+			for try := 0; ; try++ {
+				req := httptest.NewRequestWithContext(t.Context(), method, "/v1/follows/7/42", nil)
+				req.Header.Set("Authorization", "Bearer "+token)
+				w := httptest.NewRecorder()
+				handler.ServeHTTP(w, req)
+				if w.Code == http.StatusServiceUnavailable && try < 3 { // so many wait for one row that some are asked to come again
+					continue
+				}
+				if w.Code != want && (want != 0 || w.Code != http.StatusOK && w.Code != http.StatusCreated) {
+					t.Errorf("%s: %d %s", method, w.Code, w.Body)
+				}
+				return
+			}
+		})
+	}
+	wg.Wait()
+	l.settle(t)
+	var version, events int64
+	var active bool
+	if err := l.pool.QueryRow(t.Context(), `SELECT version, status = 'ACTIVE', (SELECT count(*) FROM outbox_messages) FROM follows`).Scan(&version, &active, &events); err != nil {
+		t.Fatal(err)
+	}
+	if version != events || version < 2 {
+		t.Errorf("the pair has version %d after %d events", version, events)
+	}
+	var astray int
+	if err := l.pool.QueryRow(t.Context(), `SELECT count(*) FROM (SELECT (payload ->> 'version')::bigint AS version, row_number() OVER (ORDER BY stream_seq) AS n
+		FROM outbox_messages) on_stream WHERE version <> n`).Scan(&astray); err != nil || astray > 0 {
+		t.Errorf("%d events are on the stream out of the order of their versions, %v", astray, err)
+	}
+	want := followercounts.Counts{}
+	if active {
+		want.Followers = 1
+	}
+	if err := postgres.InTenant(t.Context(), l.api, tenant, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		got, err := followercounts.ReadCounts(t.Context(), tx, []int64{42})
+		if got[42] != want {
+			t.Errorf("counts %v, want %v", got[42], want)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestInstancesThatMeetOnTheSameAccountsStayExact has one account that everybody follows and one that follows everybody, with
+// removals among them, applied by instances that come and go.
+func TestInstancesThatMeetOnTheSameAccountsStayExact(t *testing.T) {
+	const celebrity, fan, others = 1, 2, 600
+	l := newLine(t)
+	leaves := l.instance(t)
+	l.instance(t)
+	s := store.New(l.api, nil)
+	meta := store.Meta{Actor: "test"}
+	rounds := make(chan int64, 3)
+	var wg sync.WaitGroup
+	for worker := range int64(4) {
+		wg.Go(func() {
+			for round := range int64(3) {
+				for first := worker * 100; first < others; first += 400 {
+					var follow, unfollow []store.FollowWrite
+					for n := first; n < min(first+100, others); n++ {
+						writes := []store.FollowWrite{{Meta: meta, FollowerID: 100 + n, FolloweeID: celebrity}, {Meta: meta, FollowerID: fan, FolloweeID: 100 + n},
+							{Meta: meta, FollowerID: 100 + n, FolloweeID: fan}, {Meta: meta, FollowerID: celebrity, FolloweeID: 100 + n}}
+						if (n+round)%3 == 2 {
+							unfollow = append(unfollow, writes...)
+						} else {
+							follow = append(follow, writes...)
+						}
+					}
+					if _, err := s.Follow(t.Context(), tenant, follow); err != nil {
+						t.Error(err)
+					}
+					if _, err := s.Unfollow(t.Context(), tenant, unfollow); err != nil {
+						t.Error(err)
+					}
+				}
+				if worker == 0 {
+					rounds <- round
+				}
+			}
+		})
+	}
+	<-rounds
+	leaves()
+	l.instance(t)
+	<-rounds
+	l.instance(t)
+	wg.Wait()
+	l.settle(t)
+	if err := postgres.InTenant(t.Context(), l.api, tenant, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		got, err := followercounts.ReadCounts(t.Context(), tx, []int64{celebrity, fan})
+		for user, c := range got {
+			if c.Followers != others*2/3 || c.Following != others*2/3 {
+				t.Errorf("counts of %d are %v, want %d of both", user, c, others*2/3)
+			}
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var events int64
+	if err := l.pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE event_type = $1`, event.Removed).Scan(&events); err != nil || events == 0 {
+		t.Errorf("%d removals, %v", events, err)
+	}
+}
