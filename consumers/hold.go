@@ -1,0 +1,38 @@
+package consumers
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// holdSQL waits for the consumer's batches in hand and keeps others from beginning.
+// Index: consumer_offsets_pkey.   Locks: the rows, in key order.
+const holdSQL = `SELECT /* consumers.hold */ FROM consumer_offsets WHERE consumer_name = @consumer ORDER BY partition_key FOR UPDATE`
+
+// allParkedSQL reads which aggregates have dead letters.
+// Index: consumer_dead_letters_aggregate_idx.   Locks: none: who unparks holds the offset.
+const allParkedSQL = `
+SELECT /* consumers.all_parked */ DISTINCT tenant_id, aggregate_type, aggregate_id FROM consumer_dead_letters WHERE consumer_name = @consumer`
+
+// Hold keeps all instances of the consumer waiting before their next batch until tx ends, and returns whether an
+// aggregate is parked. What the
+// caller then finds in the read tables is the state between two batches, and its changes are part of it. tx should be short.
+func Hold(ctx context.Context, tx pgx.Tx, consumer string) (parked func(tenant int64, aggregateType string, aggregateID int64) bool, err error) {
+	if _, err := tx.Exec(ctx, holdSQL, pgx.StrictNamedArgs{"consumer": consumer}); err != nil {
+		return nil, fmt.Errorf("hold consumer %s: %w", consumer, err)
+	}
+	all := make(map[aggregate]bool)
+	rows, _ := tx.Query(ctx, allParkedSQL, pgx.StrictNamedArgs{"consumer": consumer})
+	var a aggregate
+	if _, err := pgx.ForEachRow(rows, []any{&a.tenant, &a.kind, &a.id}, func() error {
+		all[a] = true
+		return nil
+	}); err != nil {
+		return nil, fmt.Errorf("read what consumer %s has parked: %w", consumer, err)
+	}
+	return func(tenant int64, aggregateType string, aggregateID int64) bool {
+		return all[aggregate{tenant, aggregateType, aggregateID}]
+	}, nil
+}
