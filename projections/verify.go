@@ -20,7 +20,18 @@ type Difference struct {
 	Field      string `json:"field"`  // "row" when one side has none
 	Want       string `json:"want"`   // by the truth
 	Got        string `json:"got"`    // in the projection
+	Key        Key    `json:"-"`      // what to mend
 }
+
+// Key names what a projection mends as one: a pair (Aggregate is the followee, Other the follower), an account (Other is 0), a
+// post, or a comment.
+type Key struct {
+	TenantID, Aggregate, Other int64
+	Comment                    string // its id, of a history only
+}
+
+// Parked tells whether events of an aggregate are in a DLQ: what they would change is left alone.
+type Parked func(tenant int64, aggregateType string, aggregateID int64) bool
 
 func (d Difference) String() string {
 	return fmt.Sprintf("%s: tenant %d, %s: %s is %s, want %s", d.Projection, d.TenantID, d.Entity, d.Field, d.Got, d.Want)

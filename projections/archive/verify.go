@@ -75,7 +75,8 @@ func compareHead(want, got *headRow, report func(projections.Difference)) {
 	}
 	differ := func(field string, want, got any) {
 		if want != got {
-			report(projections.Difference{Projection: Name, TenantID: present.TenantID, Entity: entity, Field: field, Want: fmt.Sprint(want), Got: fmt.Sprint(got)})
+			report(projections.Difference{Projection: Name, TenantID: present.TenantID, Entity: entity, Field: field, Want: fmt.Sprint(want), Got: fmt.Sprint(got),
+				Key: projections.Key{TenantID: present.TenantID, Aggregate: present.B, Other: present.A, Comment: present.Comment}})
 		}
 	}
 	if want == nil || got == nil {

@@ -94,6 +94,7 @@ func compareEdge(want, got *edgeRow, report func(projections.Difference)) {
 			report(projections.Difference{
 				Projection: Name, TenantID: present.TenantID, Entity: fmt.Sprintf("follow %d/%d", present.FollowerID, present.FolloweeID),
 				Field: field, Want: fmt.Sprint(want), Got: fmt.Sprint(got),
+				Key: projections.Key{TenantID: present.TenantID, Aggregate: present.FolloweeID, Other: present.FollowerID},
 			})
 		}
 	}
@@ -122,7 +123,7 @@ func compareCounts(want, got *countRow, report func(projections.Difference)) {
 		if want != got {
 			report(projections.Difference{
 				Projection: Name, TenantID: present.TenantID, Entity: fmt.Sprintf("counts of user %d", present.UserID),
-				Field: field, Want: fmt.Sprint(want), Got: fmt.Sprint(got),
+				Field: field, Want: fmt.Sprint(want), Got: fmt.Sprint(got), Key: projections.Key{TenantID: present.TenantID, Aggregate: present.UserID},
 			})
 		}
 	}

@@ -147,6 +147,7 @@ func (f *fold) compare(want, got *commentRow) {
 func (f *fold) differ(of *commentRow, field, want, got string) {
 	f.report(projections.Difference{
 		Projection: Name, TenantID: of.TenantID, Entity: fmt.Sprintf("comment %s of post %d", of.CommentID, of.PostID), Field: field, Want: want, Got: got,
+		Key: projections.Key{TenantID: of.TenantID, Aggregate: of.PostID},
 	})
 }
 
@@ -227,6 +228,7 @@ func (c *counting) end() {
 	d := projections.Difference{
 		Projection: Name, TenantID: c.from.TenantID, Field: "visible", Want: fmt.Sprint(c.want), Got: "absent",
 		Entity: fmt.Sprintf("%s from %s %s of post %d", c.level, c.from.At.UTC().Format(event.TimeFormat), c.from.ID, c.from.PostID),
+		Key: projections.Key{TenantID: c.from.TenantID, Aggregate: c.from.PostID},
 	}
 	if c.got != nil {
 		d.Got = fmt.Sprint(*c.got)
@@ -280,7 +282,8 @@ func verifyThreads(ctx context.Context, truth, projection *pgxpool.Pool, report 
 			} {
 				if f.want != f.got {
 					report(projections.Difference{Projection: Name, TenantID: of.TenantID, Entity: fmt.Sprintf("thread of post %d", of.PostID),
-						Field: f.field, Want: fmt.Sprint(f.want), Got: fmt.Sprint(f.got)})
+						Field: f.field, Want: fmt.Sprint(f.want), Got: fmt.Sprint(f.got),
+						Key: projections.Key{TenantID: of.TenantID, Aggregate: of.PostID}})
 				}
 			}
 			return nil
