@@ -228,7 +228,7 @@ func (c *counting) end() {
 	d := projections.Difference{
 		Projection: Name, TenantID: c.from.TenantID, Field: "visible", Want: fmt.Sprint(c.want), Got: "absent",
 		Entity: fmt.Sprintf("%s from %s %s of post %d", c.level, c.from.At.UTC().Format(event.TimeFormat), c.from.ID, c.from.PostID),
-		Key: projections.Key{TenantID: c.from.TenantID, Aggregate: c.from.PostID},
+		Key:    projections.Key{TenantID: c.from.TenantID, Aggregate: c.from.PostID},
 	}
 	if c.got != nil {
 		d.Got = fmt.Sprint(*c.got)

@@ -11,9 +11,6 @@ import (
 
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
-	"github.com/tidings/tidings/projections/archive"
-	"github.com/tidings/tidings/projections/followercounts"
-	"github.com/tidings/tidings/projections/threadcache"
 )
 
 // verification is what `tidings verify --json` prints.
@@ -29,6 +26,7 @@ type verification struct {
 type verified struct {
 	Projection  string                   `json:"projection"`
 	Checked     int64                    `json:"checked"`     // rows compared
+	Mended      int64                    `json:"mended"`      // pairs, accounts, threads and histories that --repair brought to the truth
 	Different   int64                    `json:"different"`   // differences found
 	Differences []projections.Difference `json:"differences"` // the first of them
 }
@@ -51,6 +49,7 @@ func (p Process) verifyCommand() *cobra.Command {
 	var (
 		data   string
 		asJSON bool
+		repair bool
 		wait   time.Duration
 		limit  int
 	)
@@ -59,7 +58,11 @@ func (p Process) verifyCommand() *cobra.Command {
 		Short: "Compare the stream and every projection with the truth",
 		Long: `Verify waits until every event has been published and applied, then compares each projection with the truth, row by row, and the
 stream with the outbox. It names each difference. The exit code is 0 only if everything is equal and nothing lags. What sits in a
-DLQ is listed apart. While writes go on the comparison is of two moments, and may name what was just on its way.`,
+DLQ is listed apart. While writes go on the comparison is of two moments, and may name what was just on its way.
+
+With --repair it first brings every difference that stays to what the truth says, while everything runs; the consumer waits for a moment
+at each hundred. What belongs to an aggregate in a DLQ is left alone, and histories are only added to. A projection with very many
+differences is better built anew (tidings replay); a stream that differs is for tidings repair stream.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if limit < 0 {
@@ -70,7 +73,7 @@ DLQ is listed apart. While writes go on the comparison is of two moments, and ma
 				return err
 			}
 			defer y.close()
-			v, err := y.verify(c.Context(), wait, limit)
+			v, err := y.verify(c.Context(), wait, limit, repair)
 			if err != nil {
 				return err
 			}
@@ -85,6 +88,7 @@ DLQ is listed apart. While writes go on the comparison is of two moments, and ma
 			return err
 		},
 	}
+	c.Flags().BoolVar(&repair, "repair", false, "first mend what differs")
 	c.Flags().DurationVar(&wait, "wait", 30*time.Second, "how long to wait for what lags")
 	c.Flags().IntVar(&limit, "limit", 20, "differences to name for each projection; all are counted")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
@@ -92,7 +96,7 @@ DLQ is listed apart. While writes go on the comparison is of two moments, and ma
 	return c
 }
 
-func (y *system) verify(ctx context.Context, wait time.Duration, limit int) (verification, error) {
+func (y *system) verify(ctx context.Context, wait time.Duration, limit int, repair bool) (verification, error) {
 	v := verification{OK: true, Lagging: []string{}, DeadLetters: []string{}}
 	st, err := y.settle(ctx, wait)
 	if err != nil {
@@ -100,11 +104,13 @@ func (y *system) verify(ctx context.Context, wait time.Duration, limit int) (ver
 	}
 	v.Lagging, v.DeadLetters = append(v.Lagging, st.lagging()...), append(v.DeadLetters, st.deadLetters()...)
 	v.OK = len(v.Lagging) == 0
-	for _, c := range []struct {
-		name   string
-		verify verifyFunc
-	}{{followercounts.Name, followercounts.Verify}, {threadcache.Name, threadcache.Verify}, {archive.Name, archive.Verify}} {
-		r := verified{Projection: c.name, Differences: []projections.Difference{}}
+	for _, c := range verifiable() {
+		r := verified{Projection: c.Name(), Differences: []projections.Difference{}}
+		if repair {
+			if r.Mended, err = y.mend(ctx, c, c.verify, wait); err != nil {
+				return v, err
+			}
+		}
 		r.Checked, err = c.verify(ctx, y.truth, y.projections, func(d projections.Difference) {
 			r.Different++
 			if len(r.Differences) < limit {
@@ -112,7 +118,7 @@ func (y *system) verify(ctx context.Context, wait time.Duration, limit int) (ver
 			}
 		})
 		if err != nil {
-			return v, fmt.Errorf("verify %s: %w", c.name, err)
+			return v, fmt.Errorf("verify %s: %w", c.Name(), err)
 		}
 		v.OK = v.OK && r.Different == 0
 		v.Projections = append(v.Projections, r)
@@ -148,10 +154,10 @@ func (y *system) settle(ctx context.Context, wait time.Duration) (systemState, e
 }
 
 func (p Process) printVerification(v verification) error {
-	rows := [][]string{{"PROJECTION", "CHECKED", "DIFFERENT"}}
+	rows := [][]string{{"PROJECTION", "CHECKED", "MENDED", "DIFFERENT"}}
 	var notes []string
 	for _, r := range v.Projections {
-		rows = append(rows, []string{r.Projection, count(r.Checked), count(r.Different)})
+		rows = append(rows, []string{r.Projection, count(r.Checked), count(r.Mended), count(r.Different)})
 		for _, d := range r.Differences {
 			notes = append(notes, d.String())
 		}

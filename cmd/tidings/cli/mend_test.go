@@ -1,0 +1,124 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// damages are all the ways in which verify can find a projection wrong.
+var damages = []string{
+	// pairs: missing, of nobody, of another version, in another state, at another place
+	`DELETE FROM follow_edges WHERE (follower_id, followee_id) IN (SELECT follower_id, followee_id FROM follow_edges ORDER BY 1, 2 LIMIT 3)`,
+	`INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at) VALUES (1, 900001, 900002, true, 1, now()), (7, 1, 2, false, 1, now())`,
+	`UPDATE follow_edges SET version = version + 5 WHERE (follower_id, followee_id) IN (SELECT follower_id, followee_id FROM follow_edges ORDER BY 1, 2 OFFSET 5 LIMIT 3)`,
+	`UPDATE follow_edges SET version = 0 WHERE (follower_id, followee_id) IN (SELECT follower_id, followee_id FROM follow_edges ORDER BY 1, 2 OFFSET 10 LIMIT 3)`,
+	`UPDATE follow_edges SET active = NOT active WHERE (follower_id, followee_id) IN (SELECT follower_id, followee_id FROM follow_edges ORDER BY 1, 2 OFFSET 15 LIMIT 3)`,
+	`UPDATE follow_edges SET positioned_at = positioned_at + interval '1h' WHERE (follower_id, followee_id) IN (SELECT follower_id, followee_id FROM follow_edges ORDER BY 1, 2 OFFSET 20 LIMIT 3)`,
+	// accounts: wrong on either side, missing, of nobody
+	`UPDATE follower_counts SET followers = followers + 7 WHERE user_id IN (3, 4)`,
+	`UPDATE follower_counts SET following = following + 7 WHERE user_id IN (4, 5)`,
+	`DELETE FROM follower_counts WHERE user_id IN (6, 7)`,
+	`INSERT INTO follower_counts (tenant_id, user_id, followers) VALUES (1, 900003, 2)`,
+	// comments: missing, of nobody, with another content, state, version or count
+	`DELETE FROM thread_comments WHERE comment_id IN (SELECT comment_id FROM thread_comments ORDER BY post_id, path LIMIT 3)`,
+	`INSERT INTO thread_comments SELECT (r).* FROM (SELECT jsonb_populate_record(t, jsonb_build_object('comment_id', gen_random_uuid(), 'slug', 'damage', 'path', '0000000000000ffffffff0')) AS r
+	   FROM thread_comments t ORDER BY post_id, path LIMIT 1) x`,
+	`UPDATE thread_comments SET body = body || ' damaged' WHERE comment_id IN (SELECT comment_id FROM thread_comments WHERE visible ORDER BY post_id DESC, path LIMIT 2)`,
+	`UPDATE thread_comments SET version = version + 3 WHERE comment_id IN (SELECT comment_id FROM thread_comments ORDER BY post_id DESC, path DESC LIMIT 2)`,
+	`UPDATE thread_comments SET visible_descendants = visible_descendants + 1, shown = true WHERE comment_id IN (SELECT comment_id FROM thread_comments ORDER BY post_id, path DESC LIMIT 2)`,
+	`UPDATE thread_comments SET visible = NOT visible, shown = NOT visible OR visible_descendants > 0 WHERE comment_id IN (SELECT comment_id FROM thread_comments ORDER BY comment_id LIMIT 2)`,
+	// threads: wrong counts, of nobody, other settings
+	`UPDATE thread_buckets SET visible = visible + 1 WHERE ctid IN (SELECT ctid FROM thread_buckets ORDER BY post_id LIMIT 2)`,
+	`DELETE FROM thread_buckets WHERE post_id = (SELECT max(post_id) FROM thread_buckets)`,
+	`UPDATE thread_totals SET total = total + 1 WHERE post_id = (SELECT min(post_id) FROM thread_totals)`,
+	`INSERT INTO thread_settings (tenant_id, post_id, locked, premoderated, title, version) VALUES (1, 900004, true, false, '', 1)`,
+	// histories: heads that are missing
+	`DELETE FROM follow_history WHERE (follower_id, followee_id) IN (SELECT follower_id, followee_id FROM follow_history ORDER BY 1, 2 LIMIT 2)`,
+	`DELETE FROM comment_history WHERE comment_id IN (SELECT comment_id FROM comment_history ORDER BY 1 LIMIT 2)`,
+}
+
+func TestVerifyRepairMendsEveryDifferenceWhileWritesGoOn(t *testing.T) {
+	d := newDev(t)
+	d.start(t)
+	for _, generate := range [][]string{{"--generate", "users=80,edges=600,seed=1"}, {"--generate-threads", "posts=8,comments=200,seed=1"}} {
+		if code, stdout, stderr := run(t, nil, "", append([]string{"load", "--data", d.dir}, generate...)...); code != exitOK {
+			t.Fatalf("load: exit code %d\n%s\n%s", code, stdout, stderr)
+		}
+	}
+	d.verify(t)
+	conn, err := pgx.Connect(t.Context(), d.instance(t).DatabaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	writing := make(chan int)
+	go func() {
+		code, _, _ := run(t, nil, "", "load", "--data", d.dir, "--generate", "users=300,edges=3000,seed=2")
+		writing <- code
+	}()
+	for _, sql := range damages {
+		if tag, err := conn.Exec(t.Context(), sql); err != nil || tag.RowsAffected() == 0 {
+			t.Fatalf("%s: %d rows, %v", sql, tag.RowsAffected(), err)
+		}
+	}
+	_, stdout, stderr := run(t, nil, "", "verify", "--repair", "--wait", "1s", "--data", d.dir, "--json")
+	var v verification
+	if err := json.Unmarshal([]byte(stdout), &v); err != nil {
+		t.Fatalf("verify --repair: %v\n%s\n%s", err, stdout, stderr)
+	}
+	for _, p := range v.Projections {
+		if p.Mended == 0 {
+			t.Errorf("%s: nothing mended: %s", p.Projection, stdout)
+		}
+		for _, d := range p.Differences { // what was on its way
+			t.Log(d)
+		}
+	}
+	if code := <-writing; code != exitOK {
+		t.Errorf("load: exit code %d", code)
+	}
+	d.verify(t)
+	code, stdout, stderr := run(t, nil, "", "verify", "--repair", "--data", d.dir, "--json")
+	if err := json.Unmarshal([]byte(stdout), &v); code != exitOK || err != nil {
+		t.Fatalf("verify --repair: exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
+	}
+	for _, p := range v.Projections {
+		if p.Mended != 0 {
+			t.Errorf("%s: mended %d where nothing differs", p.Projection, p.Mended)
+		}
+	}
+}
+
+func TestVerifyRepairLeavesWhatIsInADLQ(t *testing.T) {
+	d := newDev(t)
+	d.start(t)
+	if code, stdout, stderr := run(t, nil, "", "load", "--data", d.dir, "--generate", "users=20,edges=60,seed=1"); code != exitOK {
+		t.Fatalf("load: exit code %d\n%s\n%s", code, stdout, stderr)
+	}
+	d.verify(t)
+	conn, err := pgx.Connect(t.Context(), d.instance(t).DatabaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	var followee int64
+	if err := conn.QueryRow(t.Context(), `DELETE FROM follow_edges WHERE ctid = (SELECT ctid FROM follow_edges LIMIT 1) RETURNING followee_id`).Scan(&followee); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Exec(t.Context(), `INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id,
+		event_type, event_version, headers, payload, error) VALUES ('followercounts', 1, 'p00', 1, 'follow', $1, gen_random_uuid(), 'created', 1, '{}', '', 'test')`, followee); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, stderr := run(t, nil, "", "verify", "--repair", "--data", d.dir, "--json")
+	var v verification
+	if err := json.Unmarshal([]byte(stdout), &v); code != exitError || err != nil {
+		t.Fatalf("verify --repair: exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
+	}
+	var n int
+	if err := conn.QueryRow(t.Context(), `SELECT count(*) FROM follow_edges`).Scan(&n); err != nil || n != 59 || len(v.DeadLetters) == 0 {
+		t.Errorf("%d edges, %v, %s: the pair of the parked aggregate was touched", n, err, stdout)
+	}
+}
