@@ -102,14 +102,15 @@ func planArgs(idle time.Duration) pgx.StrictNamedArgs {
 	return pgx.StrictNamedArgs{"idle_ms": strconv.FormatInt(idle.Milliseconds(), 10)}
 }
 
-// parkedSQL finds which aggregates are parked; it costs nothing while none is.
+// parkedSQL finds which aggregates are parked, by one probe for each, however many dead letters there are; it costs nothing
+// while there are none.
 // Index: consumer_dead_letters_aggregate_idx.   Locks: none (who unparks locks the offset first).
 const parkedSQL = `
 SELECT /* consumers.parked */ a.tenant_id, a.aggregate_type, a.aggregate_id
   FROM unnest(@tenants::bigint[], @types::text[], @ids::bigint[]) AS a(tenant_id, aggregate_type, aggregate_id)
- WHERE EXISTS (SELECT FROM consumer_dead_letters WHERE consumer_name = @consumer)
-   AND EXISTS (SELECT FROM consumer_dead_letters d WHERE (d.consumer_name, d.tenant_id, d.aggregate_type, d.aggregate_id)
-                                                       = (@consumer, a.tenant_id, a.aggregate_type, a.aggregate_id))`
+ CROSS JOIN LATERAL (SELECT FROM consumer_dead_letters d WHERE d.consumer_name = @consumer AND d.tenant_id = a.tenant_id
+                        AND d.aggregate_type = a.aggregate_type AND d.aggregate_id = a.aggregate_id LIMIT 1) parked
+ WHERE EXISTS (SELECT FROM consumer_dead_letters WHERE consumer_name = @consumer)`
 
 func (c *Consumer) transact(ctx context.Context, b *batch, oneByOne bool) (out outcome, err error) {
 	err = postgres.InTx(ctx, c.deps.Pool, pgx.TxOptions{}, func(tx pgx.Tx) error {

@@ -250,7 +250,7 @@ func TestPartitionsMoveAsInstancesComeStopFreezeAndDie(t *testing.T) {
 	r.child(t, ttl, "", 0)
 	r.awaitShares(3*ttl, "a third to get its share", 3)
 	a.signal(syscall.SIGTERM)
-	r.awaitShares(ttl*3/5, "the others to take over from one that was stopped, without waiting for its leases", 2)
+	r.awaitShares(ttl*3/4, "the others to take over from one that was stopped, without waiting for its leases", 2)
 	a.awaitEnd()
 	b.signal(syscall.SIGSTOP)
 	r.awaitShares(3*ttl, "the third to take over from one that is frozen", 1)

@@ -3,12 +3,14 @@ package consumers
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 )
@@ -25,6 +27,36 @@ func TestStatements(t *testing.T) {
 		if _, err := pool.Exec(ctx, fmt.Sprintf("PREPARE s%d AS %s", i, query)); err != nil {
 			t.Errorf("%s: %v", sql, err)
 		}
+	}
+}
+
+// TestManyDeadLettersDoNotSlowABatch has the planner know nothing of them, as when they have just come.
+func TestManyDeadLettersDoNotSlowABatch(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	if _, err := pool.Exec(t.Context(), `
+		INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type, event_version,
+		       headers, payload, error)
+		SELECT 'c', g, 'p00', 1, 'follow', CASE WHEN g % 10 = 0 THEN g ELSE 2 END, gen_random_uuid(), 'created', 1, '{}', '', 'x' FROM generate_series(1, 20000) g`); err != nil {
+		t.Fatal(err)
+	}
+	const batch = 2000
+	tenants, types, ids := make([]int64, batch), make([]string, batch), make([]int64, batch)
+	for i := range batch {
+		tenants[i], types[i], ids[i] = 1, event.AggregateFollow, int64(i+1)
+	}
+	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), planSQL, planArgs(time.Minute)); err != nil {
+			return err
+		}
+		rows, _ := tx.Query(t.Context(), "EXPLAIN (ANALYZE, TIMING OFF) "+parkedSQL, pgx.StrictNamedArgs{"consumer": "c", "tenants": tenants, "types": types, "ids": ids})
+		plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if text := strings.Join(plan, "\n"); !strings.Contains(text, "loops=2000") || strings.Contains(text, "rows=20000 loops") || !strings.Contains(text, "actual rows=201 loops=1") {
+			t.Errorf("want one probe for each aggregate, and 201 of them found:\n%s", text)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 

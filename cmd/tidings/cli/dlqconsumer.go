@@ -383,7 +383,7 @@ func (p Process) actParked(ctx context.Context, d *consumers.DeadLetters, action
 		}
 	}
 	if failed > 0 {
-		refused = append(refused, fmt.Errorf("%s could not be applied and still hold back their aggregates", messages(failed)))
+		refused = append(refused, fmt.Errorf("%s could not be applied; all behind them in their aggregates wait", messages(failed)))
 	}
 	return errors.Join(refused...)
 }
