@@ -32,7 +32,7 @@ func made(n int, parent *event.Comment) event.Comment {
 		CommentID: fmt.Sprintf("00000000-0000-7000-8000-%012d", n), PostID: 5, Slug: fmt.Sprintf("%08d", n), AuthorID: event.ID(n%3 + 1),
 		Body: fmt.Sprint("body ", n), AuthorState: event.AuthorActive, ModerationState: event.ModerationNone, Version: 1, Actor: "test",
 	}
-	c.CreatedAt.Time = start.Add(time.Duration(n/2) * time.Second) // in pairs, to test ties
+	c.CreatedAt.Time = start.Add(time.Duration(n/4) * time.Second) // four at a time, to test ties
 	c.UpdatedAt = c.CreatedAt
 	c.Path = fmt.Sprintf("%014x%s", c.CreatedAt.UnixMicro(), c.Slug)
 	if parent != nil {
@@ -555,6 +555,87 @@ func TestSkipCountsWhatIsLeft(t *testing.T) {
 	}
 }
 
+// explain runs a statement and returns how many rows its scans of each table gave, and through which indexes.
+func explain(ctx context.Context, tx pgx.Tx, sql string, args pgx.StrictNamedArgs) (rows map[string]float64, indexes map[string]bool, err error) {
+	var raw []byte
+	if err := tx.QueryRow(ctx, "EXPLAIN (ANALYZE, FORMAT JSON) "+sql, args).Scan(&raw); err != nil {
+		return nil, nil, err
+	}
+	var plans []map[string]any
+	if err := json.Unmarshal(raw, &plans); err != nil {
+		return nil, nil, err
+	}
+	rows, indexes = map[string]float64{}, map[string]bool{}
+	var visit func(node map[string]any)
+	visit = func(node map[string]any) {
+		if name, ok := node["Index Name"].(string); ok {
+			indexes[name] = true
+		}
+		if table, ok := node["Relation Name"].(string); ok {
+			removed, _ := node["Rows Removed by Filter"].(float64)
+			rows[table] += (node["Actual Rows"].(float64) + removed) * node["Actual Loops"].(float64)
+		}
+		children, _ := node["Plans"].([]any)
+		for _, child := range children {
+			visit(child.(map[string]any))
+		}
+	}
+	visit(plans[0]["Plan"].(map[string]any))
+	return rows, indexes, nil
+}
+
+// TestCostsDoNotGrowWithTheThread has 4,000 comments in 200 buckets, in tables of which the planner knows nothing yet.
+func TestCostsDoNotGrowWithTheThread(t *testing.T) {
+	db := testkit.Postgres(t)
+	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
+	ctx := t.Context()
+	const comments, limit = 4000, 10
+	p := Projection{bucketSize: 20, groupSize: 10}
+	var batch []event.Event
+	for n := range comments {
+		batch = append(batch, toEvent(1, made(n, nil)))
+	}
+	if err := apply(ctx, pool, p, batch); err != nil {
+		t.Fatal(err)
+	}
+	err := postgres.InTenant(ctx, api, 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		for _, sql := range []string{skipOldestSQL, skipNewestSQL} {
+			for _, skip := range []int{0, 30, 2000, 3989} {
+				rows, _, err := explain(ctx, tx, sql, pgx.StrictNamedArgs{"post": 5, "skip": skip, "limit": limit})
+				if err != nil {
+					return err
+				}
+				if rows["thread_comments"] > 2*20+limit || rows["thread_buckets"] > comments/20/10+2*10 {
+					t.Errorf("skip %d reads %v", skip, rows)
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, asConsumersDoSQL); err != nil {
+			return err
+		}
+		c := made(comments, nil)
+		rows, indexes, err := explain(ctx, tx, commentsSQL, pgx.StrictNamedArgs{
+			"tenants": []int64{1}, "ids": []string{c.CommentID}, "posts": []int64{5}, "parents": []*string{nil}, "slugs": []string{c.Slug},
+			"paths": []string{c.Path}, "authors": []int64{1}, "bodies": []string{""}, "author_states": []string{c.AuthorState},
+			"moderation_states": []string{c.ModerationState}, "versions": []int64{1}, "created_ats": []time.Time{start}, "updated_ats": []time.Time{start},
+			"visibles": []bool{true},
+		})
+		if err == nil && (rows["thread_comments"] > 1 || !indexes["thread_comments_path_idx"]) {
+			t.Errorf("a new comment reads %v by %v", rows, indexes)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestAPayloadThatIsNoCommentIsPermanent(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	for name, change := range map[string]func(*event.Comment){
@@ -574,6 +655,17 @@ func TestAPayloadThatIsNoCommentIsPermanent(t *testing.T) {
 		err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return New().Apply(ctx, tx, []event.Event{e}) })
 		if !event.IsPermanent(err) {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestSettingsOfAnotherPostOrWithoutAVersionArePermanent(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	for _, settings := range []event.Thread{{PostID: 6, Version: 1}, {PostID: 5}} {
+		e := threadEvent(1, settings)
+		e.AggregateID = 5
+		if err := apply(t.Context(), pool, New(), []event.Event{e}); !event.IsPermanent(err) {
+			t.Errorf("%+v: %v", settings, err)
 		}
 	}
 }
@@ -620,6 +712,22 @@ func TestVerifyNamesEachDifference(t *testing.T) {
 	}
 	if got := verify(); len(got) > 0 {
 		t.Errorf("equal tables differ: %q", got)
+	}
+	for _, table := range New().Tables() { // and made again from the truth
+		exec(`DELETE FROM ` + table)
+	}
+	events = nil
+	for e, err := range New().Truth(ctx, pool) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		events = append(events, e)
+	}
+	if err := apply(ctx, pool, New(), events); err != nil {
+		t.Fatal(err)
+	}
+	if got := verify(); len(got) > 0 {
+		t.Errorf("tables made from the truth differ: %q", got)
 	}
 	exec(`UPDATE thread_comments SET visible_descendants = 7, shown = true WHERE slug = '00000001'`)
 	exec(`UPDATE comments SET body = 'another', version = 9 WHERE slug = '00000003'`)
