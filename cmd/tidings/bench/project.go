@@ -209,7 +209,7 @@ func (o projectOptions) fill(ctx context.Context, s *servers, js jetstream.JetSt
 		msg.Header.Set(event.HeaderPrev, fmt.Sprint(tails[e.Partition]))
 		msg.Header.Set(event.HeaderGeneration, "1")
 		tails[e.Partition] = int64(i + 1)
-		if _, err := js.PublishMsgAsync(msg); err != nil {
+		if _, err := js.PublishMsgAsync(msg, jetstream.WithStallWait(time.Minute)); err != nil {
 			return nil, tails, err
 		}
 	}
