@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -219,7 +220,8 @@ type threadRow struct {
 const (
 	columnsSQL = `comment_id::text, coalesce(parent_id::text, ''), slug,
 		CASE WHEN author_state = 'ACTIVE' THEN body ELSE '' END, CASE WHEN author_state = 'ACTIVE' THEN 'visible' ELSE 'deleted' END, version`
-	oldestSQL   = `SELECT ` + columnsSQL + ` FROM comments WHERE post_id = $1 AND author_state = 'ACTIVE' ORDER BY created_at, comment_id`
+	oldestSQL   = `SELECT ` + columnsSQL + ` FROM comments c WHERE post_id = $1 AND author_state = 'ACTIVE' ORDER BY created_at, c.comment_id`
+	newestSQL   = `SELECT ` + columnsSQL + ` FROM comments c WHERE post_id = $1 AND author_state = 'ACTIVE' ORDER BY created_at DESC, c.comment_id DESC`
 	threadedSQL = `SELECT ` + columnsSQL + ` FROM comments c WHERE post_id = $1 AND (author_state = 'ACTIVE' OR EXISTS (
 		SELECT FROM comments d WHERE d.post_id = c.post_id AND starts_with(d.path, c.path || '/') AND d.author_state = 'ACTIVE')) ORDER BY path`
 )
@@ -277,7 +279,7 @@ func TestThreadPagesEqualTheTruth(t *testing.T) {
 	}
 	defer conn.Close(context.WithoutCancel(t.Context()))
 	for post := 1; post <= posts; post++ {
-		for order, sql := range map[string]string{"oldest": oldestSQL, "threaded": threadedSQL} {
+		for order, sql := range map[string]string{"oldest": oldestSQL, "newest": newestSQL, "threaded": threadedSQL} {
 			rows, _ := conn.Query(t.Context(), sql, post)
 			want, err := pgx.CollectRows(rows, pgx.RowToStructByPos[threadRow])
 			if err != nil {
@@ -285,6 +287,13 @@ func TestThreadPagesEqualTheTruth(t *testing.T) {
 			}
 			if diff := cmp.Diff(want, d.pages(t, post, order, 7)); diff != "" {
 				t.Errorf("post %d, %s: %s", post, order, diff)
+			}
+			for skip := 0; order != "threaded" && skip <= len(want); skip += 9 {
+				var page struct{ Items []threadRow }
+				d.request(t, http.MethodGet, fmt.Sprintf("/v1/posts/%d/comments?order=%s&skip=%d&limit=9", post, order, skip), "", nil, &page)
+				if diff := cmp.Diff(want[skip:min(len(want), skip+9)], page.Items, cmpopts.EquateEmpty()); diff != "" {
+					t.Errorf("post %d, %s behind %d: %s", post, order, skip, diff)
+				}
 			}
 		}
 	}
