@@ -23,7 +23,8 @@ const (
 	pullHeartbeat     = 2 * time.Second // a silent server is noticed after two of these
 	pullExpiry        = 10 * time.Second
 	inactiveThreshold = 30 * time.Second      // then the server forgets a reader that is gone
-	moreIsComing      = 20 * time.Millisecond // how long to wait for a message that the server says it has
+	farBehind         = 256                   // messages that are still to come, from which a full batch is worth waiting for
+	moreIsComing      = 20 * time.Millisecond // how long to wait for one of them
 	busyWait          = time.Millisecond      // how long to wait for another message before looking whether the database is free
 )
 
@@ -271,16 +272,16 @@ type batch struct {
 	moves      map[int]move
 	taken      int  // messages read for it
 	bytes      int  // of their payloads
-	more       bool // the server said with the last message that it has the next one
+	more       bool // with the last message the server said that it has many more
 }
 
 func (s *session) full(b *batch) bool {
 	return b.taken >= s.c.cfg.BatchEvents || b.bytes >= s.c.cfg.BatchBytes
 }
 
-// collectAll reads batches and hands them over until ctx ends (nil) or reading fails. A batch is handed over as soon as what is
-// on the stream has been read and the database is free; while it is busy the batch grows, up to its bounds. So a lone event
-// waits for nothing, and the longer a transaction takes the more events share the next one.
+// collectAll reads batches and hands them over until ctx ends (nil) or reading fails. Far behind, a batch is filled. Else it is handed
+// over as soon as the database is free; while that is busy the batch grows, up to its bounds. So a lone event waits for nothing, a
+// stream that never pauses holds no batch back, and the longer a transaction takes the more events share the next one.
 func (s *session) collectAll(ctx context.Context, messages jetstream.MessagesContext, batches chan<- *batch) error {
 	b := &batch{moves: make(map[int]move)}
 	handOver := func() bool {
@@ -330,7 +331,7 @@ func (s *session) collectAll(ctx context.Context, messages jetstream.MessagesCon
 		}
 		b.taken++
 		b.bytes += len(msg.Data())
-		b.more = meta.NumPending > 0
+		b.more = meta.NumPending >= farBehind
 		if err := s.take(ctx, b, msg.Subject(), msg.Headers(), msg.Data(), meta.Sequence.Stream, meta.Timestamp); err != nil {
 			if ctx.Err() != nil {
 				return nil

@@ -9,8 +9,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 )
@@ -71,6 +74,46 @@ func TestPartitionsAreCountedFromOneStartWhereThatIsExact(t *testing.T) {
 	} {
 		if diff := cmp.Diff(c.want, groups(c.lagging)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// endless is a stream on which another message always follows at once, with pending more behind it, until ctx ends.
+type endless struct {
+	ctx context.Context
+	jetstream.MessagesContext
+	jetstream.Msg
+	seq, pending uint64
+}
+
+func (e *endless) Next(...jetstream.NextOpt) (jetstream.Msg, error) {
+	e.seq++
+	return e, e.ctx.Err()
+}
+
+func (e *endless) Metadata() (*jetstream.MsgMetadata, error) {
+	return &jetstream.MsgMetadata{Sequence: jetstream.SequencePair{Stream: e.seq}, NumPending: e.pending}, nil
+}
+func (e *endless) Subject() string      { return "events.p00.t1.follow.created" }
+func (e *endless) Headers() nats.Header { return nil }
+func (e *endless) Data() []byte         { return []byte("{}") }
+
+func TestABatchIsFilledOnlyFarBehind(t *testing.T) {
+	for pending, bound := range map[uint64]int{0: 1 << 24, 1: 1 << 24, farBehind: 1000} { // the first is out of reach, however late its batch is taken
+		s := &session{
+			c:         &Consumer{cfg: Config{BatchEvents: bound, BatchBytes: 1 << 40}, deps: Deps{Broker: broker.Config{Prefix: "events"}}},
+			positions: map[int]*position{0: {origin: origin{generation: 1}}},
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		batches, done := make(chan *batch), make(chan error)
+		go func() { done <- s.collectAll(ctx, &endless{ctx: ctx, pending: pending}, batches) }()
+		b := <-batches
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if full := b.taken == bound; full != (pending == farBehind) {
+			t.Errorf("with %d messages still to come a batch has %d", pending, b.taken)
 		}
 	}
 }
