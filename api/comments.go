@@ -81,7 +81,14 @@ type commentOutput struct {
 	ETag     string `header:"ETag"`
 	Location string `header:"Location"`
 	Replayed string `header:"Idempotency-Replayed" doc:"true when an earlier request with this key had made the comment."`
-	Body     *Comment
+	WriteToken
+	Body *Comment
+}
+
+// written answers a write of a comment.
+func (s *server) written(ctx context.Context, status int, c event.Comment) (*commentOutput, error) {
+	token, err := s.tokenOf(ctx, c.Ref())
+	return &commentOutput{Status: status, ETag: etag(c.Version), WriteToken: token, Body: commentOf(c)}, err
 }
 
 func (s *server) commentRoutes() {
@@ -130,14 +137,12 @@ func (s *server) createComment(ctx context.Context, in *createInput) (*commentOu
 	if out[0].Err != nil {
 		return nil, out[0].Err
 	}
-	answer := &commentOutput{
-		Status: http.StatusCreated, ETag: etag(out[0].Comment.Version), Location: "/v1/comments/" + out[0].Comment.CommentID,
-		Body: commentOf(out[0].Comment),
-	}
+	answer, err := s.written(ctx, http.StatusCreated, out[0].Comment)
+	answer.Location = "/v1/comments/" + out[0].Comment.CommentID
 	if out[0].Replayed {
 		answer.Replayed = "true"
 	}
-	return answer, nil
+	return answer, err
 }
 
 func (s *server) getComment(ctx context.Context, in *commentGetInput) (*commentOutput, error) {
@@ -174,7 +179,7 @@ func (s *server) editComment(ctx context.Context, in *editInput) (*commentOutput
 	if out[0].Err != nil {
 		return nil, out[0].Err
 	}
-	return &commentOutput{Status: http.StatusOK, ETag: etag(out[0].Comment.Version), Body: commentOf(out[0].Comment)}, nil
+	return s.written(ctx, http.StatusOK, out[0].Comment)
 }
 
 func (s *server) deleteComment(ctx context.Context, in *deleteInput) (*noContent, error) {
@@ -188,5 +193,9 @@ func (s *server) deleteComment(ctx context.Context, in *deleteInput) (*noContent
 	if err != nil {
 		return nil, err
 	}
-	return nil, out[0].Err
+	if out[0].Err != nil {
+		return nil, out[0].Err
+	}
+	token, err := s.tokenOf(ctx, out[0].Comment.Ref())
+	return &noContent{token}, err
 }

@@ -40,10 +40,11 @@ type followGetInput struct {
 type followOutput struct {
 	Status int
 	ETag   string `header:"ETag"`
-	Body   Follow
+	WriteToken
+	Body Follow
 }
 
-type noContent struct{}
+type noContent struct{ WriteToken }
 
 func (in PairPath) write(ctx context.Context) []store.FollowWrite {
 	return []store.FollowWrite{{Meta: callerOf(ctx).meta, FollowerID: in.FollowerID.int64(), FolloweeID: in.FolloweeID.int64()}}
@@ -85,7 +86,11 @@ func (s *server) putFollow(ctx context.Context, in *PairPath) (*followOutput, er
 	if out[0].Changed {
 		status = http.StatusCreated
 	}
-	return &followOutput{Status: status, ETag: etag(out[0].Follow.Version), Body: followOf(out[0].Follow)}, nil
+	token, err := s.tokenOf(ctx, out[0].Follow.Ref())
+	if err != nil {
+		return nil, err
+	}
+	return &followOutput{Status: status, ETag: etag(out[0].Follow.Version), WriteToken: token, Body: followOf(out[0].Follow)}, nil
 }
 
 func (s *server) getFollow(ctx context.Context, in *followGetInput) (*followOutput, error) {
@@ -104,5 +109,9 @@ func (s *server) deleteFollow(ctx context.Context, in *PairPath) (*noContent, er
 	if err != nil {
 		return nil, err
 	}
-	return nil, out[0].Err
+	if out[0].Err != nil {
+		return nil, out[0].Err
+	}
+	token, err := s.tokenOf(ctx, out[0].Follow.Ref())
+	return &noContent{token}, err
 }

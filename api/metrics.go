@@ -7,11 +7,15 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/projections/followercounts"
+	"github.com/tidings/tidings/projections/threadcache"
 )
 
 type metrics struct {
 	requests *prometheus.CounterVec
 	seconds  *prometheus.HistogramVec
+	overlaid *prometheus.CounterVec
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -24,7 +28,13 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		}, []string{"route", "method"}),
 	}
-	reg.MustRegister(m.requests, m.seconds)
+	m.overlaid = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "api_overlaid_reads_total", Help: "Reads whose Tidings-Token the projection had not reached, answered with those entities taken from the truth.",
+	}, []string{"consumer"})
+	for _, consumer := range []string{followercounts.Name, threadcache.Name} {
+		m.overlaid.WithLabelValues(consumer)
+	}
+	reg.MustRegister(m.requests, m.seconds, m.overlaid)
 	return m
 }
 

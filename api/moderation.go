@@ -52,7 +52,8 @@ type settingsPutInput struct {
 type settingsOutput struct {
 	Status int
 	ETag   string `header:"ETag" doc:"Absent while nothing was set."`
-	Body   *ThreadSettings
+	WriteToken
+	Body *ThreadSettings
 }
 
 type moderateInput struct {
@@ -140,7 +141,9 @@ func (s *server) putSettings(ctx context.Context, in *settingsPutInput) (*settin
 	if out[0].Err != nil {
 		return nil, out[0].Err
 	}
-	return settingsAnswer(out[0].Thread), nil
+	answer := settingsAnswer(out[0].Thread)
+	answer.WriteToken, err = s.tokenOf(ctx, out[0].Thread.Ref())
+	return answer, err
 }
 
 func (s *server) moderate(ctx context.Context, in *moderateInput) (*commentOutput, error) {
@@ -160,5 +163,5 @@ func (s *server) moderate(ctx context.Context, in *moderateInput) (*commentOutpu
 	if out[0].Err != nil {
 		return nil, out[0].Err
 	}
-	return &commentOutput{Status: http.StatusOK, ETag: etag(out[0].Comment.Version), Body: commentOf(out[0].Comment)}, nil
+	return s.written(ctx, http.StatusOK, out[0].Comment)
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
 )
@@ -227,7 +228,8 @@ func validRequestID(id string) bool {
 // caller is who sent a request, and within which trace.
 type caller struct {
 	store.Principal
-	meta store.Meta
+	meta  store.Meta
+	fresh []event.Ref // what reads of projections must show
 }
 
 func callerOf(ctx context.Context) caller {
@@ -246,6 +248,7 @@ type route struct {
 	status       int            // of success
 	also         map[int]string // further answers without a problem
 	codes        []string       // beyond those that every route has
+	projected    bool           // read from a projection
 }
 
 // register adds a route: token and role first, then the body, then the framework's validation, then handle.
@@ -258,6 +261,9 @@ func register[I, O any](s *server, r route, handle func(ctx context.Context, in 
 	}
 	if r.method != http.MethodGet && r.role != store.RoleRead {
 		op.Parameters = metaParameters()
+	}
+	if r.projected {
+		op.Parameters = append(op.Parameters, freshParameters()...)
 	}
 	for status, what := range r.also {
 		op.Responses[fmt.Sprint(status)] = &huma.Response{Description: what}
@@ -356,7 +362,11 @@ func (s *server) caller(ctx context.Context, r *http.Request) (caller, error) {
 			Detail: fmt.Sprintf("want 1 to %d bytes of printable UTF-8", store.MaxActorBytes), Header: "Tidings-Actor",
 		})
 	}
-	return caller{Principal: p, meta: store.Meta{Actor: actor, TraceParent: traceParent(r.Header.Values("Traceparent"))}}, nil
+	refs, err := s.freshRefs(p.TenantID, r.Header.Values(tokenHeader))
+	if err != nil {
+		return caller{}, err
+	}
+	return caller{Principal: p, meta: store.Meta{Actor: actor, TraceParent: traceParent(r.Header.Values("Traceparent"))}, fresh: refs}, nil
 }
 
 // readBody reads the body into memory, so that what goes wrong on the way is the client's error and not the framework's.

@@ -7,9 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/store"
 )
@@ -51,17 +49,17 @@ type countsOutput struct{ Body Counts }
 func (s *server) userRoutes() {
 	const tag = "Users"
 	register(s, route{
-		method: http.MethodGet, path: "/v1/users/{id}/followers", id: "list-followers", tag: tag, role: store.RoleRead, status: http.StatusOK,
+		method: http.MethodGet, path: "/v1/users/{id}/followers", id: "list-followers", tag: tag, role: store.RoleRead, status: http.StatusOK, projected: true,
 		summary: "List who follows a user, newest first", description: "From a projection. A user that nobody knows has none.",
 		codes: []string{codeCursorInvalid},
 	}, s.edges(listFollowers, followercounts.Followers))
 	register(s, route{
-		method: http.MethodGet, path: "/v1/users/{id}/following", id: "list-following", tag: tag, role: store.RoleRead, status: http.StatusOK,
+		method: http.MethodGet, path: "/v1/users/{id}/following", id: "list-following", tag: tag, role: store.RoleRead, status: http.StatusOK, projected: true,
 		summary: "List whom a user follows, newest first", description: "From a projection. A user that nobody knows has none.",
 		codes: []string{codeCursorInvalid},
 	}, s.edges(listFollowing, followercounts.Following))
 	register(s, route{
-		method: http.MethodGet, path: "/v1/users/{id}/counts", id: "get-counts", tag: tag, role: store.RoleRead, status: http.StatusOK,
+		method: http.MethodGet, path: "/v1/users/{id}/counts", id: "get-counts", tag: tag, role: store.RoleRead, status: http.StatusOK, projected: true,
 		summary: "Count a user's followers and followings", description: "From a projection. A user that nobody knows has 0.",
 	}, s.counts)
 }
@@ -70,17 +68,6 @@ func (s *server) userRoutes() {
 func (s *server) project(ctx context.Context, tenant int64, consumer string, fn func(tx pgx.Tx) error) (event.Time, error) {
 	progress, err := s.readProjection(ctx, tenant, consumer, fn)
 	return event.Time{Time: progress.AsOf}, err
-}
-
-func (s *server) readProjection(ctx context.Context, tenant int64, consumer string, fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
-	err = postgres.InTenant(ctx, s.projections, tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		var err error
-		if progress, err = consumers.ReadProgress(ctx, tx, consumer); err != nil {
-			return err
-		}
-		return fn(tx)
-	})
-	return progress, err
 }
 
 // edgeCursor is what a cursor of followers and following carries.
@@ -104,7 +91,8 @@ func (s *server) edges(name string, read readEdges) func(context.Context, *edges
 			after = &followercounts.EdgeCursor{PositionedAt: c.At.Time, UserID: int64(c.User)}
 		}
 		key := pageKey{tenant, name, in.ID.int64()}
-		if after == nil {
+		keep := after == nil && len(mustSee(ctx, followercounts.Name)) == 0
+		if keep {
 			if page, ok := s.pages.get(key, in.Limit); ok {
 				return &edgesOutput{Body: page}, nil
 			}
@@ -126,7 +114,7 @@ func (s *server) edges(name string, read readEdges) func(context.Context, *edges
 			return nil, err
 		}
 		page := EdgeList{Items: edgesOf(rows), Next: next, AsOf: event.Time{Time: progress.AsOf}}
-		if after == nil {
+		if keep {
 			s.pages.put(key, in.Limit, page, progress.Offsets, start)
 		}
 		return &edgesOutput{Body: page}, nil

@@ -243,6 +243,8 @@ END $$;
 
 GRANT SELECT ON consumer_dead_letters, follow_edges, follower_shards, follower_counts, thread_comments,
   thread_buckets, thread_totals, thread_settings, comment_history, follow_history, consumer_offsets TO tidings_api;
+-- The API writes only in transactions that it rolls back: it reads as if a projection had applied something (docs/adr/0007-reading-ones-writes.md).
+GRANT INSERT, UPDATE ON follow_edges, follower_shards, follower_counts, thread_comments, thread_buckets, thread_totals, thread_settings TO tidings_api;
 GRANT USAGE ON SEQUENCE history_version_id TO tidings_system;
 GRANT SELECT, INSERT ON consumer_dead_letter_actions TO tidings_system; -- an audit: nobody changes it
 GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_pauses TO tidings_system;

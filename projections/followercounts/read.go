@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/event"
 )
 
 // Edge is one line of a followers or following page: the other account, and when the pair last became active.
@@ -98,4 +100,27 @@ func ReadCounts(ctx context.Context, tx pgx.Tx, users []int64) (map[int64]Counts
 		return nil, fmt.Errorf("read the counts of %d users: %w", len(users), err)
 	}
 	return all, nil
+}
+
+// reachedSQL looks for pairs whose row here is older than asked for.
+// Index: follow_edges_pkey, one probe per pair.   Locks: none.
+const reachedSQL = `
+SELECT /* followercounts.reached */ NOT EXISTS (
+  SELECT FROM unnest(@followers::bigint[], @followees::bigint[], @versions::bigint[]) AS w(follower_id, followee_id, version)
+    LEFT JOIN follow_edges e ON e.tenant_id = current_setting('tidings.tenant')::bigint AND e.follower_id = w.follower_id AND e.followee_id = w.followee_id
+   WHERE coalesce(e.version, 0) < w.version)`
+
+// Reached reports whether the projection has each of the pairs at the version that the ref names, or a later one. The transaction's
+// tenant is set.
+func (Projection) Reached(ctx context.Context, tx pgx.Tx, refs []event.Ref) (reached bool, err error) {
+	n := len(refs)
+	followers, followees, versions := make([]int64, n), make([]int64, n), make([]int64, n)
+	for i, r := range refs {
+		followers[i], followees[i], versions[i] = int64(r.Follower), int64(r.Followee), r.Version
+	}
+	err = tx.QueryRow(ctx, reachedSQL, pgx.StrictNamedArgs{"followers": followers, "followees": followees, "versions": versions}).Scan(&reached)
+	if err != nil {
+		return false, fmt.Errorf("look whether %d pairs are there: %w", n, err)
+	}
+	return reached, nil
 }

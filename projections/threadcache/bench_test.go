@@ -121,7 +121,7 @@ func skipDocuments(ctx context.Context, tx pgx.Tx, skip int64, limit int) (page 
 }
 
 // BenchmarkPages reads pages of 50 of one post with 1,000,000 comments of 180 bytes, 10,000 of which are deleted: the first, at random
-// places between 850,000 and 950,000, and the latter from documents as well, which is what docs/adr/0005-buckets-are-counts.md
+// places between 850,000 and 950,000, and the latter from documents as well, which is what docs/adr/0006-buckets-are-counts.md
 // compares. Each page is in a transaction of its own as in the API, and the four are read in turn.
 func BenchmarkPages(b *testing.B) {
 	const size, batch, deleted, limit = 1_000_000, 4000, 10_000, 50

@@ -1,0 +1,161 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/projections/followercounts"
+	"github.com/tidings/tidings/projections/threadcache"
+)
+
+const (
+	tokenHeader  = "Tidings-Token"
+	maxFreshRefs = 64                     // entities that a read may ask to see
+	freshWait    = 200 * time.Millisecond // for the projection, before the entities are taken from the truth
+	freshLock    = "1s"                   // for rows that the projection's consumer is writing
+)
+
+// WriteToken is part of every answer to a write.
+type WriteToken struct {
+	Token string `header:"Tidings-Token" doc:"Send it with a read to see this write there, and what it rests on. Opaque; it does not expire."`
+}
+
+// tokenOf gives out the token of what was written; an empty one of what there never was.
+func (s *server) tokenOf(ctx context.Context, ref event.Ref) (WriteToken, error) {
+	if ref.Version == 0 {
+		return WriteToken{}, nil
+	}
+	token, err := s.cursors.encode(tokenList(callerOf(ctx).TenantID), []event.Ref{ref})
+	return WriteToken{Token: token}, err
+}
+
+func tokenList(tenant int64) list { return list{tenant: tenant, name: "write token"} }
+
+// freshRefs reads the tokens of a request.
+func (s *server) freshRefs(tenant int64, headers []string) ([]event.Ref, error) {
+	var all []event.Ref
+	for _, header := range headers {
+		for token := range strings.SplitSeq(header, ",") {
+			var refs []event.Ref
+			if s.cursors.decode(tokenList(tenant), strings.TrimSpace(token), &refs) != nil {
+				return nil, s.problems.problem(codeHeaderInvalid, "", FieldError{Detail: "want tokens that writes of this tenant were answered with", Header: tokenHeader})
+			}
+			all = append(all, refs...)
+		}
+	}
+	if len(all) > maxFreshRefs {
+		return nil, s.problems.problem(codeHeaderInvalid, "", FieldError{Detail: fmt.Sprintf("want tokens of at most %d writes", maxFreshRefs), Header: tokenHeader})
+	}
+	return all, nil
+}
+
+// freshParameters describes the header that every read of a projection takes.
+func freshParameters() []*huma.Param {
+	return []*huma.Param{{Name: tokenHeader, In: "header", Schema: &huma.Schema{Type: huma.TypeString}, Description: fmt.Sprintf(
+		"Tokens of writes, separated by commas, of at most %d entities: the answer shows these writes, however far behind the projection is.", maxFreshRefs)}}
+}
+
+// projection is what a consumer keeps, as far as reads are concerned.
+type projection interface {
+	consumers.Projection
+	// Reached reports whether it has each entity at the version that the ref names, or a later one.
+	Reached(ctx context.Context, tx pgx.Tx, refs []event.Ref) (bool, error)
+}
+
+func projectionOf(consumer string) projection {
+	if consumer == followercounts.Name {
+		return followercounts.New()
+	}
+	return threadcache.New()
+}
+
+// mustSee returns the entities of the request's tokens that the consumer keeps.
+func mustSee(ctx context.Context, consumer string) []event.Ref {
+	aggregates := projectionOf(consumer).Aggregates()
+	var refs []event.Ref
+	for _, r := range callerOf(ctx).fresh {
+		if slices.Contains(aggregates, r.Aggregate()) {
+			refs = append(refs, r)
+		}
+	}
+	return refs
+}
+
+var (
+	errBehind = errors.New("api: the projection is behind the token")
+	errUndo   = errors.New("api: done, and undone")
+)
+
+// readProjection runs fn, which reads a projection, in a transaction of the tenant, on one snapshot. It shows the writes whose tokens
+// came with the request: it waits for the projection to have them, and after freshWait reads as if it had.
+func (s *server) readProjection(ctx context.Context, tenant int64, consumer string, fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
+	refs := mustSee(ctx, consumer)
+	start := time.Now()
+	for wait := 5 * time.Millisecond; ; wait *= 2 {
+		err := postgres.InTenant(ctx, s.projections, tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
+			if progress, err = consumers.ReadProgress(ctx, tx, consumer); err != nil {
+				return err
+			}
+			if len(refs) > 0 {
+				if reached, err := projectionOf(consumer).Reached(ctx, tx, refs); err != nil {
+					return err
+				} else if !reached {
+					return errBehind
+				}
+			}
+			return fn(tx)
+		})
+		if !errors.Is(err, errBehind) {
+			return progress, err
+		}
+		left := freshWait - time.Since(start)
+		if left <= 0 {
+			return s.readAsIf(ctx, tenant, consumer, refs, fn)
+		}
+		select {
+		case <-ctx.Done():
+			return progress, ctx.Err()
+		case <-time.After(min(wait, left)):
+		}
+	}
+}
+
+// readAsIf is readProjection on what the projection would be had it applied what the truth says of the entities: the projection's own
+// code applies it, in the transaction that fn reads in, and the transaction is rolled back. So there is one rule of what a write changes.
+// (docs/adr/0007-reading-ones-writes.md)
+func (s *server) readAsIf(ctx context.Context, tenant int64, consumer string, refs []event.Ref, fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
+	states, err := s.store.States(ctx, tenant, refs)
+	if err != nil {
+		return progress, err
+	}
+	s.metrics.overlaid.WithLabelValues(consumer).Inc()
+	err = postgres.InTenant(ctx, s.projections, tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) (err error) {
+		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '`+freshLock+`'`); err != nil {
+			return err
+		}
+		if progress, err = consumers.ReadProgress(ctx, tx, consumer); err != nil {
+			return err
+		}
+		if err := projectionOf(consumer).Apply(ctx, tx, states); err != nil {
+			return fmt.Errorf("apply %d states to read as if %s had: %w", len(states), consumer, err)
+		}
+		if err := fn(tx); err != nil {
+			return err
+		}
+		return errUndo
+	})
+	if !errors.Is(err, errUndo) {
+		return progress, err
+	}
+	return progress, nil
+}
