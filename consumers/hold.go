@@ -23,8 +23,18 @@ func Hold(ctx context.Context, tx pgx.Tx, consumer string) (parked func(tenant i
 	if _, err := tx.Exec(ctx, holdSQL, pgx.StrictNamedArgs{"consumer": consumer}); err != nil {
 		return nil, fmt.Errorf("hold consumer %s: %w", consumer, err)
 	}
+	return AllParked(ctx, tx, consumer)
+}
+
+// querier is a pool or a transaction.
+type querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+// AllParked returns whether an aggregate is parked, as q sees it now.
+func AllParked(ctx context.Context, q querier, consumer string) (parked func(tenant int64, aggregateType string, aggregateID int64) bool, err error) {
 	all := make(map[aggregate]bool)
-	rows, _ := tx.Query(ctx, allParkedSQL, pgx.StrictNamedArgs{"consumer": consumer})
+	rows, _ := q.Query(ctx, allParkedSQL, pgx.StrictNamedArgs{"consumer": consumer})
 	var a aggregate
 	if _, err := pgx.ForEachRow(rows, []any{&a.tenant, &a.kind, &a.id}, func() error {
 		all[a] = true
