@@ -87,7 +87,7 @@ func TestStatements(t *testing.T) {
 	for i, sql := range []string{
 		oldestSQL, newestSQL, skipOldestSQL, skipNewestSQL, threadedSQL, byIDSQL, bySlugSQL, byAuthorSQL, pendingSQL, pendingOfPostSQL, summarySQL,
 		readSettingsSQL, settingsSQL, commentsSQL, descendantsSQL, countsSQL, splitBucketsSQL, splitGroupsSQL, totalsSQL,
-		truthSQL, rowsSQL, truthPlacesSQL, rangesSQL, truthThreadsSQL, threadsSQL, truthPageSQL, truthSettingsSQL, truthPostSQL, truthPostSettingsSQL,
+		truthSQL, rowsSQL, truthPlacesSQL, rangesSQL, truthThreadsSQL, threadsSQL, truthPageSQL, truthSettingsSQL, truthPostSQL, rowsPageSQL, truthPostSettingsSQL,
 	} {
 		query, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
 		if err != nil {
