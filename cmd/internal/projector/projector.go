@@ -1,6 +1,9 @@
 // Package projector is the wiring that the projector binaries share: one projection behind one consumer.
 //
 //	NATS ──▶ consumers.Consumer ──▶ projection ──▶ projections database        ops port: lag, readiness
+//	                                                   ▲ compared, window by window (Drift)
+//	                                                   ▼
+//	                                            the truth's database, where it is configured
 package projector
 
 import (
@@ -21,10 +24,12 @@ import (
 
 // Config is the environment of a projector.
 type Config struct {
+	DatabaseURL            string `env:"DATABASE_URL"` // of the truth; nothing is compared with it where it is not set
 	ProjectionsDatabaseURL string `env:"PROJECTIONS_DATABASE_URL, default=$DATABASE_URL"`
 	Postgres               postgres.Config
 	Broker                 broker.Config
 	Consumer               consumers.Config
+	Verify                 VerifyConfig
 }
 
 // Validate reports every value out of bounds.
@@ -33,7 +38,7 @@ func (c Config) Validate() error {
 	if c.ProjectionsDatabaseURL == "" {
 		missing = errors.New("neither PROJECTIONS_DATABASE_URL nor DATABASE_URL is set")
 	}
-	return errors.Join(missing, c.Postgres.Validate(), c.Broker.Validate(), c.Consumer.Validate())
+	return errors.Join(missing, c.Postgres.Validate(), c.Broker.Validate(), c.Consumer.Validate(), c.Verify.Validate())
 }
 
 // Run applies events to projection until ctx ends, and answers on opsAddr with its metrics and those of reg. It refuses a database
@@ -69,6 +74,18 @@ func Run(ctx context.Context, opsAddr string, cfg Config, projection consumers.P
 	ops.Ready("postgres", pool.Ping)
 
 	g, ctx := errgroup.WithContext(ctx)
+	if windowed, ok := projection.(Windowed); ok && cfg.DatabaseURL != "" {
+		truth, err := postgres.Open(ctx, cfg.DatabaseURL, cfg.Postgres, postgres.RoleSystem, name+" verify")
+		if err != nil {
+			return err
+		}
+		defer truth.Close()
+		drift, err := NewDrift(cfg.Verify, truth, pool, js, cfg.Broker, windowed, reg, log)
+		if err != nil {
+			return err
+		}
+		g.Go(func() error { return drift.Run(ctx) })
+	}
 	g.Go(func() error { return ops.Run(ctx) })
 	g.Go(func() error { return consumer.Run(ctx) })
 	return g.Wait()

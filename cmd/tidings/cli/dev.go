@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/api"
+	"github.com/tidings/tidings/cmd/internal/projector"
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
@@ -41,6 +42,7 @@ type devConfig struct {
 	API                    api.Config
 	Relay                  relay.Config
 	Consumers              consumers.Config
+	Verify                 projector.VerifyConfig
 }
 
 func (p Process) devCommand() *cobra.Command {

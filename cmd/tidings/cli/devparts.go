@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/api"
+	"github.com/tidings/tidings/cmd/internal/projector"
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
@@ -110,6 +111,13 @@ func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, er
 		}
 		w.ops.Ready(name, c.Ready)
 		consuming = append(consuming, part{name, c.Run})
+		if windowed, ok := projection.(projector.Windowed); ok {
+			drift, err := projector.NewDrift(w.cfg.Verify, w.truth, w.projections, w.js, w.cfg.Broker, windowed, w.metrics(name), w.log)
+			if err != nil {
+				return nil, err
+			}
+			consuming = append(consuming, part{name + " verify", drift.Run})
+		}
 	}
 	r, err := relay.New(w.cfg.Relay, w.truth, w.cfg.Broker, w.log, w.metrics("relay"))
 	if err != nil {

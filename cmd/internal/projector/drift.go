@@ -1,0 +1,180 @@
+package projector
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/projections"
+)
+
+// VerifyConfig is the environment of the comparison with the truth that goes on all the time.
+type VerifyConfig struct {
+	Interval time.Duration `env:"VERIFY_INTERVAL, default=1m"` // between windows; 0 for none
+	Window   int           `env:"VERIFY_WINDOW, default=1000"` // entities per window, 1..10000
+}
+
+// Validate reports every value out of bounds.
+func (c VerifyConfig) Validate() error {
+	if c.Interval < 0 || c.Window < 1 || c.Window > 10000 {
+		return fmt.Errorf("VERIFY_INTERVAL is %s, VERIFY_WINDOW %d: want 0 or more, and 1..10000", c.Interval, c.Window)
+	}
+	return nil
+}
+
+// Windowed is a projection that can be compared with the truth window by window.
+type Windowed interface {
+	consumers.Projection
+	// Window compares a bounded number of entities from after on; nil is the beginning, and, as next, the end.
+	Window(ctx context.Context, truth, projection *pgxpool.Pool, after any, limit int, report func(projections.Difference)) (checked int64, next any, err error)
+}
+
+// Drift compares a projection with the truth, one window at a time and round and round. A difference counts when it is the same in
+// two looks between which the consumer has applied all that was written before the first.
+type Drift struct {
+	cfg                VerifyConfig
+	truth, projections *pgxpool.Pool
+	js                 jetstream.JetStream
+	broker             broker.Config
+	p                  Windowed
+	log                *slog.Logger
+	verified, drift    prometheus.Counter
+
+	after     any                             // where the window begins
+	next      any                             // and the one after it, by the first look
+	waited    int                             // intervals since the first look
+	suspected map[projections.Difference]bool // in its first look; nil before it
+	looked    time.Time                       // when that was, by the truth's clock
+	settled   time.Time                       // when all that was written before was on the stream
+}
+
+// NewDrift returns the comparison of p. Both pools act as the system role. It starts nothing.
+func NewDrift(cfg VerifyConfig, truth, projected *pgxpool.Pool, js jetstream.JetStream, b broker.Config, p Windowed, reg prometheus.Registerer, log *slog.Logger) (*Drift, error) {
+	reg = prometheus.WrapRegistererWith(prometheus.Labels{"consumer": p.Name()}, reg)
+	d := &Drift{
+		cfg: cfg, truth: truth, projections: projected, js: js, broker: b, p: p, log: log.With("component", "verify", "consumer", p.Name()),
+		verified: prometheus.NewCounter(prometheus.CounterOpts{Name: "projection_verified_total", Help: "Entities compared with the truth."}),
+		drift:    prometheus.NewCounter(prometheus.CounterOpts{Name: "projection_drift_total", Help: "Differences from the truth that no event on its way explains; each again in every round."}),
+	}
+	for _, c := range []prometheus.Collector{d.verified, d.drift} {
+		if err := reg.Register(c); err != nil {
+			return nil, fmt.Errorf("register the metrics of the comparison of %s: %w", p.Name(), err)
+		}
+	}
+	return d, nil
+}
+
+// Run compares until ctx ends, and returns nil. Failures are logged and tried again.
+func (d *Drift) Run(ctx context.Context) error {
+	if d.cfg.Interval == 0 {
+		<-ctx.Done()
+		return nil
+	}
+	tick := time.NewTicker(d.cfg.Interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		if err := d.look(ctx); err != nil && ctx.Err() == nil {
+			d.log.WarnContext(ctx, "comparing with the truth, trying again", "err", err)
+		}
+	}
+}
+
+// clockSkew is by how much the clocks of database and broker may differ.
+const clockSkew = 2 * time.Second
+
+// maxWaits is for how many intervals the second look is waited for.
+const maxWaits = 10
+
+// look compares the window, or goes one step further towards the second look at it.
+func (d *Drift) look(ctx context.Context) error {
+	if d.suspected != nil {
+		passed, err := d.passed(ctx)
+		if err != nil {
+			return err
+		}
+		if d.waited++; !passed && d.waited < maxWaits {
+			return nil
+		} else if !passed { // a message that is put off for long must not keep the rest from being looked at
+			d.forget(d.next)
+			return nil
+		}
+	}
+	found := make(map[projections.Difference]bool)
+	checked, next, err := d.p.Window(ctx, d.truth, d.projections, d.after, d.cfg.Window, func(diff projections.Difference) { found[diff] = true })
+	if err != nil {
+		return err
+	}
+	d.verified.Add(float64(checked))
+	if len(found) > 0 && d.suspected == nil {
+		if err := d.spareParked(ctx, found); err != nil {
+			return err
+		}
+		if len(found) > 0 {
+			_, now, err := outbox.Settled(ctx, d.truth, time.Time{}) // after the look: what it saw was written before
+			d.suspected, d.looked, d.next = found, now, next
+			return err
+		}
+	}
+	for diff := range found {
+		if d.suspected[diff] {
+			d.drift.Inc()
+			d.log.ErrorContext(ctx, "the projection is not what the truth makes it", "difference", diff.String())
+		}
+	}
+	d.forget(next)
+	return nil
+}
+
+// forget goes on with the window that begins after.
+func (d *Drift) forget(after any) {
+	d.suspected, d.settled, d.waited, d.after = nil, time.Time{}, 0, after
+}
+
+// passed reports whether the consumer has applied all that was written before the first look.
+func (d *Drift) passed(ctx context.Context) (bool, error) {
+	if d.settled.IsZero() {
+		settled, now, err := outbox.Settled(ctx, d.truth, d.looked)
+		if err != nil || !settled {
+			return false, err
+		}
+		d.settled = now
+	}
+	lags, err := consumers.Lag(ctx, d.projections, d.js, d.broker, d.p.Name())
+	if err != nil {
+		return false, err
+	}
+	return lags[0].Messages == 0 || lags[0].AsOf.After(d.settled.Add(clockSkew)), nil
+}
+
+// spareParked takes out what a DLQ explains.
+func (d *Drift) spareParked(ctx context.Context, found map[projections.Difference]bool) error {
+	parked, err := consumers.AllParked(ctx, d.projections, d.p.Name())
+	if err != nil {
+		return err
+	}
+	dead, err := outbox.Dead(ctx, d.truth)
+	if err != nil {
+		return err
+	}
+	for diff := range found {
+		for _, kind := range d.p.Aggregates() {
+			if k := diff.Key; parked(k.TenantID, kind, k.Aggregate) || dead(k.TenantID, kind, k.Aggregate) {
+				delete(found, diff)
+			}
+		}
+	}
+	return nil
+}

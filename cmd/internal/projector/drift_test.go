@@ -1,0 +1,109 @@
+package projector
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/projections/followercounts"
+	"github.com/tidings/tidings/store"
+)
+
+func value(t *testing.T, reg *prometheus.Registry, name string) float64 {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == name {
+			return f.GetMetric()[0].GetCounter().GetValue()
+		}
+	}
+	t.Fatalf("no metric %s", name)
+	return 0
+}
+
+func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
+	db, nats := testkit.Postgres(t), testkit.NATS(t)
+	ctx := t.Context()
+	js, err := jetstream.New(nats.Connect(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := broker.EnsureStream(ctx, js, nats.Config()); err != nil {
+		t.Fatal(err)
+	}
+	pool, p := db.Pool(t, postgres.RoleSystem), followercounts.New()
+	reg := prometheus.NewRegistry()
+	d, err := NewDrift(VerifyConfig{Interval: time.Minute, Window: 2}, pool, pool, js, nats.Config(), p, reg, testkit.Logger(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	look := func(times int, wantDrift float64) {
+		t.Helper()
+		for range times {
+			if err := d.look(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := value(t, reg, "projection_drift_total"); got != wantDrift {
+			t.Errorf("drift %v, want %v", got, wantDrift)
+		}
+	}
+	s := store.New(db.Pool(t, postgres.RoleAPI), func(int) {})
+	var writes []store.FollowWrite
+	for followee := int64(2); followee <= 5; followee++ {
+		writes = append(writes, store.FollowWrite{Meta: store.Meta{Actor: "test"}, FollowerID: 1, FolloweeID: followee})
+	}
+	if _, err := s.Follow(ctx, 1, writes); err != nil {
+		t.Fatal(err)
+	}
+	look(5, 0) // nothing is applied, and nothing published: all of it is on its way
+	apply := func() {
+		t.Helper()
+		for e, err := range p.Truth(ctx, pool) {
+			if err == nil {
+				err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return p.Apply(context.WithoutCancel(ctx), tx, []event.Event{e}) })
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := pool.Exec(ctx, `UPDATE outbox_messages SET processed_at = now()`); err != nil {
+			t.Fatal(err)
+		}
+	}
+	apply()
+	look(10, 0)
+	if got := value(t, reg, "projection_verified_total"); got < 4 {
+		t.Errorf("verified %v", got)
+	}
+	for _, damage := range []string{
+		`UPDATE follow_edges SET version = 9 WHERE followee_id = 3`,
+		`DELETE FROM follow_edges WHERE followee_id = 5`,
+		`INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at) VALUES (1, 1, 900, true, 1, now())`,
+		`UPDATE follower_counts SET followers = 7 WHERE user_id = 4`,
+	} {
+		before := value(t, reg, "projection_drift_total")
+		if _, err := pool.Exec(ctx, damage); err != nil {
+			t.Fatal(err)
+		}
+		testkit.Eventually(t, 10*time.Second, damage, func() (bool, error) { return value(t, reg, "projection_drift_total") > before, d.look(ctx) })
+		for _, sql := range []string{`DELETE FROM follow_edges`, `DELETE FROM follower_counts`} {
+			if _, err := pool.Exec(ctx, sql); err != nil {
+				t.Fatal(err)
+			}
+		}
+		apply()
+		d.after, d.suspected = nil, nil
+	}
+}
