@@ -231,14 +231,28 @@ type newComment struct {
 	ParentID string `json:"parent_id,omitempty"`
 }
 
-// content is the author and the text of a comment.
-func (t *Threads) content(i int) newComment {
+// PlannedComment is one comment of a plan.
+type PlannedComment struct {
+	Parent   int // the comment that it answers, by its place in the plan, which is before its own; -1 when it answers none
+	AuthorID int64
+	Body     string
+}
+
+// Comment returns the comment at place i of the plan, from 0. The same place is the same comment.
+func (t *Threads) Comment(i int) PlannedComment {
 	rnd := t.rand(aboutContent, i)
 	authors, u := float64(t.spec.Comments/perAuthor+1), rnd.Float64()
-	return newComment{
-		AuthorID: strconv.FormatInt(1+int64(u*u*u*authors), 10), // few write much
+	return PlannedComment{
+		Parent:   int(t.parent[i]),
+		AuthorID: 1 + int64(u*u*u*authors), // few write much
 		Body:     words(rnd, min(1+int(math.Exp(2.5+0.9*rnd.NormFloat64())), maxWords)),
 	}
+}
+
+// content is what a comment's create says of its author and its text.
+func (t *Threads) content(i int) newComment {
+	c := t.Comment(i)
+	return newComment{AuthorID: strconv.FormatInt(c.AuthorID, 10), Body: c.Body}
 }
 
 // RunThreads writes the threads: the comments in their order, each after the one that it answers; then settings, and what is

@@ -20,6 +20,7 @@ import (
 	"github.com/sethvargo/go-envconfig"
 	"github.com/spf13/cobra"
 
+	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
@@ -37,6 +38,7 @@ type tally struct {
 const (
 	partRelay          = "relay"
 	partFollowerCounts = followercounts.Name
+	partAPI            = "api"
 )
 
 // childCommand runs one part as its binary does, and prints its tally at the end.
@@ -51,12 +53,16 @@ func childCommand() *cobra.Command {
 				Broker      broker.Config
 				Relay       relay.Config
 				Consumers   consumers.Config
+				API         api.Config
 			}
 			if err := envconfig.Process(ctx, &cfg); err != nil {
 				return err
 			}
-			reg := prometheus.NewRegistry()
-			pool, err := postgres.Open(ctx, cfg.DatabaseURL, cfg.Postgres, postgres.RoleSystem, args[0])
+			reg, role := prometheus.NewRegistry(), postgres.RoleSystem
+			if args[0] == partAPI {
+				role = postgres.RoleAPI
+			}
+			pool, err := postgres.Open(ctx, cfg.DatabaseURL, cfg.Postgres, role, args[0])
 			if err != nil {
 				return err
 			}
@@ -65,6 +71,13 @@ func childCommand() *cobra.Command {
 			switch args[0] {
 			case partRelay:
 				part, err = relay.New(cfg.Relay, pool, cfg.Broker, slog.Default(), reg)
+			case partAPI:
+				truth, terr := postgres.Open(ctx, cfg.DatabaseURL, cfg.Postgres, role, args[0])
+				if terr != nil {
+					return terr
+				}
+				defer truth.Close()
+				part = apiPart{cfg: cfg.API, broker: cfg.Broker, truth: truth, projections: pool, reg: reg, out: cmd.OutOrStdout()}
 			case partFollowerCounts:
 				nc, cerr := broker.Connect(cfg.Broker, args[0], slog.Default())
 				if cerr != nil {
@@ -115,14 +128,15 @@ type child struct {
 	wait func() error
 }
 
-// startChild starts a part on the servers. ttl is its leases'.
-func startChild(s *servers, part string, ttl time.Duration, stderr io.Writer) (*child, error) {
+// startChild starts a part on the servers. ttl is its leases', env more of its environment.
+func startChild(s *servers, part string, ttl time.Duration, stderr io.Writer, env ...string) (*child, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
 	cmd := exec.Command(self, "bench", "child", part)
 	cmd.Env = append(os.Environ(), "DATABASE_URL="+s.url, "NATS_URL="+s.broker.URL, "NATS_STREAM="+s.broker.Stream, "LEASE_TTL="+ttl.String(), "LOG_LEVEL=warn")
+	cmd.Env = append(cmd.Env, env...)
 	cmd.Stderr = stderr
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
@@ -164,7 +178,7 @@ func (c *child) stop() (t tally, err error) {
 	}
 	err = json.NewDecoder(c.out).Decode(&t)
 	if werr := c.wait(); werr != nil {
-		return t, fmt.Errorf("relay under test: %w", werr)
+		return t, fmt.Errorf("%s under test: %w", c.cmd.Args[len(c.cmd.Args)-1], werr)
 	}
 	return t, err
 }

@@ -1,0 +1,200 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/projections/followercounts"
+	"github.com/tidings/tidings/projections/threadcache"
+)
+
+// tenant is whose data the reads are of.
+const tenant = 1
+
+// readOptions are the flags of `tidings bench read`.
+type readOptions struct {
+	cases              []string
+	comments, requests int
+	users, edges       int
+	clients            int
+	duration           time.Duration
+	seed               uint64
+}
+
+// The groups of cases.
+const (
+	readThreads = "threads"
+	readTAO     = "tao"
+)
+
+// What a run must have, so that every case has something to ask for.
+const (
+	minComments = 2000
+	minUsers    = 100
+)
+
+func readCommand() *cobra.Command {
+	var o readOptions
+	cmd := &cobra.Command{
+		Use: "read", Args: cobra.NoArgs,
+		Short: "Read pages of a very long thread, and a follow graph in the mix that TAO's authors published",
+		Long: `Fills the projections and reads them over HTTP, on loopback, from an API in a process of its own. Every answer is compared with what was
+written; one that is wrong counts in errors, and the command then fails.
+
+The cases of threads are of one post with --comments comments, one in a hundred of which was deleted. One client asks for the first page of 50,
+a page behind 85 to 95 % of the comments (some of them are compared with SQL's OFFSET too), the page of a cursor there, the page around a
+comment there, the summary, and the replies below a comment, in turn, --requests times each, with the API's page cache off.
+ratio_to_first_page is the median of deep-page by the median of first-page.
+
+The cases of tao are of a follow graph of --users and --edges in which few have most of the followers, and those are asked about more often.
+--clients ask for --duration, each one thing after the other: 40.9 % a page of followers or followings (tao-range), 28.9 % one follow
+(tao-object), 15.7 % whether ten pairs follow each other (tao-point), 11.7 % counts (tao-count), 2.8 % a page from a cursor in the middle
+(tao-time-range). tao-total is all of them.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.comments < minComments || o.requests < 1 || o.users < minUsers || o.edges < o.users || o.edges > o.users*o.users/4 || o.clients < 1 || o.duration <= 0 ||
+				slices.ContainsFunc(o.cases, func(c string) bool { return c != readThreads && c != readTAO }) {
+				return fmt.Errorf("want --comments of %d or more, --users of %d or more, --edges from --users to a quarter of its square, --requests and --clients of 1 or more, a --duration, --cases of %s, %s",
+					minComments, minUsers, readThreads, readTAO)
+			}
+			groups := map[string]func(context.Context, *servers, func(string, ...any)) ([]readResult, error){readThreads: o.threads, readTAO: o.tao}
+			say := func(format string, args ...any) { cmd.PrintErrf(format+"\n", args...) }
+			for _, name := range o.cases {
+				if err := o.run(cmd.Context(), name, groups[name], cmd.OutOrStdout(), say); err != nil {
+					return fmt.Errorf("%s: %w", name, err)
+				}
+			}
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.StringSliceVar(&o.cases, "cases", []string{readThreads, readTAO}, "which groups of cases")
+	f.IntVar(&o.comments, "comments", 1_000_000, "comments of the post")
+	f.IntVar(&o.requests, "requests", 2000, "requests of each case of threads")
+	f.IntVar(&o.users, "users", 100_000, "accounts of the follow graph")
+	f.IntVar(&o.edges, "edges", 1_000_000, "follows of the follow graph")
+	f.IntVar(&o.clients, "clients", 8, "clients that ask for tao at once")
+	f.DurationVar(&o.duration, "duration", 30*time.Second, "how long to ask for tao")
+	f.Uint64Var(&o.seed, "seed", 1, "of what is written and asked for")
+	return cmd
+}
+
+// readResult is one case's line. What does not apply is left out.
+type readResult struct {
+	Case              string   `json:"case"`
+	Requests          int      `json:"requests"`
+	Seconds           float64  `json:"seconds"`
+	RequestsPerSecond float64  `json:"requests_per_second"`
+	P50               *float64 `json:"p50_ms,omitempty"`
+	P95               *float64 `json:"p95_ms,omitempty"`
+	P99               *float64 `json:"p99_ms,omitempty"`
+	Ratio             *float64 `json:"ratio_to_first_page,omitempty"`
+	Errors            int      `json:"errors"`
+	Clients           int      `json:"clients"`
+	Comments          int      `json:"comments,omitempty"`
+	Users             int      `json:"users,omitempty"`
+	Edges             int      `json:"edges,omitempty"`
+	PeakRSS           float64  `json:"peak_rss_mib"`
+	settings
+}
+
+// times sets what follows from the times of requests that were sent within a time.
+func (r *readResult) times(took []time.Duration, within time.Duration) {
+	r.Requests, r.Seconds = len(took), round(within.Seconds(), 3)
+	r.RequestsPerSecond = round(float64(len(took))/within.Seconds(), 0)
+	r.P50, r.P95, r.P99 = quantiles(took)
+}
+
+func (o readOptions) run(ctx context.Context, name string, group func(context.Context, *servers, func(string, ...any)) ([]readResult, error), out io.Writer, say func(string, ...any)) (err error) {
+	say("%s: starting servers", name)
+	s, err := startServers(ctx, syncDefault, slog.Default())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	js, closeJS, err := s.stream(ctx, slog.Default())
+	if err != nil {
+		return err
+	}
+	defer closeJS()
+	if _, err := broker.EnsureStream(ctx, js, s.broker); err != nil { // the API listens to it
+		return err
+	}
+	results, err := group(ctx, s, say)
+	if err != nil {
+		return err
+	}
+	set, err := s.settings(ctx)
+	if err != nil {
+		return err
+	}
+	wrong := 0
+	for _, r := range results {
+		r.settings = set
+		b, err := json.Marshal(r)
+		if err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintf(out, "%s\n", b); err != nil {
+			return err
+		}
+		wrong += r.Errors
+	}
+	if wrong > 0 {
+		return fmt.Errorf("%d errors", wrong)
+	}
+	return nil
+}
+
+// asConsumersDoSQL is what a consumer's transaction begins with. The crash of a database that is dropped afterwards loses nothing.
+const asConsumersDoSQL = `SELECT set_config('plan_cache_mode', 'force_custom_plan', true), set_config('enable_seqscan', 'off', true),
+       set_config('random_page_cost', '1.1', true), set_config('synchronous_commit', 'off', true)`
+
+// fill applies batches of events to the projection until there are no more.
+func fill(ctx context.Context, s *servers, p interface {
+	Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error
+}, batches <-chan []event.Event) error {
+	for events := range batches {
+		if err := postgres.InTx(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, asConsumersDoSQL); err != nil {
+				return err
+			}
+			return p.Apply(ctx, tx, events)
+		}); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// offsetsSQL makes the offsets that a consumer has at the head of an empty stream: the API reads them with every page.
+const offsetsSQL = `
+INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id, as_of)
+SELECT name, 'p' || to_char(p, 'FM00'), 0, now() FROM unnest(@consumers::text[]) AS name, generate_series(0, 31) p`
+
+// settle leaves a database that was filled at once as it would be had it grown slowly.
+func settle(ctx context.Context, s *servers) error {
+	if _, err := s.pool.Exec(ctx, offsetsSQL, pgx.StrictNamedArgs{"consumers": []string{threadcache.Name, followercounts.Name}}); err != nil {
+		return fmt.Errorf("set the consumers' offsets: %w", err)
+	}
+	owner, err := pgx.Connect(ctx, s.url)
+	if err != nil {
+		return err
+	}
+	_, err = owner.Exec(ctx, `VACUUM ANALYZE thread_comments, thread_buckets, thread_totals, follow_edges, follower_counts, follows, consumer_offsets`)
+	if err == nil {
+		_, err = owner.Exec(ctx, `CHECKPOINT`)
+	}
+	return errors.Join(err, owner.Close(ctx))
+}

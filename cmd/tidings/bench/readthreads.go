@@ -1,0 +1,368 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/load"
+	"github.com/tidings/tidings/projections/threadcache"
+)
+
+const (
+	post       = 1
+	pageLimit  = 50
+	fillBatch  = 10_000 // events in one transaction
+	warmRounds = 50     // requests of each case before the first that counts
+	places     = 200    // cursors and comments with replies that are asked for
+	offsets    = 5      // deep pages that are compared with SQL's OFFSET
+)
+
+// longThread is what the post has, by the place of each comment in time, from 0.
+type longThread struct {
+	plan    *load.Threads
+	parent  []int32 // -1 of a first comment
+	deleted []bool
+	visible []int32 // the places of what was not deleted
+}
+
+func newLongThread(comments int, seed uint64) *longThread {
+	t := &longThread{plan: load.GenerateThreads(load.ThreadSpec{Posts: 1, Comments: int64(comments), Seed: seed}),
+		parent: make([]int32, comments), deleted: make([]bool, comments)}
+	for _, n := range rand.New(rand.NewPCG(seed, 1)).Perm(comments)[:comments/100] {
+		t.deleted[n] = true
+	}
+	for n, gone := range t.deleted {
+		if !gone {
+			t.visible = append(t.visible, int32(n))
+		}
+	}
+	return t
+}
+
+var threadBegan = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func writtenAt(n int) time.Time { return threadBegan.Add(time.Duration(n) * 500 * time.Microsecond) }
+
+// commentID and slug are of the comment at place n; placeOf is the place of an id.
+func commentID(n int) string {
+	ms := writtenAt(n).UnixMilli()
+	return fmt.Sprintf("%08x-%04x-7000-8000-%012x", ms>>16, ms&0xffff, n)
+}
+
+func slug(n int) string { return fmt.Sprintf("%08x", uint32(n)*2_654_435_761) } // odd, so no two are the same
+
+func placeOf(id string) (int, error) {
+	n, err := strconv.ParseInt(id[max(len(id)-12, 0):], 16, 64)
+	if err != nil || commentID(int(n)) != id {
+		return 0, fmt.Errorf("comment %s was never written", id)
+	}
+	return int(n), nil
+}
+
+// path is the comment's, as the store makes it.
+func (t *longThread) path(n int) string {
+	segment := fmt.Sprintf("%014x%s", writtenAt(n).UnixMicro(), slug(n))
+	if p := t.parent[n]; p >= 0 {
+		return t.path(int(p)) + "/" + segment
+	}
+	return segment
+}
+
+// events are what made the thread: every comment, then the deletions.
+func (t *longThread) events(yield func(event.Event) bool) error {
+	more := true
+	emit := func(c event.Comment, typ string) error {
+		payload, err := json.Marshal(c)
+		if err == nil {
+			more = yield(event.Event{ID: c.CommentID + typ, TenantID: tenant, AggregateType: event.AggregateComment, AggregateID: post, Type: typ, Version: 1, Payload: payload})
+		}
+		return err
+	}
+	comment := func(n int) event.Comment {
+		planned := t.plan.Comment(n)
+		t.parent[n] = int32(planned.Parent)
+		c := event.Comment{CommentID: commentID(n), PostID: post, Slug: slug(n), Path: t.path(n), AuthorID: event.ID(planned.AuthorID), Body: planned.Body,
+			AuthorState: event.AuthorActive, ModerationState: event.ModerationNone, Version: 1, Actor: "bench", CreatedAt: event.Time{Time: writtenAt(n)}}
+		if planned.Parent >= 0 {
+			c.ParentID = commentID(planned.Parent)
+		}
+		c.UpdatedAt = c.CreatedAt
+		return c
+	}
+	for n := 0; n < len(t.parent) && more; n++ {
+		if err := emit(comment(n), event.Created); err != nil {
+			return err
+		}
+	}
+	for n := 0; n < len(t.parent) && more; n++ {
+		if t.deleted[n] {
+			c := comment(n)
+			c.AuthorState, c.Version, c.Body = event.AuthorDeleted, 2, ""
+			if err := emit(c, event.Deleted); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// fill applies the thread's events, and makes the next batch meanwhile.
+func (t *longThread) fill(ctx context.Context, s *servers) error {
+	batches := make(chan []event.Event, 1)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		defer close(batches)
+		batch := make([]event.Event, 0, fillBatch)
+		send := func() bool {
+			select {
+			case batches <- batch:
+				batch = make([]event.Event, 0, fillBatch)
+				return true
+			case <-ctx.Done():
+				return false
+			}
+		}
+		if err := t.events(func(e event.Event) bool {
+			batch = append(batch, e)
+			return len(batch) < fillBatch || send()
+		}); err != nil {
+			return err
+		}
+		send()
+		return nil
+	})
+	g.Go(func() error { return fill(ctx, s, threadcache.New(), batches) })
+	return g.Wait()
+}
+
+// repliesPages returns comments that have pages of pageLimit below them, and these pages.
+func (t *longThread) repliesPages(rnd *rand.Rand) (of []int, pages [][]int32) {
+	n := len(t.parent)
+	first, next, below := make([]int32, n), make([]int32, n), make([]int32, n) // below: what a page shows
+	for i := range first {
+		first[i] = -1
+	}
+	shown := func(i int32) bool { return !t.deleted[i] || below[i] > 0 }
+	for i := int32(n - 1); i >= 0; i-- { // what answers a comment comes after it
+		if p := t.parent[i]; p >= 0 {
+			next[i], first[p] = first[p], i
+			if below[p] += below[i]; shown(i) {
+				below[p]++
+			}
+		}
+	}
+	for i, b := range below {
+		if b >= pageLimit {
+			of = append(of, i)
+		}
+	}
+	rnd.Shuffle(len(of), func(i, j int) { of[i], of[j] = of[j], of[i] })
+	of = of[:min(len(of), places)]
+	var walk func(page []int32, i int32) []int32
+	walk = func(page []int32, i int32) []int32 {
+		for c := first[i]; c >= 0 && len(page) < pageLimit; c = next[c] {
+			if shown(c) {
+				page = walk(append(page, c), c)
+			}
+		}
+		return page[:min(len(page), pageLimit)]
+	}
+	for _, i := range of {
+		pages = append(pages, walk(nil, int32(i)))
+	}
+	return of, pages
+}
+
+// threadPage is what the cases look at in an answer.
+type threadPage struct {
+	Items []struct {
+		CommentID string `json:"comment_id"`
+		Body      string `json:"body"`
+	} `json:"items"`
+	Next string `json:"next"`
+}
+
+// check compares a page with the comments that it should have.
+func (t *longThread) check(page threadPage, want []int32) error {
+	if len(page.Items) != len(want) {
+		return fmt.Errorf("the page has %d comments, want %d", len(page.Items), len(want))
+	}
+	for i, item := range page.Items {
+		n, err := placeOf(item.CommentID)
+		if err != nil {
+			return err
+		}
+		if n != int(want[i]) || (item.Body == "") != t.deleted[n] {
+			return fmt.Errorf("comment %d of the page is %s with %d bytes, want %s", i+1, item.CommentID, len(item.Body), commentID(int(want[i])))
+		}
+	}
+	return nil
+}
+
+// offsetSQL is a deep page as it is without counts.
+const offsetSQL = `
+SELECT comment_id::text FROM thread_comments WHERE tenant_id = @tenant AND post_id = @post AND visible
+ ORDER BY created_at, comment_id LIMIT @limit OFFSET @skip`
+
+// checkOffset compares what check wants with SQL's answer.
+func (t *longThread) checkOffset(ctx context.Context, s *servers, skip int) error {
+	rows, _ := s.pool.Query(ctx, offsetSQL, pgx.StrictNamedArgs{"tenant": tenant, "post": post, "limit": pageLimit, "skip": skip})
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return fmt.Errorf("read behind %d by OFFSET: %w", skip, err)
+	}
+	want := make([]string, pageLimit)
+	for i := range want {
+		want[i] = commentID(int(t.visible[skip+i]))
+	}
+	if !slices.Equal(ids, want) {
+		return fmt.Errorf("OFFSET %d has %v, want %v", skip, ids, want)
+	}
+	return nil
+}
+
+// threadCase is one of the cases; ask sends one request and checks its answer.
+type threadCase struct {
+	name string
+	ask  func() (time.Duration, error)
+	took []time.Duration
+	errs int
+}
+
+func (o readOptions) threads(ctx context.Context, s *servers, say func(string, ...any)) (_ []readResult, err error) {
+	say("threads: writing %d comments", o.comments)
+	start := time.Now()
+	t := newLongThread(o.comments, o.seed)
+	if err := t.fill(ctx, s); err != nil {
+		return nil, err
+	}
+	t.plan = nil // its memory
+	say("threads: written in %s", time.Since(start).Round(time.Millisecond))
+	if err := settle(ctx, s); err != nil {
+		return nil, err
+	}
+	r, err := startReader(ctx, s, 1, logTo(say), "API_PAGE_CACHE_BYTES=0")
+	if err != nil {
+		return nil, err
+	}
+	defer r.close()
+	cases, err := o.threadCases(ctx, s, r, t)
+	if err != nil {
+		return nil, err
+	}
+	say("threads: %d requests of each case", o.requests)
+	for round := range warmRounds + o.requests {
+		for i := range cases {
+			c := &cases[i]
+			took, err := c.ask()
+			switch {
+			case ctx.Err() != nil:
+				return nil, ctx.Err()
+			case err != nil:
+				if c.errs++; c.errs == 1 {
+					say("threads: %s: %v", c.name, err)
+				}
+			case round >= warmRounds:
+				c.took = append(c.took, took)
+			}
+		}
+	}
+	peak, err := r.stop()
+	if err != nil {
+		return nil, err
+	}
+	var results []readResult
+	for _, c := range cases {
+		result := readResult{Case: c.name, Errors: c.errs, Clients: 1, Comments: o.comments, PeakRSS: peak}
+		within := time.Duration(0)
+		for _, took := range c.took {
+			within += took
+		}
+		result.times(c.took, within)
+		if c.name == "deep-page" && result.P50 != nil && results[0].P50 != nil {
+			result.Ratio = ptr(round(*result.P50 / *results[0].P50, 3))
+		}
+		results = append(results, result)
+	}
+	return results, nil
+}
+
+// threadCases are the cases, the first page first. It looks for cursors, and compares some deep pages with SQL's OFFSET.
+func (o readOptions) threadCases(ctx context.Context, s *servers, r *reader, t *longThread) ([]threadCase, error) {
+	rnd := rand.New(rand.NewPCG(o.seed, 2))
+	path := fmt.Sprintf("/v1/posts/%d/comments?limit=%d", post, pageLimit)
+	deep := func() int { return o.comments*17/20 + rnd.IntN(o.comments/10) } // 85 to 95 %
+	page := func(path string, want []int32) (p threadPage, took time.Duration, err error) {
+		if took, err = r.ask(ctx, path, nil, &p); err == nil {
+			if err = t.check(p, want); err != nil {
+				err = fmt.Errorf("%s: %w", path, err)
+			}
+		}
+		return p, took, err
+	}
+	timed := func(path string, want []int32) (time.Duration, error) {
+		_, took, err := page(path, want)
+		return took, err
+	}
+	skipTo := func(skip int) (string, []int32) {
+		return path + "&skip=" + strconv.Itoa(skip), t.visible[skip : skip+pageLimit]
+	}
+
+	type cursor struct {
+		path string
+		want []int32
+	}
+	var cursors []cursor
+	for i := range places {
+		skip := deep()
+		if i < offsets {
+			if err := t.checkOffset(ctx, s, skip); err != nil {
+				return nil, err
+			}
+		}
+		p, _, err := page(skipTo(skip))
+		if err != nil {
+			return nil, err
+		}
+		cursors = append(cursors, cursor{path + "&cursor=" + url.QueryEscape(p.Next), t.visible[skip+pageLimit : min(skip+2*pageLimit, len(t.visible))]})
+	}
+	withReplies, replies := t.repliesPages(rnd)
+	if len(withReplies) == 0 {
+		return nil, errors.New("no comment has a page of replies")
+	}
+	return []threadCase{
+		{name: "first-page", ask: func() (time.Duration, error) { return timed(path, t.visible[:pageLimit]) }},
+		{name: "deep-page", ask: func() (time.Duration, error) { return timed(skipTo(deep())) }},
+		{name: "deep-cursor", ask: func() (time.Duration, error) {
+			c := cursors[rnd.IntN(len(cursors))]
+			return timed(c.path, c.want)
+		}},
+		{name: "around", ask: func() (time.Duration, error) {
+			i := deep()
+			return timed(path+"&around="+commentID(int(t.visible[i])), t.visible[i-pageLimit/2:i+pageLimit/2])
+		}},
+		{name: "summary", ask: func() (time.Duration, error) {
+			var got struct{ Visible, Total int }
+			took, err := r.ask(ctx, fmt.Sprintf("/v1/posts/%d/summary", post), nil, &got)
+			if err == nil && (got.Visible != len(t.visible) || got.Total != o.comments) {
+				err = fmt.Errorf("the summary says %+v, want %d visible of %d", got, len(t.visible), o.comments)
+			}
+			return took, err
+		}},
+		{name: "replies", ask: func() (time.Duration, error) {
+			i := rnd.IntN(len(replies))
+			return timed(fmt.Sprintf("/v1/comments/%s/replies?limit=%d", commentID(withReplies[i]), pageLimit), replies[i])
+		}},
+	}, nil
+}
