@@ -1,6 +1,10 @@
 package bench
 
-import "github.com/spf13/cobra"
+import (
+	"sync"
+
+	"github.com/spf13/cobra"
+)
 
 // Command returns `tidings bench`.
 func Command() *cobra.Command {
@@ -11,4 +15,14 @@ One JSON object per case goes to stdout, progress to stderr.`,
 	}
 	cmd.AddCommand(relayCommand(), latencyCommand(), projectCommand(), readCommand(), childCommand())
 	return cmd
+}
+
+// progress returns what says on stderr how far a run is, line by line, safe for concurrent use.
+func progress(cmd *cobra.Command) func(format string, args ...any) {
+	var mu sync.Mutex
+	return func(format string, args ...any) {
+		mu.Lock()
+		defer mu.Unlock()
+		cmd.PrintErrf(format+"\n", args...)
+	}
 }

@@ -53,7 +53,7 @@ on the first and the last minute have quantiles of their own.`,
 					return fmt.Errorf("--case is %q: want subscriber or projection", o.only)
 				}
 			}
-			say := func(format string, args ...any) { cmd.PrintErrf(format+"\n", args...) }
+			say := progress(cmd)
 			for _, c := range cases {
 				r, err := o.run(cmd.Context(), c, say)
 				if err != nil {

@@ -52,7 +52,7 @@ every account's counts are compared with what the events make them: missing says
 				return errors.New("want --events and --users of 1 or more, --broker-sync always or default, --cases of random, celebrity, massfollower")
 			}
 			for _, name := range o.cases {
-				r, err := o.run(cmd.Context(), name, cases[name], func(format string, args ...any) { cmd.PrintErrf(format+"\n", args...) })
+				r, err := o.run(cmd.Context(), name, cases[name], progress(cmd))
 				if err != nil {
 					return fmt.Errorf("%s: %w", name, err)
 				}

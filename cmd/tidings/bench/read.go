@@ -69,7 +69,7 @@ The cases of tao are of a follow graph of --users and --edges in which few have 
 					minComments, minUsers, readThreads, readTAO)
 			}
 			groups := map[string]func(context.Context, *servers, func(string, ...any)) ([]readResult, error){readThreads: o.threads, readTAO: o.tao}
-			say := func(format string, args ...any) { cmd.PrintErrf(format+"\n", args...) }
+			say := progress(cmd)
 			for _, name := range o.cases {
 				if err := o.run(cmd.Context(), name, groups[name], cmd.OutOrStdout(), say); err != nil {
 					return fmt.Errorf("%s: %w", name, err)

@@ -50,7 +50,7 @@ from before they were published is held open, so that vacuum can remove nothing.
 				held = append(held, true)
 			}
 			for _, h := range held {
-				r, err := o.run(cmd.Context(), h, func(format string, args ...any) { cmd.PrintErrf(format+"\n", args...) })
+				r, err := o.run(cmd.Context(), h, progress(cmd))
 				if err != nil {
 					return err
 				}
