@@ -59,6 +59,28 @@ func TestLinksThatAreCutSlowOrStalledLoseAndDoubleNothing(t *testing.T) {
 	}
 }
 
+func TestAPoolGivesUpIdleConnectionsThatTheNetworkHasLost(t *testing.T) {
+	t.Parallel()
+	db := testkit.Postgres(t)
+	p := newProxy(t, parse(t, db.URL).Host)
+	pool, err := postgres.Open(t.Context(), withHost(t, db.URL, p), postgres.Config{MaxConns: 2, ConnectTimeout: 200 * time.Millisecond}, postgres.RoleSystem, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	defer p.cut() // or the pool waits for their end
+	if err := pool.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	p.lose()
+	<-time.After(1100 * time.Millisecond) // the pool trusts a connection that was used within a second
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if err := pool.Ping(ctx); err != nil {
+		t.Errorf("a new connection is not tried: %v", err)
+	}
+}
+
 func TestARelayWhoseFewConnectionsAllWaitForALockGoesOnAfterwards(t *testing.T) {
 	t.Parallel()
 	db := testkit.Postgres(t)

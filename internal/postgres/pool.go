@@ -63,6 +63,7 @@ func OpenWith(ctx context.Context, url string, cfg Config, role Role, name strin
 	}
 	pc.MaxConns = int32(cfg.MaxConns)
 	pc.ConnConfig.ConnectTimeout = cfg.ConnectTimeout
+	pc.PingTimeout = cfg.ConnectTimeout // an idle connection that the network has lost is given up as soon as a new one would be
 	params := pc.ConnConfig.RuntimeParams
 	if role != RoleOwner {
 		params["role"] = string(role)
