@@ -553,3 +553,18 @@ func TestProjectionsNameAllTheirTablesAndTellOfAllTheirAggregates(t *testing.T) 
 		t.Errorf("the projections' tables (-there +named):\n%s", diff)
 	}
 }
+
+func TestALookUpThatIsNotAnsweredInTimeIsAReasonToTryAgain(t *testing.T) {
+	r := newRig(t)
+	deps := r.deps()
+	deps.Broker.Timeout = time.Nanosecond
+	s := &replay{deps: deps, p: followercounts.New(), name: followercounts.Name}
+	if done, err := s.trySwitch(t.Context(), &Report{}); done || err != nil || s.why == "" {
+		t.Errorf("the servers were busy: switched %t, %v, the reason is %q", done, err, s.why)
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if _, err := s.trySwitch(ended, &Report{}); err == nil {
+		t.Error("no error although the replay is to end")
+	}
+}

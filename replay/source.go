@@ -80,9 +80,6 @@ func (s streamState) choose(want Source) (Source, string, error) {
 // tails returns the sequence of each partition's last message. One whose messages have all expired ends where the truth says that
 // it was published to: the next message will name that as the one before it.
 func (r *replay) tails(ctx context.Context) (all [event.Partitions]uint64, err error) {
-	cfg := r.deps.Broker
-	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
-	defer cancel()
 	for p := range all { // first, so that what is published meanwhile is on the stream
 		tail, generation, err := outbox.Tail(ctx, r.deps.Truth, p)
 		if err != nil {
@@ -92,21 +89,41 @@ func (r *replay) tails(ctx context.Context) (all [event.Partitions]uint64, err e
 			all[p] = tail
 		}
 	}
-	stream, err := r.deps.JetStream.Stream(ctx, cfg.Stream)
+	stream, err := r.lookUpStream(ctx)
 	if err != nil {
-		return all, fmt.Errorf("look up stream %s: %w", cfg.Stream, err)
+		return all, err
 	}
 	for p := range all {
-		raw, err := stream.GetLastMsgForSubject(ctx, event.PartitionFilter(cfg.Prefix, p))
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			continue
+		if all[p], err = r.lastOf(ctx, stream, p, all[p]); err != nil {
+			return all, err
 		}
-		if err != nil {
-			return all, fmt.Errorf("look up the last message of %s: %w", event.PartitionKey(p), err)
-		}
-		all[p] = raw.Sequence
 	}
 	return all, nil
+}
+
+func (r *replay) lookUpStream(ctx context.Context) (jetstream.Stream, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.deps.Broker.Timeout)
+	defer cancel()
+	stream, err := r.deps.JetStream.Stream(ctx, r.deps.Broker.Stream)
+	if err != nil {
+		return nil, fmt.Errorf("look up stream %s: %w", r.deps.Broker.Stream, err)
+	}
+	return stream, nil
+}
+
+// lastOf returns the sequence of a partition's last message, or none when the stream has no message of it. The timeout is for one answer:
+// a busy broker gives all of them, though not all of them in that time.
+func (r *replay) lastOf(ctx context.Context, stream jetstream.Stream, p int, none uint64) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.deps.Broker.Timeout)
+	defer cancel()
+	raw, err := stream.GetLastMsgForSubject(ctx, event.PartitionFilter(r.deps.Broker.Prefix, p))
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return none, nil
+	}
+	if err != nil {
+		return none, fmt.Errorf("look up the last message of %s: %w", event.PartitionKey(p), err)
+	}
+	return raw.Sequence, nil
 }
 
 // setOffsetsSQL says from where the new tables follow the stream.

@@ -89,7 +89,7 @@ const countDeadLettersSQL = `SELECT /* replay.count_dead_letters */ count(*) FRO
 func (r *replay) trySwitch(ctx context.Context, report *Report) (done bool, err error) {
 	now, err := readStream(ctx, r.deps.JetStream, r.deps.Broker)
 	if err != nil {
-		return false, err
+		return false, r.unlessBusy(ctx, err)
 	}
 	if !now.sameAs(r.stream) {
 		return false, fmt.Errorf("stream %s was made anew or repaired during the replay: run it again", r.stream.name)
@@ -100,7 +100,7 @@ func (r *replay) trySwitch(ctx context.Context, report *Report) (done bool, err 
 	}
 	ends, err := r.tails(ctx)
 	if err != nil {
-		return false, err
+		return false, r.unlessBusy(ctx, err)
 	}
 	for p, end := range ends {
 		if live[p] <= int64(end) {
@@ -119,6 +119,16 @@ func (r *replay) trySwitch(ctx context.Context, report *Report) (done bool, err 
 		return false, nil
 	}
 	return false, fmt.Errorf("switch %s to the new tables: %w", r.name, err)
+}
+
+// unlessBusy makes an answer that did not come in time the reason for another try: what was built may have taken hours. catchUp, which
+// comes before each try, says when servers do not answer at all.
+func (r *replay) unlessBusy(ctx context.Context, err error) error {
+	if ctx.Err() != nil || !postgres.IsTransient(err) {
+		return err
+	}
+	r.why = err.Error()
+	return nil
 }
 
 func (r *replay) switchIn(ctx context.Context, tx pgx.Tx, ends [event.Partitions]uint64, gone []int64, report *Report) error {
