@@ -1,0 +1,231 @@
+package endtoend_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/projections/followercounts"
+	"github.com/tidings/tidings/projections/threadcache"
+	"github.com/tidings/tidings/store"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+const (
+	tenants = 2
+	writers = 2                     // of a tenant
+	pace    = 15 * time.Millisecond // between the writes of one writer
+	slow    = 60 * time.Millisecond // between the steps of the others, which are many requests
+	between = 80                    // writes from one fault to the next
+)
+
+// seedEnv repeats a run.
+const seedEnv = "TIDINGS_TEST_SEED"
+
+func seedFromEnv(t *testing.T) (seed uint64, fixed bool) {
+	t.Helper()
+	text := os.Getenv(seedEnv)
+	if text == "" {
+		return rand.Uint64(), false
+	}
+	seed, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatalf("%s: %v", seedEnv, err)
+	}
+	return seed, true
+}
+
+func TestWhatIsServedEqualsAModelOfWhatWasWritten(t *testing.T) {
+	seed, _ := seedFromEnv(t)
+	property(t, seed, []string{"kill", "pause", "cut", "replay"})
+}
+
+// property runs writers, walkers and readers of their own writes while the faults happen, in an order from the seed, and compares
+// everything in the end.
+func property(t *testing.T, seed uint64, faults []string) {
+	t.Logf("seed %d (%s)", seed, seedEnv)
+	rng := func(n uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, n)) }
+	l := newLine(t, rng(0))
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+
+	// until repeats step until the faults are over. The first error ends all.
+	until := func(what string, pace time.Duration, count *atomic.Int64, step func() error) {
+		wg.Go(func() {
+			tick := time.NewTicker(pace)
+			defer tick.Stop()
+			for ctx.Err() == nil {
+				if err := step(); err != nil {
+					l.failed.Store(true)
+					t.Errorf("%s: %v", what, err)
+					return
+				}
+				count.Add(1)
+				select {
+				case <-ctx.Done():
+				case <-tick.C:
+				}
+			}
+		})
+	}
+	var writes, own, walks atomic.Int64
+	models, clients := make([]*model, tenants+1), make([]client, tenants+1)
+	for tenant := int64(1); tenant <= tenants; tenant++ {
+		token, err := store.CreateToken(t.Context(), l.system, tenant, "tester", store.Roles(), time.Time{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, c := newModel(), client{ctx: t.Context(), handler: l.handler, token: token}
+		models[tenant], clients[tenant] = m, c
+		for n := range int64(writers) {
+			w := &writer{client: c, m: m, rng: rng(uint64(100*tenant + n)), store: l.store, tenant: tenant, n: n}
+			until(fmt.Sprintf("writer %d of tenant %d", n, tenant), pace, &writes, w.step)
+		}
+		s := &session{writer: writer{client: c, m: m, rng: rng(uint64(100*tenant + 50)), store: l.store, tenant: tenant, n: 50}, tokens: map[string]string{}}
+		until(fmt.Sprintf("reader of its own writes of tenant %d", tenant), slow, &own, s.step)
+		walker := &walker{client: c, m: m, rng: rng(uint64(100*tenant + 60)), lived: map[string]map[string]bool{}}
+		until(fmt.Sprintf("walker of tenant %d", tenant), slow, &walks, walker.step)
+	}
+
+	l.rng.Shuffle(len(faults), func(i, j int) { faults[i], faults[j] = faults[j], faults[i] })
+	for _, what := range faults {
+		at := writes.Load()
+		testkit.Eventually(t, time.Minute, "writes between two faults", func() (bool, error) { return l.failed.Load() || writes.Load() >= at+between, nil })
+		if l.failed.Load() {
+			break
+		}
+		l.fault(what)
+	}
+	at, seen := writes.Load(), own.Load()
+	testkit.Eventually(t, time.Minute, "writes after the faults", func() (bool, error) {
+		return l.failed.Load() || writes.Load() >= at+between && own.Load() >= seen+5, nil
+	})
+	cancel()
+	wg.Wait()
+	l.settle()
+
+	for tenant := int64(1); tenant <= tenants; tenant++ {
+		if err := equalTenant(clients[tenant], models[tenant], rng(uint64(tenant))); err != nil {
+			t.Errorf("tenant %d: %v", tenant, err)
+		}
+	}
+	l.verify()
+	t.Logf("%d steps of writers, %d reads of own writes, %d reads overlaid, %d walks", writes.Load(), own.Load(), l.overlaid(), walks.Load())
+}
+
+// equalTenant compares everything that is served of a tenant.
+func equalTenant(c client, m *model, rng *rand.Rand) error {
+	var errs []error
+	for post := range m.posts {
+		errs = append(errs, equalPost(c, m, rng, post, -1))
+	}
+	errs = append(errs, equalWalk(c, "/v1/moderation/pending", 1+rng.IntN(50), nil, m.list(0, pending)))
+	all := m.users()
+	for i, user := range all {
+		if user < fans || user >= 10_000 || i%20 == 0 {
+			errs = append(errs, equalUser(c, m, rng, user), equalAuthor(c, m, rng, user))
+		}
+	}
+	for len(all) > 0 {
+		n := min(len(all), 20)
+		errs = append(errs, equalRelations(c, m, rng, all[:n]))
+		all = all[n:]
+	}
+	return errors.Join(errs...)
+}
+
+// verify compares the projections with the truth too, and looks for events that were set aside.
+func (l *line) verify() {
+	l.t.Helper()
+	report := func(d projections.Difference) { l.t.Error(d) }
+	if _, err := followercounts.Verify(l.t.Context(), l.system, l.system, report); err != nil {
+		l.t.Error(err)
+	}
+	if _, err := threadcache.Verify(l.t.Context(), l.system, l.system, report); err != nil {
+		l.t.Error(err)
+	}
+	var dead int
+	if err := l.system.QueryRow(l.t.Context(), `SELECT count(*) FROM consumer_dead_letters`).Scan(&dead); err != nil || dead > 0 {
+		l.t.Errorf("%d dead letters, %v", dead, err)
+	}
+}
+
+// overlaid is how many reads were answered as if the projection had come further than it had.
+func (l *line) overlaid() (n int) {
+	families, err := l.reg.Gather()
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == "api_overlaid_reads_total" {
+			for _, m := range f.GetMetric() {
+				n += int(m.GetCounter().GetValue())
+			}
+		}
+	}
+	return n
+}
+
+// walker walks over lists that others write, page by page, and remembers which rows that nobody takes away it has met.
+type walker struct {
+	client
+	m     *model
+	rng   *rand.Rand
+	lived map[string]map[string]bool // by list
+}
+
+func (w *walker) step() error {
+	limit := 5 + w.rng.IntN(40)
+	if path := fmt.Sprintf("/v1/users/%d/followers", celebrity); w.rng.IntN(4) == 0 {
+		rows, _, err := walk[edge](w.client, path, limit, nil)
+		var ids []string
+		for _, r := range rows {
+			ids = append(ids, r.User)
+		}
+		return errors.Join(err, w.met(path, ids, func(id string) bool { return len(id) >= 4 })) // a fan
+	}
+	path := "/v1/posts/1/comments?order=" + []string{"oldest", "newest", "threaded"}[w.rng.IntN(3)]
+	rows, _, err := walk[comment](w.client, path, limit, nil)
+	var ids []string
+	for _, r := range rows {
+		ids = append(ids, r.ID)
+	}
+	return errors.Join(err, w.met(path, ids, w.m.kept))
+}
+
+// met compares one walk with what has lived since before it began.
+func (w *walker) met(list string, ids []string, stays func(id string) bool) error {
+	seen := map[string]bool{}
+	for _, id := range ids {
+		if seen[id] {
+			return fmt.Errorf("%s: %s comes twice in one walk", list, id)
+		}
+		seen[id] = true
+	}
+	for id := range w.lived[list] {
+		if !seen[id] {
+			return fmt.Errorf("%s: %s was there before the walk of %d and nobody took it away: it was not met", list, id, len(ids))
+		}
+	}
+	if w.lived[list] == nil {
+		w.lived[list] = map[string]bool{}
+	}
+	for id := range seen {
+		if stays(id) {
+			w.lived[list][id] = true
+		}
+	}
+	return nil
+}

@@ -1,0 +1,287 @@
+package endtoend_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/api"
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/lease"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/projections/followercounts"
+	"github.com/tidings/tidings/projections/threadcache"
+	"github.com/tidings/tidings/relay"
+	"github.com/tidings/tidings/replay"
+	"github.com/tidings/tidings/store"
+)
+
+const leaseTTL = 2 * time.Second
+
+// line is the whole line: servers, a relay, the API's handler, and instances of the consumers as the faults leave them.
+type line struct {
+	t       *testing.T
+	rng     *rand.Rand
+	url     string
+	system  *pgxpool.Pool
+	nats    *testkit.Broker
+	js      jetstream.JetStream
+	store   *store.Store
+	handler http.Handler
+	reg     *prometheus.Registry // the API's
+	failed  atomic.Bool          // somebody has met an error: nothing needs to be waited for
+	relay   *part
+	started int
+	running map[string][]*part // instances by the consumer's name
+}
+
+// part runs until it is stopped or killed.
+type part struct {
+	name   string // of its connections
+	cancel context.CancelFunc
+	done   chan error
+	cut    func()
+	odd    *odd
+}
+
+func (p *part) stop() error { p.cancel(); return <-p.done }
+
+func newLine(t *testing.T, rng *rand.Rand) *line {
+	t.Helper()
+	db := testkit.Postgres(t)
+	l := &line{t: t, rng: rng, url: db.URL, system: db.Pool(t, postgres.RoleSystem), nats: testkit.NATS(t), reg: prometheus.NewRegistry(), running: map[string][]*part{}}
+	nc := l.nats.Connect(t)
+	var err error
+	if l.js, err = jetstream.New(nc); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := broker.EnsureStream(t.Context(), l.js, l.nats.Config()); err != nil {
+		t.Fatal(err)
+	}
+	pool := db.Pool(t, postgres.RoleAPI)
+	l.store = store.New(pool, nil)
+	cfg := api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, PageCacheBytes: 1 << 20, RequestTimeout: 20 * time.Second}
+	pages := api.NewPages(cfg, l.reg)
+	l.handler, err = api.New(cfg, api.Deps{Store: l.store, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Pages: pages, Log: testkit.Logger(t), Reg: l.reg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener := l.run("listener", func(ctx context.Context) error {
+		return consumers.Listen(ctx, nc, l.nats.Config(), event.AggregateFollow, pages, testkit.Logger(t))
+	})
+	l.startRelay()
+	for _, name := range consumerNames {
+		l.start(name)
+		l.start(name)
+	}
+	t.Cleanup(func() {
+		for _, p := range append(slices.Concat(l.running[followercounts.Name], l.running[threadcache.Name]), l.relay, listener) {
+			if err := p.stop(); err != nil {
+				t.Errorf("%s: %v", p.name, err)
+			}
+		}
+	})
+	return l
+}
+
+var consumerNames = []string{followercounts.Name, threadcache.Name}
+
+func projection(name string) replay.Projection {
+	if name == followercounts.Name {
+		return followercounts.New()
+	}
+	return threadcache.New()
+}
+
+func (l *line) run(name string, fn func(context.Context) error) *part {
+	ctx, cancel := context.WithCancel(context.Background())
+	p := &part{name: name, cancel: cancel, done: make(chan error, 1)}
+	go func() { p.done <- fn(ctx) }()
+	return p
+}
+
+func (l *line) startRelay() {
+	l.t.Helper()
+	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond, PublishTimeout: 5 * time.Second, Publishers: 2,
+		DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: leaseTTL}},
+		l.system, l.nats.Config(), testkit.Logger(l.t), prometheus.NewRegistry())
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.relay = l.run("relay", r.Run)
+}
+
+// start starts an instance of a consumer with connections of its own, and small batches, so that there are many.
+func (l *line) start(name string) {
+	l.t.Helper()
+	l.started++
+	label := fmt.Sprintf("%s-%d", name, l.started)
+	pool, err := postgres.Open(l.t.Context(), l.url, postgres.Config{MaxConns: 4, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute}, postgres.RoleSystem, label)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.t.Cleanup(pool.Close)
+	nc := l.nats.Connect(l.t)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	o := &odd{Projection: projection(name), rng: rand.New(rand.NewPCG(l.rng.Uint64(), 1))}
+	c, err := consumers.New(consumers.Config{BatchEvents: 50 + l.rng.IntN(150), BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second, LagInterval: 500 * time.Millisecond,
+		Recheck: 500 * time.Millisecond, Lease: lease.Config{TTL: leaseTTL}},
+		consumers.Deps{Pool: pool, JetStream: js, Broker: l.nats.Config(), Registry: prometheus.NewRegistry(), Log: testkit.Logger(l.t)}, o)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	p := l.run(label, c.Run)
+	p.odd, p.cut = o, nc.Close
+	l.running[name] = append(l.running[name], p)
+}
+
+// kill ends an instance where it stands: its connections go first, so that the batch in hand fails.
+func (l *line) kill(name string) {
+	l.t.Helper()
+	p := l.running[name][0]
+	l.running[name] = l.running[name][1:]
+	p.cut()
+	p.odd.cut.Store(true)
+	if _, err := l.system.Exec(l.t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1`, p.name); err != nil {
+		l.t.Fatal(err)
+	}
+	if err := p.stop(); err != nil {
+		l.t.Errorf("%s: %v", p.name, err)
+	}
+}
+
+// odd is a projection that is cut off in the middle, and that is given events twice, and old ones again.
+type odd struct {
+	consumers.Projection
+	cut atomic.Bool // the connection of the next batch is lost before its commit
+
+	mu   sync.Mutex
+	rng  *rand.Rand
+	past []event.Event
+}
+
+func (o *odd) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if err := o.Projection.Apply(ctx, tx, events); err != nil {
+		return err
+	}
+	switch o.rng.IntN(4) {
+	case 0:
+		if err := o.Projection.Apply(ctx, tx, events); err != nil {
+			return fmt.Errorf("apply once more: %w", err)
+		}
+	case 1:
+		if err := o.Projection.Apply(ctx, tx, o.past); err != nil {
+			return fmt.Errorf("apply old events: %w", err)
+		}
+	}
+	if o.past = append(o.past, events...); len(o.past) > 40 {
+		o.rng.Shuffle(len(o.past), func(i, j int) { o.past[i], o.past[j] = o.past[j], o.past[i] })
+		o.past = o.past[:20]
+	}
+	if o.cut.CompareAndSwap(true, false) {
+		return tx.Conn().PgConn().Conn().Close()
+	}
+	return nil
+}
+
+// fault does something to the line, and leaves it able to work.
+func (l *line) fault(what string) {
+	l.t.Helper()
+	name := consumerNames[l.rng.IntN(len(consumerNames))]
+	l.t.Logf("fault: %s (%s)", what, name)
+	switch what {
+	case "kill":
+		l.kill(name)
+		l.start(name)
+	case "kill all":
+		l.kill(name)
+		l.kill(name)
+		l.pass(time.Duration(100+l.rng.IntN(900)) * time.Millisecond)
+		l.start(name)
+		l.start(name)
+	case "cut":
+		for _, p := range l.running[name] {
+			p.odd.cut.Store(true)
+		}
+	case "pause":
+		if _, err := consumers.Pause(l.t.Context(), l.system, name, "test", what); err != nil {
+			l.t.Fatal(err)
+		}
+		at := l.overlaid()
+		testkit.Eventually(l.t, time.Minute, "reads of own writes that the consumer has not applied", func() (bool, error) {
+			return l.failed.Load() || l.overlaid() >= at+2, nil
+		})
+		if _, err := consumers.Resume(l.t.Context(), l.system, name); err != nil {
+			l.t.Fatal(err)
+		}
+	case "restart":
+		p := l.running[name][0]
+		l.running[name] = l.running[name][1:]
+		if err := p.stop(); err != nil {
+			l.t.Errorf("%s: %v", p.name, err)
+		}
+		l.start(name)
+	case "relay":
+		if err := l.relay.stop(); err != nil {
+			l.t.Errorf("relay: %v", err)
+		}
+		l.pass(time.Duration(l.rng.IntN(500)) * time.Millisecond)
+		l.startRelay()
+	case "replay":
+		from := []replay.Source{replay.Stream, replay.Truth}[l.rng.IntN(2)]
+		report, err := replay.Run(l.t.Context(), replay.Deps{URL: l.url, Postgres: postgres.Config{MaxConns: 4, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute},
+			Truth: l.system, JetStream: l.js, Broker: l.nats.Config(), Log: testkit.Logger(l.t)}, projection(name), replay.Options{From: from})
+		if err != nil || !report.Switched {
+			l.t.Errorf("replay %s from %s: %+v, %v", name, from, report, err)
+		}
+	default:
+		l.t.Fatalf("no fault %q", what)
+	}
+}
+
+// pass lets the others work for a while.
+func (l *line) pass(d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-l.t.Context().Done():
+	}
+}
+
+// settle waits until everything that was written has been applied.
+func (l *line) settle() {
+	l.t.Helper()
+	testkit.Eventually(l.t, 2*time.Minute, "everything to be applied", func() (bool, error) {
+		var waiting bool
+		if err := l.system.QueryRow(l.t.Context(), `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&waiting); err != nil || waiting {
+			return false, err
+		}
+		lags, err := consumers.Lag(l.t.Context(), l.system, l.js, l.nats.Config(), consumerNames...)
+		for _, lag := range lags {
+			if lag.Messages > 0 {
+				return false, err
+			}
+		}
+		return err == nil, err
+	})
+}

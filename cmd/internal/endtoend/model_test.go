@@ -1,0 +1,261 @@
+package endtoend_test
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/tidings/tidings/event"
+)
+
+// comment is a comment as the API shows it.
+type comment struct {
+	ID        string    `json:"comment_id"`
+	Post      string    `json:"post_id"`
+	Parent    string    `json:"parent_id"`
+	Author    string    `json:"author_id"`
+	Slug      string    `json:"slug"`
+	Depth     int       `json:"depth"`
+	Body      string    `json:"body"`
+	State     string    `json:"state"`
+	Version   int64     `json:"version"`
+	CreatedAt string    `json:"created_at"` // sorts as text
+	UpdatedAt string    `json:"updated_at"`
+	Replies   []comment `json:"replies"` // in a tree
+}
+
+func (c comment) visible() bool { return c.State == "visible" }
+
+// tombstone is what threaded pages show of a comment that is not visible.
+func (c comment) tombstone() comment {
+	if !c.visible() {
+		c.Author, c.Body = "", ""
+	}
+	return c
+}
+
+// shown is an outcome as the API is to show it.
+func shown(c event.Comment, depth int) comment {
+	v := comment{
+		ID: c.CommentID, Post: c.PostID.String(), Parent: c.ParentID, Author: c.AuthorID.String(), Slug: c.Slug, Depth: depth, Body: c.Body, State: c.State(),
+		Version: c.Version, CreatedAt: wire(c.CreatedAt), UpdatedAt: wire(c.UpdatedAt),
+	}
+	if !v.visible() && v.State != "pending" {
+		v.Author, v.Body = "", ""
+	}
+	return v
+}
+
+func wire(t event.Time) string { return t.UTC().Format(event.TimeFormat) }
+
+// thread is what holds for a post.
+type thread struct {
+	Locked       bool   `json:"locked"`
+	Premoderated bool   `json:"premoderated"`
+	Title        string `json:"title"`
+	Version      int64  `json:"version"`
+}
+
+type pair struct{ follower, followee int64 }
+
+// follow is a pair's state.
+type follow struct {
+	active  bool
+	version int64
+	at      string
+}
+
+// edge is a line of a followers or following list.
+type edge struct {
+	User string `json:"user_id"`
+	At   string `json:"positioned_at"`
+}
+
+// model is the truth of one tenant: the newest version of everything, from the outcomes of writes. A writer's outcome may come after a
+// later writer's.
+type model struct {
+	mu       sync.Mutex
+	comments map[string]comment
+	posts    map[int64][]string // ids of the comments of a post
+	keep     map[string]bool    // comments that nobody takes away
+	threads  map[int64]thread
+	follows  map[pair]follow
+}
+
+func newModel() *model {
+	return &model{comments: map[string]comment{}, posts: map[int64][]string{}, keep: map[string]bool{}, threads: map[int64]thread{}, follows: map[pair]follow{}}
+}
+
+func (m *model) putComment(c comment, keep bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	old, known := m.comments[c.ID]
+	if !known {
+		post, _ := strconv.ParseInt(c.Post, 10, 64)
+		m.posts[post] = append(m.posts[post], c.ID)
+	}
+	if keep && c.visible() {
+		m.keep[c.ID] = true
+	}
+	if c.Version > old.Version {
+		m.comments[c.ID] = c
+	}
+}
+
+func (m *model) putThread(post int64, t thread) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if t.Version > m.threads[post].Version {
+		m.threads[post] = t
+	}
+}
+
+func (m *model) putFollow(f event.Follow) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := pair{int64(f.FollowerID), int64(f.FolloweeID)}
+	if f.Version > m.follows[p].version {
+		m.follows[p] = follow{active: f.Active(), version: f.Version, at: wire(f.PositionedAt)}
+	}
+}
+
+func (m *model) comment(id string) comment {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.comments[id]
+}
+
+func (m *model) thread(post int64) thread {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.threads[post]
+}
+
+// ids are the comments of a post, in the order in which they became known.
+func (m *model) ids(post int64) []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.posts[post])
+}
+
+func (m *model) kept(id string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.keep[id]
+}
+
+func byAge(a, b comment) int {
+	return cmp.Or(cmp.Compare(a.CreatedAt, b.CreatedAt), cmp.Compare(a.ID, b.ID))
+}
+
+// comments are those of all posts, or of one, that are wanted, the oldest first.
+func (m *model) list(post int64, want func(comment) bool) []comment {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := []comment{}
+	for _, c := range m.comments {
+		if (post == 0 || c.Post == fmt.Sprint(post)) && want(c) {
+			all = append(all, c)
+		}
+	}
+	slices.SortFunc(all, byAge)
+	return all
+}
+
+// tree is the thread of a post: what is visible or has something visible below it.
+func (m *model) tree(post int64) []comment {
+	below := map[string][]comment{}
+	for _, c := range m.list(post, func(comment) bool { return true }) {
+		below[c.Parent] = append(below[c.Parent], c)
+	}
+	var nest func(parent string) []comment
+	nest = func(parent string) []comment {
+		var all []comment
+		for _, c := range below[parent] {
+			if c.Replies = nest(c.ID); c.visible() || len(c.Replies) > 0 {
+				all = append(all, c.tombstone())
+			}
+		}
+		slices.SortFunc(all, func(a, b comment) int {
+			return cmp.Or(cmp.Compare(a.CreatedAt, b.CreatedAt), cmp.Compare(a.Slug, b.Slug))
+		})
+		return all
+	}
+	return nest("")
+}
+
+// flat is a tree in the order of the thread.
+func flat(tree []comment) []comment {
+	all := []comment{}
+	for _, c := range tree {
+		replies := c.Replies
+		c.Replies = nil
+		all = append(append(all, c), flat(replies)...)
+	}
+	return all
+}
+
+// find returns the comment's place in a tree.
+func find(tree []comment, id string) (comment, bool) {
+	for _, c := range tree {
+		if c.ID == id {
+			return c, true
+		}
+		if c, ok := find(c.Replies, id); ok {
+			return c, true
+		}
+	}
+	return comment{}, false
+}
+
+// around is the page of limit visible comments with c's place in the middle.
+func around(oldest []comment, c comment, limit int) []comment {
+	at, _ := slices.BinarySearchFunc(oldest, c, byAge)
+	before := min(at, max(limit/2, limit-(len(oldest)-at)))
+	return slice(oldest, at-before, limit)
+}
+
+// slice is what OFFSET and LIMIT would give.
+func slice[T any](all []T, skip, limit int) []T {
+	skip = min(skip, len(all))
+	return all[skip:min(len(all), skip+limit)]
+}
+
+// edges are those of a user, the newest first.
+func (m *model) edges(user int64, followers bool) []edge {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	type row struct {
+		at   string
+		user int64
+	}
+	var rows []row
+	for p, f := range m.follows {
+		switch {
+		case f.active && followers && p.followee == user:
+			rows = append(rows, row{f.at, p.follower})
+		case f.active && !followers && p.follower == user:
+			rows = append(rows, row{f.at, p.followee})
+		}
+	}
+	slices.SortFunc(rows, func(a, b row) int { return cmp.Or(cmp.Compare(b.at, a.at), cmp.Compare(b.user, a.user)) })
+	all := []edge{}
+	for _, r := range rows {
+		all = append(all, edge{fmt.Sprint(r.user), r.at})
+	}
+	return all
+}
+
+// users are all that a follow names.
+func (m *model) users() []int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var all []int64
+	for p := range m.follows {
+		all = append(all, p.follower, p.followee)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}

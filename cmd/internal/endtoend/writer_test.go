@@ -1,0 +1,380 @@
+package endtoend_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/store"
+)
+
+const (
+	posts     = 3    // that all writers of a tenant write to; ids from 1
+	users     = 10   // that follow each other and write comments; ids from 1
+	celebrity = 1    // whose fans stay
+	fans      = 1000 // ids from here
+	maxPost   = 500  // comments of a post: the whole tree has at most 1000
+)
+
+// writer makes random writes of one tenant and tells the model what became of them.
+type writer struct {
+	client
+	m      *model
+	rng    *rand.Rand
+	store  *store.Store
+	tenant int64
+	n      int64 // of the writer, for ids of its own
+	fans   int64
+}
+
+var meta = store.Meta{Actor: "test"}
+
+// step makes one write, or a group of them in one transaction.
+func (w *writer) step() error {
+	if w.rng.IntN(3) == 0 {
+		return w.group()
+	}
+	post := w.post()
+	id := w.pick(post)
+	switch n := w.rng.IntN(20); {
+	case n < 2:
+		w.fans++
+		_, err := w.setFollow(pair{fans + 1000*w.n + w.fans, celebrity}, true)
+		return err
+	case n < 6:
+		_, err := w.setFollow(w.pair(), n < 4)
+		return err
+	case n < 7:
+		_, err := w.setThread(post, thread{Locked: w.rng.IntN(5) == 0, Premoderated: w.rng.IntN(3) == 0, Title: fmt.Sprint("title ", w.rng.IntN(3))})
+		return err
+	case n < 13 || id == "":
+		if len(w.m.ids(post)) >= maxPost {
+			return nil
+		}
+		parent := ""
+		if w.rng.IntN(3) > 0 {
+			parent = id
+		}
+		_, err := w.create(post, w.user(), parent, w.rng.IntN(3) == 0)
+		return err
+	case n < 15:
+		_, err := w.edit(id)
+		return err
+	}
+	if w.m.kept(id) {
+		return nil
+	}
+	if w.rng.IntN(4) == 0 {
+		_, err := w.remove(id)
+		return err
+	}
+	_, err := w.moderate(id)
+	return err
+}
+
+// post is the first one mostly: it gets enough comments for several buckets.
+func (w *writer) post() int64 { return max(1, w.rng.Int64N(posts+4)-3) }
+
+func (w *writer) user() int64 { return 1 + w.rng.Int64N(users) }
+
+func (w *writer) pair() pair {
+	for {
+		if p := (pair{w.user(), w.user()}); p.follower != p.followee {
+			return p
+		}
+	}
+}
+
+func (w *writer) pick(post int64) string {
+	ids := w.m.ids(post)
+	if len(ids) == 0 {
+		return ""
+	}
+	return ids[w.rng.IntN(len(ids))]
+}
+
+// refused are the answers that a write of what others write too may get. Nothing was written then.
+func refused(status int) bool {
+	return status == http.StatusConflict || status == http.StatusPreconditionFailed || status == http.StatusServiceUnavailable
+}
+
+func (w *writer) odd(what string, a answer) error {
+	if refused(a.status) {
+		return nil
+	}
+	return fmt.Errorf("%s: %d %s", what, a.status, a.body)
+}
+
+// The writes over HTTP. Each returns the answer; what is neither done nor to be expected is an error.
+
+func (w *writer) setFollow(p pair, active bool) (answer, error) {
+	method, want := http.MethodPut, http.StatusCreated
+	if !active {
+		method, want = http.MethodDelete, http.StatusNoContent
+	}
+	a := w.call(method, fmt.Sprintf("/v1/follows/%d/%d", p.follower, p.followee), "")
+	if a.status != want && a.status != http.StatusOK {
+		return a, w.odd("follow", a)
+	}
+	f, err := w.store.GetFollow(w.ctx, w.tenant, p.follower, p.followee) // the answer to DELETE has no body
+	if errors.Is(err, store.ErrNotFound) && !active {
+		return a, nil // it never was
+	}
+	if err != nil {
+		return a, err
+	}
+	w.m.putFollow(f)
+	return a, nil
+}
+
+func (w *writer) setThread(post int64, t thread) (answer, error) {
+	body, err := json.Marshal(t)
+	if err != nil {
+		return answer{}, err
+	}
+	path := fmt.Sprintf("/v1/posts/%d/thread", post)
+	a := w.call(http.MethodPut, path, strings.Replace(string(body), `,"version":0`, "", 1), "If-Match: *")
+	if a.status != http.StatusOK {
+		return a, w.odd("PUT "+path, a)
+	}
+	var now thread
+	if err := json.Unmarshal(a.body, &now); err != nil {
+		return a, err
+	}
+	w.m.putThread(post, now)
+	return a, nil
+}
+
+// comment reads an answer that is a comment.
+func (w *writer) comment(what string, want int, a answer, keep bool) (answer, error) {
+	if a.status != want {
+		return a, w.odd(what, a)
+	}
+	var c comment
+	if err := json.Unmarshal(a.body, &c); err != nil {
+		return a, err
+	}
+	w.m.putComment(c, keep)
+	return a, nil
+}
+
+func (w *writer) create(post, author int64, parent string, keep bool) (answer, error) {
+	body := fmt.Sprintf(`{"author_id":"%d","body":"words %d"}`, author, w.rng.IntN(1000))
+	if parent != "" {
+		body = strings.Replace(body, "{", fmt.Sprintf(`{"parent_id":%q,`, parent), 1)
+	}
+	path := fmt.Sprintf("/v1/posts/%d/comments", post)
+	return w.comment("POST "+path, http.StatusCreated, w.call(http.MethodPost, path, body), keep)
+}
+
+func (w *writer) edit(id string) (answer, error) {
+	a := w.call(http.MethodPatch, "/v1/comments/"+id, fmt.Sprintf(`{"body":"other words %d"}`, w.rng.IntN(1000)), "If-Match: *")
+	return w.comment("edit", http.StatusOK, a, false)
+}
+
+var decisions = []string{"approved", "approved", "hidden", "removed"}
+
+func (w *writer) moderate(id string) (answer, error) {
+	body := fmt.Sprintf(`{"state":%q,"reason":"r"}`, decisions[w.rng.IntN(len(decisions))])
+	return w.comment("moderate", http.StatusOK, w.call(http.MethodPut, "/v1/comments/"+id+"/moderation", body, "If-Match: *"), false)
+}
+
+func (w *writer) remove(id string) (answer, error) {
+	a := w.call(http.MethodDelete, "/v1/comments/"+id, "", "If-Match: *")
+	if a.status != http.StatusNoContent {
+		return a, w.odd("delete", a)
+	}
+	_, err := w.comment("read what was deleted", http.StatusOK, w.call(http.MethodGet, "/v1/comments/"+id, ""), false)
+	return a, err
+}
+
+// group makes several writes of one kind in one call of the store.
+func (w *writer) group() error {
+	n := 2 + w.rng.IntN(8)
+	switch w.rng.IntN(6) {
+	case 0, 1:
+		var writes []store.FollowWrite
+		for range n {
+			p := w.pair()
+			writes = append(writes, store.FollowWrite{Meta: meta, FollowerID: p.follower, FolloweeID: p.followee})
+		}
+		do := w.store.Follow
+		if w.rng.IntN(3) == 0 {
+			do = w.store.Unfollow
+		}
+		out, err := do(w.ctx, w.tenant, writes)
+		for _, o := range out {
+			w.m.putFollow(o.Follow)
+		}
+		return busy(err)
+	case 2, 3:
+		var creates []store.NewComment
+		for range n {
+			post := w.post()
+			c := store.NewComment{Meta: meta, PostID: post, AuthorID: w.user(), Body: fmt.Sprint("words of a group ", w.rng.IntN(1000))}
+			if w.rng.IntN(3) > 0 {
+				c.ParentID = w.pick(post)
+			}
+			if len(w.m.ids(post)) < maxPost {
+				creates = append(creates, c)
+			}
+		}
+		out, err := w.store.Create(w.ctx, w.tenant, creates)
+		return errors.Join(busy(err), w.outcomes(out))
+	case 4:
+		var edits []store.CommentEdit
+		for _, id := range w.several(n) {
+			edits = append(edits, store.CommentEdit{Meta: meta, CommentID: id, Body: fmt.Sprint("edited in a group ", w.rng.IntN(1000))})
+		}
+		out, err := w.store.Edit(w.ctx, w.tenant, edits)
+		return errors.Join(busy(err), w.outcomes(out))
+	}
+	var decide []store.CommentModeration
+	var remove []store.CommentDelete
+	for i, id := range w.several(n) {
+		if w.m.kept(id) {
+			continue
+		}
+		if i == 0 {
+			remove = append(remove, store.CommentDelete{Meta: meta, CommentID: id})
+		} else {
+			state := strings.ToUpper(decisions[w.rng.IntN(len(decisions))])
+			decide = append(decide, store.CommentModeration{Meta: meta, CommentID: id, State: state})
+		}
+	}
+	out, err := w.store.Moderate(w.ctx, w.tenant, decide)
+	gone, err2 := w.store.Delete(w.ctx, w.tenant, remove)
+	return errors.Join(busy(err), busy(err2), w.outcomes(out), w.outcomes(gone))
+}
+
+func (w *writer) several(n int) []string {
+	var ids []string
+	for range n {
+		if id := w.pick(w.post()); id != "" {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// busy forgives what a later try would not meet: nothing was written.
+func busy(err error) error {
+	if postgres.IsTransient(err) || postgres.IsLockTimeout(err) {
+		return nil
+	}
+	return err
+}
+
+func (w *writer) outcomes(out []store.CommentOutcome) error {
+	for _, o := range out {
+		if errors.Is(o.Err, store.ErrNotFound) || errors.Is(o.Err, store.ErrInvalid) || errors.Is(o.Err, store.ErrParentUnknown) {
+			return o.Err
+		}
+		if o.Comment.Version > 0 {
+			w.m.putComment(shown(o.Comment, store.Depth(o.Comment.Path)), false)
+		}
+	}
+	return nil
+}
+
+// session is a writer that has accounts and a post to itself, and reads after each of its writes what it must see by their tokens.
+type session struct {
+	writer
+	tokens map[string]string // the newest of each entity
+	reads  int
+}
+
+const sessionComments = 40 // with the pairs and the post at most what tokens of one read may name
+
+func (s *session) post() int64 { return 100 + s.n }
+
+// account is whom it has follow, and be followed by, its others.
+func (s *session) account() int64 { return 10_000 + 100*s.n }
+
+func (s *session) step() error {
+	var a answer
+	var err error
+	var entity string
+	id := s.pick(s.post())
+	c := s.m.comment(id)
+	want := http.StatusOK
+	switch n := s.rng.IntN(12); {
+	case n < 4:
+		p := pair{s.account(), s.account() + 1 + s.rng.Int64N(10)}
+		if s.rng.IntN(2) == 0 {
+			p.follower, p.followee = p.followee, p.follower
+		}
+		was, active := s.m.follow(p).active, n < 3
+		if entity = fmt.Sprint(p); active && !was {
+			want = http.StatusCreated
+		} else if !active {
+			want = http.StatusNoContent
+		}
+		a, err = s.setFollow(p, active)
+	case n < 5:
+		entity = "thread"
+		a, err = s.setThread(s.post(), thread{Locked: s.rng.IntN(6) == 0, Premoderated: s.rng.IntN(3) == 0, Title: fmt.Sprint("title ", s.rng.IntN(5))})
+	case n < 8 && len(s.m.ids(s.post())) < sessionComments || id == "":
+		parent := ""
+		if s.rng.IntN(3) > 0 {
+			parent = id
+		}
+		want = http.StatusCreated
+		if s.m.thread(s.post()).Locked || parent != "" && !c.visible() {
+			want = http.StatusConflict
+		}
+		if a, err = s.create(s.post(), s.account(), parent, false); a.status == http.StatusCreated {
+			var made comment
+			err = errors.Join(err, json.Unmarshal(a.body, &made))
+			entity = made.ID
+		}
+	case n < 9:
+		if entity = id; !c.visible() && !pending(c) {
+			want = http.StatusConflict
+		}
+		a, err = s.edit(id)
+	case n < 11:
+		if entity = id; c.State == "deleted" {
+			want = http.StatusConflict
+		}
+		a, err = s.moderate(id)
+	default:
+		if entity, want = id, http.StatusNoContent; c.State == "deleted" {
+			want = http.StatusConflict
+		}
+		a, err = s.remove(id)
+	}
+	if a.status == http.StatusServiceUnavailable {
+		return nil
+	}
+	if err == nil && a.status != want {
+		err = fmt.Errorf("a write of its own: %d %s, want %d", a.status, a.body, want)
+	}
+	if err != nil {
+		return err
+	}
+	if token := a.header.Get("Tidings-Token"); token != "" {
+		s.tokens[entity] = token
+	}
+	var all []string
+	for _, token := range s.tokens {
+		all = append(all, token)
+	}
+	s.fresh = strings.Join(all, ",")
+	c2 := s.client
+	s.fresh = "" // writes take none
+	s.reads++
+	switch s.rng.IntN(6) {
+	case 0:
+		return equalUser(c2, s.m, s.rng, s.account())
+	case 1:
+		return equalAuthor(c2, s.m, s.rng, s.account())
+	case 2:
+		return equalRelations(c2, s.m, s.rng, []int64{s.account(), s.account() + 1, s.account() + 2, s.account() + 3})
+	}
+	return equalPost(c2, s.m, s.rng, s.post(), s.rng.IntN(1000))
+}
