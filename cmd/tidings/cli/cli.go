@@ -66,6 +66,7 @@ func Execute(ctx context.Context, args []string, p Process) int {
 	root.AddCommand(p.devCommand(), p.migrateCommand(), p.tokenCommand(), p.loadCommand(), p.verifyCommand(), p.statusCommand(), p.repairCommand(),
 		p.replayCommand(), p.dlqCommand(), p.pauseCommand(), p.resumeCommand(),
 		bench.Command())
+	refuseUnknown(root.Commands())
 	root.SetArgs(args)
 	root.SetIn(p.Stdin)
 	root.SetOut(p.Stdout)
@@ -88,6 +89,19 @@ func Execute(ctx context.Context, args []string, p Process) int {
 	}
 	fmt.Fprintln(p.Stderr, "Run `tidings help` for what there is.")
 	return exitInput
+}
+
+// refuseUnknown makes commands that only have others below them refuse one that they do not have, for which cobra prints their
+// help and succeeds.
+func refuseUnknown(commands []*cobra.Command) {
+	for _, c := range commands {
+		if c.HasSubCommands() {
+			c.Args = cobra.NoArgs
+			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+			c.DisableFlagsInUseLine = true
+			refuseUnknown(c.Commands())
+		}
+	}
 }
 
 // writeJSON writes v as one line.

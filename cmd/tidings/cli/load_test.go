@@ -66,13 +66,22 @@ func TestLoadCommand(t *testing.T) {
 }
 
 func TestUsage(t *testing.T) {
-	for _, args := range [][]string{{"nonsense"}, {"load", "--nonsense"}, {"load", "a", "b"}} {
+	for _, args := range [][]string{
+		{"nonsense"}, {"load", "--nonsense"}, {"load", "a", "b"}, {"dlq", "nonsense"}, {"dlq", "consumer", "nonsense"}, {"repair", "nonsense"}, {"token", "nonsense"},
+		{"bench", "nonsense"}, {"verify", "--wait", "-1s"}, {"verify", "--limit", "-1"},
+	} {
 		if code, _, stderr := run(t, nil, "", args...); code != exitInput || stderr == "" {
 			t.Errorf("%v: exit code %d, %q", args, code, stderr)
 		}
 	}
 	if code, stdout, _ := run(t, nil, "", "help"); code != exitOK || !strings.Contains(stdout, "load") {
 		t.Errorf("help: exit code %d, %q", code, stdout)
+	}
+	if code, stdout, _ := run(t, nil, "", "dlq"); code != exitOK || !strings.Contains(stdout, "tidings dlq [command]") {
+		t.Errorf("dlq: exit code %d, %q", code, stdout)
+	}
+	if code, stdout, _ := run(t, nil, "", "status", "--help"); code != exitOK || !strings.Contains(stdout, "--data directory") {
+		t.Errorf("status --help: exit code %d, %q", code, stdout)
 	}
 }
 

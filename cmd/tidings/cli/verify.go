@@ -68,6 +68,9 @@ differences is better built anew (tidings replay); a stream that differs is for 
 			if limit < 0 {
 				return &usageError{fmt.Errorf("--limit is %d: want 0 or more", limit)}
 			}
+			if wait < 0 {
+				return &usageError{fmt.Errorf("--wait is %s: want 0 or more", wait)}
+			}
 			y, err := p.system(c.Context(), data, "verify")
 			if err != nil {
 				return err
