@@ -21,7 +21,7 @@ const maxTree = 1000
 type ThreadState struct {
 	Locked       bool   `json:"locked" example:"false" doc:"It takes no more comments."`
 	Premoderated bool   `json:"premoderated" example:"false" doc:"New comments start pending."`
-	Title        string `json:"title" example:"Questions to the author" doc:"Empty when none is set."`
+	Title        string `json:"title,omitempty" example:"Questions to the author" doc:"Absent when none is set."`
 	Version      int64  `json:"version" example:"2" doc:"Of the settings; 0 while nothing was set."`
 }
 

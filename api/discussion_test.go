@@ -230,7 +230,7 @@ func TestThreadReads(t *testing.T) {
 			t.Errorf("%s: thread (-want +got):\n%s", name, diff)
 		}
 	}
-	unset := map[string]any{"locked": false, "premoderated": false, "title": "", "version": 0.0}
+	unset := map[string]any{"locked": false, "premoderated": false, "version": 0.0}
 	nobody := f.want(t, 200, "GET", "/v1/posts/77/summary", "")
 	want = map[string]any{"post_id": "77", "visible": 0.0, "total": 0.0, "thread": unset, "as_of": nobody.text("as_of")}
 	if diff := cmp.Diff(want, nobody.json); diff != "" {
