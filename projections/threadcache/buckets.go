@@ -10,7 +10,9 @@ import (
 )
 
 // countsSQL moves the visible comments of the ranges that the comments are in, and begins the first ranges of a post. It returns
-// the buckets that hold more than full. A group's range is made of whole buckets, so a bucket's first key finds its group.
+// the buckets that hold more than full. A group's range is made of whole buckets, so a bucket's first key finds its group. ON CONFLICT
+// is for readers that apply what they hold a token of: a range that the consumer has begun behind their snapshot is a reason
+// to run again, and no violated key.
 // Index: thread_buckets_pkey, one probe per comment and per bucket.   Locks: the ranges' rows.
 const countsSQL = `
 WITH buckets AS MATERIALIZED (
@@ -37,6 +39,7 @@ WITH buckets AS MATERIALIZED (
 ), begun AS (
   INSERT /* threadcache.counts */ INTO thread_buckets AS b (tenant_id, post_id, level, first_at, first_id, visible)
   SELECT tenant_id, post_id, level, first_at, first_id, delta FROM moved WHERE fresh
+      ON CONFLICT (tenant_id, post_id, level, first_at, first_id) DO UPDATE SET visible = b.visible + excluded.visible
   RETURNING b.tenant_id, b.post_id, b.level, b.first_at, b.first_id, b.visible
 ), counted AS (
   UPDATE thread_buckets b SET visible = b.visible + m.delta FROM moved m

@@ -659,6 +659,51 @@ func TestAPayloadThatIsNoCommentIsPermanent(t *testing.T) {
 	}
 }
 
+// A reader applies what it holds a token of beside the consumer (api.readProjection). Where both begin a post's first bucket the reader
+// has to begin anew.
+func TestAReaderThatMeetsTheConsumersFirstBucketRunsAgain(t *testing.T) {
+	ctx := t.Context()
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	p := New()
+	apply := func(tx pgx.Tx, all ...event.Comment) error {
+		var events []event.Event
+		for _, c := range all {
+			events = append(events, toEvent(1, c))
+		}
+		return p.Apply(ctx, tx, events)
+	}
+	as := func(n int, state string, version int64) event.Comment {
+		c := made(n, nil)
+		c.ModerationState, c.Version = state, version
+		return c
+	}
+	if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		return apply(tx, as(1, event.ModerationPending, 1), as(2, event.ModerationPending, 1))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var visible []int64
+	err := postgres.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(reader pgx.Tx) error {
+		var seen int64
+		if err := reader.QueryRow(ctx, `SELECT coalesce(sum(visible), 0) FROM thread_buckets WHERE level = 0`).Scan(&seen); err != nil {
+			return err
+		}
+		if visible = append(visible, seen); len(visible) == 1 { // the consumer comes in between, behind the reader's snapshot
+			if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return apply(tx, as(1, event.ModerationApproved, 2)) }); err != nil {
+				return err
+			}
+		}
+		return apply(reader, as(2, event.ModerationApproved, 2))
+	})
+	if diff := gocmp.Diff([]int64{0, 1}, visible); err != nil || diff != "" {
+		t.Errorf("%v; what the reader saw at each try (-want +got):\n%s", err, diff)
+	}
+	var n int64
+	if err := pool.QueryRow(ctx, `SELECT sum(visible) FROM thread_buckets WHERE level = 0`).Scan(&n); err != nil || n != 2 {
+		t.Errorf("%d visible comments, %v: want 2", n, err)
+	}
+}
+
 func TestSettingsOfAnotherPostOrWithoutAVersionArePermanent(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	for _, settings := range []event.Thread{{PostID: 6, Version: 1}, {PostID: 5}} {
