@@ -60,8 +60,8 @@ func (p Process) verifyCommand() *cobra.Command {
 stream with the outbox. It names each difference. The exit code is 0 only if everything is equal and nothing lags. What sits in a
 DLQ is listed apart. While writes go on the comparison is of two moments, and may name what was just on its way.
 
-With --repair it first brings every difference that stays to what the truth says, while everything runs; the consumer waits for a moment
-at each hundred. What belongs to an aggregate in a DLQ is left alone, and histories are only added to. A projection with very many
+With --repair it first brings every difference that stays to what the truth says, while everything runs. The consumer waits for each
+hundred of them: moments, but as long as the threads concerned take to write where these are large. What belongs to an aggregate in a DLQ is left alone, and histories are only added to. A projection with very many
 differences is better built anew (tidings replay); a stream that differs is for tidings repair stream.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
