@@ -156,8 +156,9 @@ func ancestors(path string, yield func(string)) {
 // that is new to us counts what is visible below it as it was before the batch (a range of the path index, nearly always empty: '0' follows '/'), which is
 // how a late parent ends up right. One transaction at a time works on a post (all its events are in one partition, whose
 // offset the caller has locked), so the statement's snapshot is what the thread was before the batch.
-// Both reads are fenced in, so that no statistics, stale ones or none, make them walk the thread for each comment: OFFSET 0 keeps
-// the first from being joined otherwise, and FILTER keeps the second off the partial indexes.
+// Both reads are fenced in, so that no statistics, stale ones or none, make them walk the thread for each comment: LIMIT and OFFSET keep
+// them from being joined otherwise, the order that each asks for is that of its index (with an empty table all indexes of a tenant
+// cost the same, and the first batch of a replay walked everything for each comment), and FILTER keeps the second off the partial indexes.
 // Index: thread_comments_pkey, thread_comments_path_idx.   Locks: the comments' rows, in key order.
 const commentsSQL = `
 WITH incoming AS MATERIALIZED (
@@ -168,7 +169,9 @@ WITH incoming AS MATERIALIZED (
                                 created_at, updated_at, visible, ord)
 ), before AS MATERIALIZED (
   SELECT i.ord, t.visible
-    FROM incoming i, LATERAL (SELECT visible FROM thread_comments t WHERE t.tenant_id = i.tenant_id AND t.comment_id = i.comment_id OFFSET 0) t
+    FROM incoming i, LATERAL (SELECT visible FROM thread_comments t
+                               WHERE t.tenant_id = i.tenant_id AND t.comment_id >= i.comment_id AND t.comment_id <= i.comment_id
+                               ORDER BY t.comment_id LIMIT 1) t
 ), written AS (
   INSERT /* threadcache.comments */ INTO thread_comments AS t
          (tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at,
@@ -177,9 +180,11 @@ WITH incoming AS MATERIALIZED (
          i.created_at, i.updated_at, i.visible, below.n, i.visible OR below.n > 0
     FROM incoming i LEFT JOIN before b USING (ord),
          LATERAL (SELECT CASE WHEN b.ord IS NULL THEN
-                    (SELECT count(*) FILTER (WHERE d.visible)::int FROM thread_comments d
-                      WHERE d.tenant_id = i.tenant_id AND d.post_id = i.post_id
-                        AND d.path > i.path || '/' COLLATE "C" AND d.path < i.path || '0' COLLATE "C")
+                    (SELECT count(*) FILTER (WHERE d.visible)::int
+                       FROM (SELECT d.visible FROM thread_comments d
+                              WHERE d.tenant_id = i.tenant_id AND d.post_id = i.post_id
+                                AND d.path > i.path || '/' COLLATE "C" AND d.path < i.path || '0' COLLATE "C"
+                              ORDER BY d.path OFFSET 0) d)
                   ELSE 0 END AS n) below
    ORDER BY i.ord
       ON CONFLICT (tenant_id, comment_id) DO UPDATE
