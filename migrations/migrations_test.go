@@ -127,7 +127,7 @@ INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, bod
   VALUES (1, gen_random_uuid(), 1, 'aaaaaaaa', '00000000000001aaaaaaaa', 1, 'x');
 INSERT INTO comment_keys (tenant_id, author_id, idempotency_key, request_hash, comment_id) VALUES (1, 1, 'k', '', gen_random_uuid());
 INSERT INTO threads (tenant_id, object, metadata)
-  VALUES (1, '{"post_id": 1}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t"}');
+  VALUES (1, '{"post_id": 1}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}');
 INSERT INTO api_tokens (token_hash, tenant_id, name, roles) VALUES (sha256('x'), 1, 't', '{read}');
 INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'follow', 2, 'created', '{}');
 INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts,
@@ -153,9 +153,9 @@ INSERT INTO thread_comments (tenant_id, comment_id, post_id, slug, path, author_
     updated_at, visible, shown)
   VALUES (1, gen_random_uuid(), 1, 'aaaaaaaa', 'p', 1, 'x', 'ACTIVE', 'NONE', 1, now(), now(), true, true);
 INSERT INTO comment_history (tenant_id, object, metadata)
-  VALUES (1, '{"comment_id": "00000000-0000-7000-8000-000000000000", "version": 1}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t"}');
+  VALUES (1, '{"comment_id": "00000000-0000-7000-8000-000000000000", "version": 1}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}');
 INSERT INTO follow_history (tenant_id, object, metadata)
-  VALUES (1, '{"follower_id": 1, "followee_id": 2, "version": 1}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t"}');`
+  VALUES (1, '{"follower_id": 1, "followee_id": 2, "version": 1}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}');`
 
 func TestNoTenantReadsOrWritesAnothersRows(t *testing.T) {
 	db := testkit.Postgres(t)

@@ -86,7 +86,7 @@ func TestHotStatementsUseTheirIndexes(t *testing.T) {
 		`INSERT INTO comment_keys (tenant_id, author_id, idempotency_key, request_hash, comment_id)
 			SELECT 1, g / 10 + 1, g::text, '', gen_random_uuid() FROM generate_series(1, 30000) g`,
 		`INSERT INTO threads (tenant_id, object, metadata)
-			SELECT 1, jsonb_build_object('post_id', g / 3), jsonb_build_object('version_id', g, 'created_by', 't',
+			SELECT 1, jsonb_build_object('post_id', g / 3), jsonb_build_object('version_id', g, 'created_by', 't', 'last_update_time', now(),
 			       'version_state', CASE g % 3 WHEN 2 THEN 'LATEST' ELSE 'ARCHIVED' END) FROM generate_series(1, 30000) g`,
 		`ANALYZE follows, comments, comment_keys, threads`,
 	} {

@@ -8,8 +8,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/versioned"
 )
 
@@ -180,4 +182,28 @@ func (s *Store) GetThread(ctx context.Context, tenant, post int64) (event.Thread
 		return event.Thread{}, fmt.Errorf("read thread %d of tenant %d: %w", post, tenant, err)
 	}
 	return t, nil
+}
+
+// ThreadVersions returns up to limit versions of a thread's settings, the newest first, from below the position before (of an
+// earlier result; math.MaxInt64 to start).
+func (s *Store) ThreadVersions(ctx context.Context, tenant, post, before int64, limit int) ([]versioned.Version[event.Thread], error) {
+	var all []versioned.Version[event.Thread]
+	err := s.read(ctx, tenant, func(tx pgx.Tx) (err error) {
+		all, err = s.threads.Recent(ctx, tx, tenant, versioned.Key{post}, before, limit)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the versions of thread %d of tenant %d: %w", post, tenant, err)
+	}
+	return all, nil
+}
+
+// CheckThreads reports every version of a thread's settings that breaks a rule of package versioned, and returns how many there
+// are. The pool acts as the system role.
+func CheckThreads(ctx context.Context, pool *pgxpool.Pool, report func(versioned.Flaw[event.Thread])) (versions int64, err error) {
+	err = postgres.InTx(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
+		versions, err = threads().Check(ctx, tx, report)
+		return err
+	})
+	return versions, err
 }

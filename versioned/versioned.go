@@ -73,6 +73,10 @@ type Definition struct {
 	Sequence string   // of version ids
 	Key      []Column // generated from the object's fields of the same names
 	Version  string   // bigint column generated from the object's own version, unique per object; empty when there is none
+
+	// Indexes is what Query may ask for besides the beginning of the key: for each, the columns of an index of the LATEST versions,
+	// (tenant_id, these columns, the key) WHERE version_state = 'LATEST'. They are generated from the object's fields of the same names.
+	Indexes [][]Column
 }
 
 // Key is the values of an object's key columns, in their order.
@@ -83,7 +87,7 @@ type Key []any
 type Table[T any] struct {
 	def                                                              Definition
 	lockSQL, archiveSQL, insertSQL, deleteSQL, outdateSQL, recordSQL string
-	getSQL, listSQL, historySQL                                      string
+	getSQL, historySQL, recentSQL, purgeSQL, checkSQL, countSQL      string
 }
 
 var identifier = regexp.MustCompile(`^[a-z][a-z0-9_]{0,62}$`)
@@ -95,10 +99,10 @@ func New[T any](def Definition) *Table[T] {
 	if def.Version != "" {
 		names = append(names, def.Version)
 	}
-	for _, c := range def.Key {
+	for _, c := range slices.Concat(append([][]Column{def.Key}, def.Indexes...)...) {
 		names = append(names, c.Name)
 		if !slices.Contains([]string{"bigint", "uuid", "text"}, c.Type) {
-			panic(fmt.Sprintf("versioned: key column %s of %s has the type %q", c.Name, def.Table, c.Type))
+			panic(fmt.Sprintf("versioned: column %s of %s has the type %q", c.Name, def.Table, c.Type))
 		}
 	}
 	for _, n := range names {
@@ -119,13 +123,12 @@ const buckets = 1024
 
 // prepare writes the statements. {table} and the like stand for what the definition names; everything else is an argument.
 func (t *Table[T]) prepare() {
-	var names, same, exprs, after, params []string
+	var names, same, exprs, params []string
 	for i, c := range t.def.Key {
 		names = append(names, c.Name)
 		same = append(same, fmt.Sprintf("t.%[1]s = i.%[1]s", c.Name))
 		exprs = append(exprs, fmt.Sprintf("(u.object ->> '%s')::%s AS %s", c.Name, c.Type, c.Name))
 		params = append(params, fmt.Sprintf("t.%s = @key%d::%s", c.Name, i, c.Type))
-		after = append(after, fmt.Sprintf("@key%d::%s", i, c.Type))
 	}
 	position := "version_id"
 	if t.def.Version != "" {
@@ -133,8 +136,8 @@ func (t *Table[T]) prepare() {
 	}
 	r := strings.NewReplacer(
 		"{table}", t.def.Table, "{sequence}", t.def.Sequence, "{keys}", strings.Join(names, ", "), "{same}", "t.tenant_id = i.tenant_id AND "+strings.Join(same, " AND "),
-		"{key exprs}", strings.Join(exprs, ", "), "{key params}", "t.tenant_id = @tenant AND "+strings.Join(params, " AND "), "{after}", strings.Join(after, ", "),
-		"{version}", t.def.Version, "{position}", position, "{buckets}", fmt.Sprint(buckets),
+		"{key exprs}", strings.Join(exprs, ", "), "{key params}", "t.tenant_id = @tenant AND "+strings.Join(params, " AND "),
+		"{keys of t}", "t."+strings.Join(names, ", t."), "{keys of i}", "i."+strings.Join(names, ", i."), "{at}", "(t.metadata ->> 'last_update_time')::timestamptz", "{version}", t.def.Version, "{position}", position, "{buckets}", fmt.Sprint(buckets),
 	)
 	// incoming is the slice of changes with its objects' keys.
 	const incoming = `
@@ -158,13 +161,18 @@ UPDATE /* versioned.archive */ {table} t SET ` + toArchived + `
   FROM (SELECT DISTINCT tenant_id, {keys} FROM incoming) i
  WHERE {same} AND t.version_state IN ('LATEST', 'DELETED')`)
 
-	// Of several changes of one object the last is its head.   Locks: none but the new rows.
+	// Of several changes of one object the last is its head. A writer that waited for another has an earlier now(): the time of a
+	// version is never before its predecessor's.   Index: the primary key.   Locks: none but the new rows.
 	t.insertSQL = r.Replace(incoming + `
 INSERT /* versioned.insert */ INTO {table} (tenant_id, object, metadata)
 SELECT n.tenant_id, n.object, ` + metadata + `
-  FROM (SELECT o.*, nextval('{sequence}') AS id
-          FROM (SELECT *, CASE WHEN row_number() OVER (PARTITION BY tenant_id, {keys} ORDER BY ord DESC) = 1 THEN 'LATEST' ELSE 'ARCHIVED' END AS state
-                  FROM incoming ORDER BY ord) o) n
+  FROM (SELECT o.tenant_id, o.object, o.created_by, o.state, o.at, nextval('{sequence}') AS id
+          FROM (SELECT i.tenant_id, i.object, i.created_by,
+                       CASE WHEN row_number() OVER (PARTITION BY i.tenant_id, {keys of i} ORDER BY i.ord DESC) = 1 THEN 'LATEST' ELSE 'ARCHIVED' END AS state,
+                       greatest(last.at, max(i.at) OVER (PARTITION BY i.tenant_id, {keys of i} ORDER BY i.ord)) AS at
+                  FROM incoming i
+                  LEFT JOIN LATERAL (SELECT {at} AS at FROM {table} t WHERE {same} ORDER BY t.version_id DESC LIMIT 1) last ON true
+                 ORDER BY i.ord) o) n
 RETURNING version_id`)
 
 	// The deleted version keeps the object as it last was.   Index: the head index.   Locks: the heads.
@@ -172,7 +180,7 @@ RETURNING version_id`)
   UPDATE {table} t SET ` + toArchived + `
     FROM (SELECT DISTINCT ON (tenant_id, {keys}) * FROM incoming ORDER BY tenant_id, {keys}, ord) i
    WHERE {same} AND t.version_state = 'LATEST'
-  RETURNING i.ord, t.tenant_id, t.object, i.created_by, i.at
+  RETURNING i.ord, t.tenant_id, t.object, i.created_by, greatest(i.at, {at}) AS at
 )
 INSERT /* versioned.delete */ INTO {table} (tenant_id, object, metadata)
 SELECT n.tenant_id, n.object, ` + metadata + `
@@ -199,27 +207,48 @@ UPDATE /* versioned.outdate */ {table} t SET ` + toArchived + `
 INSERT /* versioned.record */ INTO {table} (tenant_id, object, metadata)
 SELECT n.tenant_id, n.object, ` + metadata + `
   FROM (SELECT o.*, nextval('{sequence}') AS id FROM (SELECT * FROM missing ORDER BY ord) o) n`)
-	t.recordSQL = strings.ReplaceAll(t.recordSQL, "{keys of i}", "i."+strings.Join(names, ", i."))
 
 	// Index: the head index.   Locks: none.
 	t.getSQL = r.Replace(`
 SELECT /* versioned.get */ t.object, t.metadata, t.{position} FROM {table} t WHERE {key params} AND t.version_state = 'LATEST'`)
 
-	// Index: the head index, one range.   Locks: none.
-	t.listSQL = r.Replace(`
-SELECT /* versioned.list */ t.object, t.metadata, t.{position} FROM {table} t
- WHERE t.tenant_id = @tenant AND t.version_state = 'LATEST' AND (NOT @paged::boolean OR ({keys}) > ({after}))
- ORDER BY {keys} LIMIT @limit`)
-
 	// Index: the version index, or the primary key, one range.   Locks: none.
 	t.historySQL = r.Replace(`
 SELECT /* versioned.history */ t.object, t.metadata, t.{position} FROM {table} t
  WHERE {key params} AND t.{position} > @after ORDER BY t.{position} LIMIT @limit`)
+
+	// Index: as history's, backwards.   Locks: none.
+	t.recentSQL = r.Replace(`
+SELECT /* versioned.recent */ t.object, t.metadata, t.{position} FROM {table} t
+ WHERE {key params} AND t.{position} < @before ORDER BY t.{position} DESC LIMIT @limit`)
+
+	// Index: the head index, then the primary key.   Locks: every version of the objects.
+	t.purgeSQL = r.Replace(incoming + `, gone AS MATERIALIZED (
+  SELECT DISTINCT i.tenant_id, {keys of i} FROM incoming i JOIN {table} t ON {same} AND t.version_state = 'DELETED' AND {at} < i.at
+)
+DELETE /* versioned.purge */ FROM {table} t USING gone i WHERE {same}`)
+
+	// Index: the version index, or the primary key, all of it.   Locks: none.
+	t.checkSQL = r.Replace(`
+SELECT /* versioned.check */ tenant_id, object, rule, CASE rule WHEN 'state of the last version' THEN 'LATEST or DELETED' WHEN 'state of an earlier version' THEN 'ARCHIVED'
+       ELSE 'not before ' || previous END, CASE rule WHEN 'last_update_time' THEN coalesce(at::text, 'absent') ELSE version_state END
+  FROM (SELECT *, CASE WHEN next IS NULL AND version_state = 'ARCHIVED' THEN 'state of the last version'
+                       WHEN next IS NOT NULL AND version_state <> 'ARCHIVED' THEN 'state of an earlier version'
+                       WHEN at < previous THEN 'last_update_time' END AS rule
+          FROM (SELECT t.tenant_id, t.object, t.version_state, {at} AS at, lag({at}) OVER object AS previous, lead(t.version_id) OVER object AS next
+                  FROM {table} t WINDOW object AS (PARTITION BY t.tenant_id, {keys of t} ORDER BY t.{position})) v) v
+ WHERE rule IS NOT NULL`)
+
+	// Index: any, all of it.   Locks: none.
+	t.countSQL = r.Replace(`SELECT /* versioned.count */ count(*) FROM {table}`)
 }
 
 // statements are the constant texts of the table, for tests to prepare.
 func (t *Table[T]) statements() []string {
-	all := []string{t.lockSQL, t.archiveSQL, t.insertSQL, t.deleteSQL, t.getSQL, t.listSQL, t.historySQL}
+	all := []string{t.lockSQL, t.archiveSQL, t.insertSQL, t.deleteSQL, t.getSQL, t.historySQL, t.recentSQL, t.purgeSQL, t.checkSQL, t.countSQL}
+	for _, fields := range append([][]Column{nil}, t.def.Indexes...) {
+		all = append(all, t.selectSQL(fields, Latest, false), t.selectSQL(fields, Latest, true))
+	}
 	if t.def.Version != "" {
 		all = append(all, t.outdateSQL, t.recordSQL)
 	}
@@ -327,65 +356,37 @@ func (t *Table[T]) lock(ctx context.Context, tx pgx.Tx, changes []Change[T], del
 	return args, nil
 }
 
-// Get returns the LATEST version of an object, or ErrNotFound when there is none or it is deleted.
-func (t *Table[T]) Get(ctx context.Context, tx pgx.Tx, tenant int64, key Key) (Version[T], error) {
-	args, err := t.keyArgs(tenant, key)
+// Purge physically deletes all versions of the objects named whose head is DELETED and was made before a time, and returns how many
+// versions that were. The others stay: one that was made again is no longer deleted. It is the second step of retention; Delete is
+// the first, and ListDeleted finds what to look at. What an event tells of once more, Record brings back: nothing is purged
+// that the stream still has.
+func (t *Table[T]) Purge(ctx context.Context, tx pgx.Tx, tenant int64, keys []Key, before time.Time) (int64, error) {
+	if len(keys) == 0 {
+		return 0, nil
+	}
+	objects := make([]string, len(keys))
+	for i, key := range keys {
+		if _, err := t.keyArgs(tenant, key); err != nil {
+			return 0, err
+		}
+		fields := make(map[string]any, len(key))
+		for k, c := range t.def.Key {
+			fields[c.Name] = key[k]
+		}
+		b, err := json.Marshal(fields)
+		if err != nil {
+			return 0, fmt.Errorf("encode a key of %s: %w", t.def.Table, err)
+		}
+		objects[i] = string(b)
+	}
+	args := pgx.StrictNamedArgs{"tenants": slices.Repeat([]int64{tenant}, len(keys)), "objects": objects, "bys": make([]string, len(keys)),
+		"ats": slices.Repeat([]time.Time{before}, len(keys)), "deleteds": make([]bool, len(keys))}
+	if _, err := tx.Exec(ctx, t.lockSQL, args); err != nil {
+		return 0, fmt.Errorf("lock %d objects of %s: %w", len(keys), t.def.Table, err)
+	}
+	tag, err := tx.Exec(ctx, t.purgeSQL, args)
 	if err != nil {
-		return Version[T]{}, err
+		return 0, fmt.Errorf("purge %d objects of %s: %w", len(keys), t.def.Table, err)
 	}
-	rows, _ := tx.Query(ctx, t.getSQL, args)
-	v, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Version[T]])
-	if errors.Is(err, pgx.ErrNoRows) {
-		return v, ErrNotFound
-	}
-	if err != nil {
-		return v, fmt.Errorf("get %v of %s: %w", key, t.def.Table, err)
-	}
-	return v, nil
-}
-
-// List returns up to limit LATEST versions of a tenant in the order of their keys, after the key after; from the first when it
-// is nil.
-func (t *Table[T]) List(ctx context.Context, tx pgx.Tx, tenant int64, after Key, limit int) ([]Version[T], error) {
-	paged := after != nil
-	if !paged {
-		after = make(Key, len(t.def.Key))
-	}
-	args, err := t.keyArgs(tenant, after)
-	if err != nil {
-		return nil, err
-	}
-	args["paged"], args["limit"] = paged, limit
-	return t.versions(ctx, tx, t.listSQL, "list", args)
-}
-
-// History returns up to limit versions of an object, the oldest first, from above the position after (of an earlier result;
-// 0 to start). An object that never was has none.
-func (t *Table[T]) History(ctx context.Context, tx pgx.Tx, tenant int64, key Key, after int64, limit int) ([]Version[T], error) {
-	args, err := t.keyArgs(tenant, key)
-	if err != nil {
-		return nil, err
-	}
-	args["after"], args["limit"] = after, limit
-	return t.versions(ctx, tx, t.historySQL, "read the history of", args)
-}
-
-func (t *Table[T]) versions(ctx context.Context, tx pgx.Tx, sql, what string, args pgx.StrictNamedArgs) ([]Version[T], error) {
-	rows, _ := tx.Query(ctx, sql, args)
-	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Version[T]])
-	if err != nil {
-		return nil, fmt.Errorf("%s objects of %s: %w", what, t.def.Table, err)
-	}
-	return all, nil
-}
-
-func (t *Table[T]) keyArgs(tenant int64, key Key) (pgx.StrictNamedArgs, error) {
-	if len(key) != len(t.def.Key) {
-		return nil, fmt.Errorf("the key of %s has %d columns, not %d", t.def.Table, len(t.def.Key), len(key))
-	}
-	args := pgx.StrictNamedArgs{"tenant": tenant}
-	for i, v := range key {
-		args[fmt.Sprintf("key%d", i)] = v
-	}
-	return args, nil
+	return tag.RowsAffected(), nil
 }

@@ -206,7 +206,8 @@ CREATE TABLE comment_history (
   version_state text   GENERATED ALWAYS AS (metadata ->> 'version_state') STORED NOT NULL
                 CONSTRAINT comment_history_version_state_check CHECK (version_state IN ('LATEST', 'ARCHIVED', 'DELETED')),
   PRIMARY KEY (tenant_id, comment_id, version_id),
-  CONSTRAINT comment_history_created_by_check CHECK (coalesce(metadata ->> 'created_by', '') <> '')
+  CONSTRAINT comment_history_created_by_check CHECK (coalesce(metadata ->> 'created_by', '') <> ''),
+  CONSTRAINT comment_history_last_update_time_check CHECK (metadata ->> 'last_update_time' IS NOT NULL)
 );
 CREATE UNIQUE INDEX comment_history_head_idx ON comment_history (tenant_id, comment_id) WHERE version_state IN ('LATEST', 'DELETED');
 CREATE UNIQUE INDEX comment_history_version_idx ON comment_history (tenant_id, comment_id, version);
@@ -221,7 +222,8 @@ CREATE TABLE follow_history (
   version_state text   GENERATED ALWAYS AS (metadata ->> 'version_state') STORED NOT NULL
                 CONSTRAINT follow_history_version_state_check CHECK (version_state IN ('LATEST', 'ARCHIVED', 'DELETED')),
   PRIMARY KEY (tenant_id, follower_id, followee_id, version_id),
-  CONSTRAINT follow_history_created_by_check CHECK (coalesce(metadata ->> 'created_by', '') <> '')
+  CONSTRAINT follow_history_created_by_check CHECK (coalesce(metadata ->> 'created_by', '') <> ''),
+  CONSTRAINT follow_history_last_update_time_check CHECK (metadata ->> 'last_update_time' IS NOT NULL)
 );
 CREATE UNIQUE INDEX follow_history_head_idx ON follow_history (tenant_id, follower_id, followee_id) WHERE version_state IN ('LATEST', 'DELETED');
 CREATE UNIQUE INDEX follow_history_version_idx ON follow_history (tenant_id, follower_id, followee_id, version);

@@ -83,7 +83,8 @@ CREATE TABLE threads (
   version_state text   GENERATED ALWAYS AS (metadata ->> 'version_state') STORED NOT NULL
                 CONSTRAINT threads_version_state_check CHECK (version_state IN ('LATEST', 'ARCHIVED', 'DELETED')),
   PRIMARY KEY (tenant_id, post_id, version_id),
-  CONSTRAINT threads_created_by_check CHECK (coalesce(metadata ->> 'created_by', '') <> '')
+  CONSTRAINT threads_created_by_check CHECK (coalesce(metadata ->> 'created_by', '') <> ''),
+  CONSTRAINT threads_last_update_time_check CHECK (metadata ->> 'last_update_time' IS NOT NULL)
 );
 CREATE UNIQUE INDEX threads_head_idx ON threads (tenant_id, post_id) WHERE version_state IN ('LATEST', 'DELETED');
 

@@ -158,4 +158,14 @@ func TestVerifyComparesTheHeads(t *testing.T) {
 	if diff := cmp.Diff(want, verify()); diff != "" {
 		t.Errorf("differences (-want +got):\n%s", diff)
 	}
+	exec(`UPDATE comments SET version = 1, author_state = 'ACTIVE'`)
+	exec(`DELETE FROM follows WHERE follower_id = 8`)
+	exec(`UPDATE comment_history SET metadata = jsonb_set(metadata, '{version_state}', '"ARCHIVED"')`) // by hand
+	want = []string{
+		"archiver: tenant 1, history of comment " + commentID + ": row is absent, want present",
+		"archiver: tenant 1, history of comment " + commentID + ": version 1, state of the last version is ARCHIVED, want LATEST or DELETED",
+	}
+	if diff := cmp.Diff(want, verify()); diff != "" {
+		t.Errorf("a history without a head (-want +got):\n%s", diff)
+	}
 }

@@ -5,9 +5,13 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/versioned"
 )
 
 // headRow is an entity's last version, and whether that is its deletion. A and B are its key; B is not used by comments.
@@ -43,8 +47,8 @@ const followHeadsSQL = `
 SELECT /* archive.verify */ tenant_id, '', follower_id, followee_id, version, version_state = 'DELETED'
   FROM follow_history WHERE version_state IN ('LATEST', 'DELETED') ORDER BY tenant_id, follower_id, followee_id`
 
-// Verify compares the head of each history with the truth's row, reports every difference, and returns how many entities it
-// compared. What has not been applied yet is a difference too, so it is run when the consumer's lag is 0. Both pools act
+// Verify compares the head of each history with the truth's row and each version with its predecessor (versioned.Table.Check),
+// reports every difference, and returns how many entities it compared. What has not been applied yet is a difference too, so it is run when the consumer's lag is 0. Both pools act
 // as the system role. Memory does not grow with the tables.
 func Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) (checked int64, err error) {
 	visit := func(want, got *headRow) error {
@@ -61,7 +65,29 @@ func Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(pr
 	if err := projections.Compare(ctx, truth, projection, truthFollowsSQL, followHeadsSQL, key, visit); err != nil {
 		return checked, fmt.Errorf("verify the history of follows: %w", err)
 	}
-	return checked, nil
+	return checked, postgres.InTx(ctx, projection, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		if _, err := Comments().Check(ctx, tx, func(f versioned.Flaw[event.Comment]) {
+			report(flaw(f, projections.Key{TenantID: f.TenantID, Comment: f.Object.CommentID}, f.Object.Version))
+		}); err != nil {
+			return err
+		}
+		_, err := Follows().Check(ctx, tx, func(f versioned.Flaw[event.Follow]) {
+			report(flaw(f, projections.Key{TenantID: f.TenantID, Aggregate: int64(f.Object.FolloweeID), Other: int64(f.Object.FollowerID)}, f.Object.Version))
+		})
+		return err
+	})
+}
+
+func flaw[T any](f versioned.Flaw[T], key projections.Key, version int64) projections.Difference {
+	return projections.Difference{Projection: Name, TenantID: f.TenantID, Entity: entity(key.Comment, key.Other, key.Aggregate),
+		Field: fmt.Sprintf("version %d, %s", version, f.Rule), Want: f.Want, Got: f.Got, Key: key}
+}
+
+func entity(comment string, follower, followee int64) string {
+	if comment != "" {
+		return "history of comment " + comment
+	}
+	return fmt.Sprintf("history of follow %d/%d", follower, followee)
 }
 
 func compareHead(want, got *headRow, report func(projections.Difference)) {
@@ -69,13 +95,9 @@ func compareHead(want, got *headRow, report func(projections.Difference)) {
 	if want == nil {
 		present = got
 	}
-	entity := "history of comment " + present.Comment
-	if present.Comment == "" {
-		entity = fmt.Sprintf("history of follow %d/%d", present.A, present.B)
-	}
 	differ := func(field string, want, got any) {
 		if want != got {
-			report(projections.Difference{Projection: Name, TenantID: present.TenantID, Entity: entity, Field: field, Want: fmt.Sprint(want), Got: fmt.Sprint(got),
+			report(projections.Difference{Projection: Name, TenantID: present.TenantID, Entity: entity(present.Comment, present.A, present.B), Field: field, Want: fmt.Sprint(want), Got: fmt.Sprint(got),
 				Key: projections.Key{TenantID: present.TenantID, Aggregate: present.B, Other: present.A, Comment: present.Comment}})
 		}
 	}

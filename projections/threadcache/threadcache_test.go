@@ -750,7 +750,7 @@ func TestVerifyNamesEachDifference(t *testing.T) {
 	}
 	exec(`INSERT INTO threads (tenant_id, object, metadata) SELECT tenant_id,
 	  jsonb_build_object('post_id', post_id::text, 'locked', locked, 'premoderated', premoderated, 'title', title, 'version', version),
-	  '{"version_id": 1, "version_state": "LATEST", "created_by": "t"}' FROM thread_settings`)
+	  '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}' FROM thread_settings`)
 	exec(`INSERT INTO comments (tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at)
 	  SELECT tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at FROM thread_comments`)
 	verify := func() (got []string) {

@@ -9,8 +9,11 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/versioned"
 )
 
 // verification is what `tidings verify --json` prints.
@@ -57,7 +60,7 @@ func (p Process) verifyCommand() *cobra.Command {
 		Use:   "verify",
 		Short: "Compare the stream and every projection with the truth",
 		Long: `Verify waits until every event has been published and applied, then compares each projection with the truth, row by row, and the
-stream with the outbox. It names each difference. The exit code is 0 only if everything is equal and nothing lags. What sits in a
+stream with the outbox, and looks whether the versions of every object follow each other. It names each difference. The exit code is 0 only if everything is equal and nothing lags. What sits in a
 DLQ is listed apart. While writes go on the comparison is of two moments, and may name what was just on its way.
 
 With --repair it first brings every difference that stays to what the truth says, while everything runs. The consumer waits for each
@@ -126,6 +129,12 @@ func (y *system) verify(ctx context.Context, wait time.Duration, limit int, repa
 		v.OK = v.OK && r.Different == 0
 		v.Projections = append(v.Projections, r)
 	}
+	threads, err := verifyThreads(ctx, y.truth, limit)
+	if err != nil {
+		return v, err
+	}
+	v.OK = v.OK && threads.Different == 0
+	v.Projections = append(v.Projections, threads)
 	stream, _, err := y.stream(ctx)
 	if err != nil {
 		return v, err
@@ -136,6 +145,19 @@ func (y *system) verify(ctx context.Context, wait time.Duration, limit int, repa
 	}
 	v.OK = v.OK && v.Stream.ok()
 	return v, nil
+}
+
+// verifyThreads checks what the tables of thread settings cannot hold by themselves. It is no projection: the truth is what it looks at.
+func verifyThreads(ctx context.Context, truth *pgxpool.Pool, limit int) (verified, error) {
+	r := verified{Projection: "thread versions", Differences: []projections.Difference{}}
+	var err error
+	r.Checked, err = store.CheckThreads(ctx, truth, func(f versioned.Flaw[event.Thread]) {
+		if r.Different++; len(r.Differences) < limit {
+			r.Differences = append(r.Differences, projections.Difference{Projection: r.Projection, TenantID: f.TenantID, Entity: fmt.Sprintf("thread %d", f.Object.PostID),
+				Field: fmt.Sprintf("version %d, %s", f.Object.Version, f.Rule), Want: f.Want, Got: f.Got})
+		}
+	})
+	return r, err
 }
 
 const settleInterval = 200 * time.Millisecond

@@ -1,0 +1,158 @@
+package versioned
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Field is a column and the value that it is to have.
+type Field struct {
+	Name  string
+	Value any
+}
+
+// Get returns the LATEST version of an object, or ErrNotFound when there is none or it is deleted.
+func (t *Table[T]) Get(ctx context.Context, tx pgx.Tx, tenant int64, key Key) (Version[T], error) {
+	args, err := t.keyArgs(tenant, key)
+	if err != nil {
+		return Version[T]{}, err
+	}
+	rows, _ := tx.Query(ctx, t.getSQL, args)
+	v, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Version[T]])
+	if errors.Is(err, pgx.ErrNoRows) {
+		return v, ErrNotFound
+	}
+	if err != nil {
+		return v, fmt.Errorf("get %v of %s: %w", key, t.def.Table, err)
+	}
+	return v, nil
+}
+
+// List returns up to limit LATEST versions of a tenant in the order of their keys, after the key after; from the first when it
+// is nil.
+func (t *Table[T]) List(ctx context.Context, tx pgx.Tx, tenant int64, after Key, limit int) ([]Version[T], error) {
+	return t.heads(ctx, tx, Latest, tenant, nil, nil, after, limit)
+}
+
+// ListDeleted is List of the objects that are deleted.
+func (t *Table[T]) ListDeleted(ctx context.Context, tx pgx.Tx, tenant int64, after Key, limit int) ([]Version[T], error) {
+	return t.heads(ctx, tx, Deleted, tenant, nil, nil, after, limit)
+}
+
+// Query is List of the objects whose fields have these values. The fields are, in any order, the columns of one of
+// Definition.Indexes or the first columns of the key; others have no index and are an error.
+func (t *Table[T]) Query(ctx context.Context, tx pgx.Tx, tenant int64, fields []Field, after Key, limit int) ([]Version[T], error) {
+	columns, values, err := t.indexed(fields)
+	if err != nil {
+		return nil, err
+	}
+	return t.heads(ctx, tx, Latest, tenant, columns, values, after, limit)
+}
+
+// indexed returns the fields in the order of the index that has them.
+func (t *Table[T]) indexed(fields []Field) ([]Column, []any, error) {
+	indexes := slices.Clone(t.def.Indexes)
+	if len(fields) <= len(t.def.Key) {
+		indexes = append(indexes, t.def.Key[:len(fields)])
+	}
+next:
+	for _, columns := range indexes {
+		if len(columns) != len(fields) {
+			continue
+		}
+		values := make([]any, len(columns))
+		for i, c := range columns {
+			at := slices.IndexFunc(fields, func(f Field) bool { return f.Name == c.Name })
+			if at < 0 {
+				continue next
+			}
+			values[i] = fields[at].Value
+		}
+		return columns, values, nil
+	}
+	return nil, nil, fmt.Errorf("query %s by %v: no index has these columns", t.def.Table, fields)
+}
+
+func (t *Table[T]) heads(ctx context.Context, tx pgx.Tx, state State, tenant int64, columns []Column, values []any, after Key, limit int) ([]Version[T], error) {
+	args := pgx.StrictNamedArgs{"tenant": tenant}
+	if after != nil {
+		var err error
+		if args, err = t.keyArgs(tenant, after); err != nil {
+			return nil, err
+		}
+	}
+	for i, v := range values {
+		args[fmt.Sprintf("field%d", i)] = v
+	}
+	args["limit"] = limit
+	return t.versions(ctx, tx, t.selectSQL(columns, state, after != nil), "list", args)
+}
+
+// selectSQL lists the heads in a state, in the order of the key, of those whose columns have the values @field0 and so on. Nothing
+// in it is optional, so a plan that is kept for any arguments is an index's range too.
+// Index: the head index, or the one of Definition.Indexes that begins with the columns; one range.   Locks: none.
+func (t *Table[T]) selectSQL(columns []Column, state State, paged bool) string {
+	var names, after []string
+	for i, c := range t.def.Key {
+		names, after = append(names, "t."+c.Name), append(after, fmt.Sprintf("@key%d::%s", i, c.Type))
+	}
+	keys := strings.Join(names, ", ")
+	where := []string{"t.tenant_id = @tenant", fmt.Sprintf("t.version_state = '%s'", state)}
+	for i, c := range columns {
+		where = append(where, fmt.Sprintf("t.%s = @field%d::%s", c.Name, i, c.Type))
+	}
+	if paged {
+		where = append(where, fmt.Sprintf("(%s) > (%s)", keys, strings.Join(after, ", ")))
+	}
+	return fmt.Sprintf(`
+SELECT /* versioned.select */ t.object, t.metadata, t.%s FROM %s t
+ WHERE %s
+ ORDER BY %s LIMIT @limit`, cmp.Or(t.def.Version, "version_id"), t.def.Table, strings.Join(where, " AND "), keys)
+}
+
+// History returns up to limit versions of an object, the oldest first, from above the position after (of an earlier result;
+// 0 to start). An object that never was has none.
+func (t *Table[T]) History(ctx context.Context, tx pgx.Tx, tenant int64, key Key, after int64, limit int) ([]Version[T], error) {
+	args, err := t.keyArgs(tenant, key)
+	if err != nil {
+		return nil, err
+	}
+	args["after"], args["limit"] = after, limit
+	return t.versions(ctx, tx, t.historySQL, "read the history of", args)
+}
+
+// Recent is History backwards: the newest first, from below the position before (math.MaxInt64 to start).
+func (t *Table[T]) Recent(ctx context.Context, tx pgx.Tx, tenant int64, key Key, before int64, limit int) ([]Version[T], error) {
+	args, err := t.keyArgs(tenant, key)
+	if err != nil {
+		return nil, err
+	}
+	args["before"], args["limit"] = before, limit
+	return t.versions(ctx, tx, t.recentSQL, "read the history of", args)
+}
+
+func (t *Table[T]) versions(ctx context.Context, tx pgx.Tx, sql, what string, args pgx.StrictNamedArgs) ([]Version[T], error) {
+	rows, _ := tx.Query(ctx, sql, args)
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Version[T]])
+	if err != nil {
+		return nil, fmt.Errorf("%s objects of %s: %w", what, t.def.Table, err)
+	}
+	return all, nil
+}
+
+func (t *Table[T]) keyArgs(tenant int64, key Key) (pgx.StrictNamedArgs, error) {
+	if len(key) != len(t.def.Key) {
+		return nil, fmt.Errorf("the key of %s has %d columns, not %d", t.def.Table, len(t.def.Key), len(key))
+	}
+	args := pgx.StrictNamedArgs{"tenant": tenant}
+	for i, v := range key {
+		args[fmt.Sprintf("key%d", i)] = v
+	}
+	return args, nil
+}
