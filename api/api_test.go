@@ -618,8 +618,8 @@ func TestEveryRouteNeedsAToken(t *testing.T) {
 			}
 		}
 	}
-	if n != 27 {
-		t.Errorf("%d routes, want 27", n)
+	if n != 30 {
+		t.Errorf("%d routes, want 30", n)
 	}
 }
 
@@ -637,9 +637,10 @@ func TestDocuments(t *testing.T) {
 	}
 	slices.Sort(got)
 	want := []string{
-		"DELETE /v1/comments/{id}", "DELETE /v1/follows/{follower_id}/{followee_id}", "GET /v1/comments/{id}", "GET /v1/comments/{id}/replies",
-		"GET /v1/follows/{follower_id}/{followee_id}", "GET /v1/moderation/pending", "GET /v1/outbox/dlq", "GET /v1/outbox/dlq/{id}", "GET /v1/posts/{post_id}/comments",
+		"DELETE /v1/comments/{id}", "DELETE /v1/follows/{follower_id}/{followee_id}", "GET /v1/comments/{id}", "GET /v1/comments/{id}/replies", "GET /v1/comments/{id}/versions",
+		"GET /v1/follows/{follower_id}/{followee_id}", "GET /v1/follows/{follower_id}/{followee_id}/versions", "GET /v1/moderation/pending", "GET /v1/outbox/dlq", "GET /v1/outbox/dlq/{id}", "GET /v1/posts/{post_id}/comments",
 		"GET /v1/posts/{post_id}/comments/by-slug/{slug}", "GET /v1/posts/{post_id}/comments/tree", "GET /v1/posts/{post_id}/summary", "GET /v1/posts/{post_id}/thread",
+		"GET /v1/posts/{post_id}/thread/versions",
 		"GET /v1/users/{id}/comments", "GET /v1/users/{id}/counts", "GET /v1/users/{id}/followers", "GET /v1/users/{id}/following", "GET /v1/users/{id}/mutuals/{other}", "PATCH /v1/comments/{id}",
 		"POST /v1/follows:check", "POST /v1/outbox/dlq/{id}/discard", "POST /v1/outbox/dlq/{id}/retry", "POST /v1/posts/{post_id}/comments", "POST /v1/users:counts",
 		"PUT /v1/comments/{id}/moderation", "PUT /v1/follows/{follower_id}/{followee_id}", "PUT /v1/posts/{post_id}/thread",

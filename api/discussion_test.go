@@ -3,6 +3,7 @@ package api_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,15 +12,16 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/projections/archive"
 	"github.com/tidings/tidings/projections/threadcache"
 )
 
-// catchUp applies what is in the outbox to the threads, as relay and consumer would.
+// catchUp applies what is in the outbox to the threads and the histories, as relay and consumers would.
 func (f fixture) catchUp(t *testing.T) {
 	t.Helper()
 	err := postgres.InTx(t.Context(), f.system, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		rows, _ := tx.Query(context.Background(), `
-			WITH taken AS (UPDATE outbox_messages SET processed_at = now() WHERE processed_at IS NULL AND aggregate_type IN ('comment', 'thread') RETURNING *)
+			WITH taken AS (UPDATE outbox_messages SET processed_at = now() WHERE processed_at IS NULL AND aggregate_type IN ('comment', 'follow', 'thread') RETURNING *)
 			SELECT event_id::text, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload FROM taken ORDER BY id`)
 		events, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (e event.Event, err error) {
 			err = row.Scan(&e.ID, &e.TenantID, &e.AggregateType, &e.AggregateID, &e.Type, &e.Version, &e.Payload)
@@ -28,7 +30,10 @@ func (f fixture) catchUp(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return threadcache.New().Apply(t.Context(), tx, events)
+		if err := archive.New().Apply(t.Context(), tx, events); err != nil {
+			return err
+		}
+		return threadcache.New().Apply(t.Context(), tx, slices.DeleteFunc(events, func(e event.Event) bool { return e.AggregateType == event.AggregateFollow }))
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -79,6 +79,7 @@ func New(cfg Config, deps Deps) (http.Handler, error) {
 	s.commentRoutes()
 	s.discussionRoutes()
 	s.moderationRoutes()
+	s.versionRoutes()
 	s.dlqRoutes()
 	if err := s.documentRoutes(); err != nil {
 		return nil, err
