@@ -39,7 +39,8 @@ new ones, never a half of either. It also lets a consumer go on that refuses to,
 was repaired.
 
 It reads the stream if that has every event there ever was, else the truth and then the stream. The histories of the archiver are records:
-its replay only adds the versions that are missing; of a version whose event is gone it cannot say who made it.
+its replay only adds the versions that are missing. From the truth it cannot say who made a version, and its event does not correct
+that when it was still on its way: let writes rest meanwhile, or read the stream.
 
 An interrupted replay changes nothing; run it again. The login of PROJECTIONS_DATABASE_URL must own the tables, as for migrate.`,
 		Args: cobra.NoArgs,
