@@ -146,7 +146,8 @@ func equalTenant(c client, m *model, rng *rand.Rand) error {
 	return errors.Join(errs...)
 }
 
-// verify compares the projections with the truth too, and looks for events that were set aside.
+// verify compares the projections with the truth too, and looks for events that were set aside, or that the consumers applied twice of
+// themselves. (Those that a replay applied in their stead they never got.)
 func (l *line) verify() {
 	l.t.Helper()
 	report := func(d projections.Difference) { l.t.Error(d) }
@@ -159,6 +160,10 @@ func (l *line) verify() {
 	var dead int
 	if err := l.system.QueryRow(l.t.Context(), `SELECT count(*) FROM consumer_dead_letters`).Scan(&dead); err != nil || dead > 0 {
 		l.t.Errorf("%d dead letters, %v", dead, err)
+	}
+	var once, more int
+	if err := l.system.QueryRow(l.t.Context(), `SELECT count(*) FILTER (WHERE times = 1), count(*) FILTER (WHERE times > 1) FROM delivered`).Scan(&once, &more); err != nil || once == 0 || more > 0 {
+		l.t.Errorf("%d events were applied once, %d more than once, %v", once, more, err)
 	}
 }
 

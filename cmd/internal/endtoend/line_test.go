@@ -67,7 +67,10 @@ func newLine(t *testing.T, rng *rand.Rand) *line {
 	db := testkit.Postgres(t)
 	l := &line{t: t, rng: rng, url: db.URL, system: db.Pool(t, postgres.RoleSystem), nats: testkit.NATS(t), reg: prometheus.NewRegistry(), running: map[string][]*part{}}
 	nc := l.nats.Connect(t)
-	var err error
+	_, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), ledgerSQL)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if l.js, err = jetstream.New(nc); err != nil {
 		t.Fatal(err)
 	}
@@ -169,6 +172,16 @@ func (l *line) kill(name string) {
 	}
 }
 
+// ledgerSQL makes the ledger of deliveries: how often each event was applied in a transaction that was committed.
+const ledgerSQL = `
+CREATE TABLE delivered (consumer text, event_id text, times int NOT NULL DEFAULT 1, PRIMARY KEY (consumer, event_id));
+GRANT SELECT, INSERT, UPDATE ON delivered TO tidings_system`
+
+// deliveredSQL notes a batch in the ledger.
+const deliveredSQL = `
+INSERT INTO delivered AS d (consumer, event_id) SELECT $1, id FROM unnest($2::text[]) AS id ORDER BY id
+    ON CONFLICT (consumer, event_id) DO UPDATE SET times = d.times + 1`
+
 // odd is a projection that is cut off in the middle, and that is given events twice, and old ones again.
 type odd struct {
 	consumers.Projection
@@ -183,6 +196,13 @@ func (o *odd) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error 
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if err := o.Projection.Apply(ctx, tx, events); err != nil {
+		return err
+	}
+	var ids []string
+	for i := range events {
+		ids = append(ids, events[i].ID)
+	}
+	if _, err := tx.Exec(ctx, deliveredSQL, o.Name(), ids); err != nil {
 		return err
 	}
 	switch o.rng.IntN(4) {

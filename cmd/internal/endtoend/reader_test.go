@@ -96,7 +96,11 @@ func walk[T any](c client, path string, limit int, settings *thread) (all []T, l
 		if p.Next == "" {
 			return all, p, nil
 		}
-		cursor = "&cursor=" + p.Next
+		if next := "&cursor=" + p.Next; next != cursor {
+			cursor = next
+			continue
+		}
+		return nil, p, fmt.Errorf("%s: a page ends where it began", path)
 	}
 }
 
