@@ -144,3 +144,41 @@ func TestModerationIsSeenOnPages(t *testing.T) {
 		t.Errorf("history (-want +got): %v\n%s", err, diff)
 	}
 }
+
+// TestThreadSettingsAreSeenOnPages waits for each of some settings to be seen on a page of their thread.
+func TestThreadSettingsAreSeenOnPages(t *testing.T) {
+	d := newDev(t)
+	d.start(t)
+	var took []time.Duration
+	for i := range 20 {
+		title := fmt.Sprintf("title %d", i)
+		body := fmt.Sprintf(`{"title":%q,"locked":%t}`, title, i%2 == 0)
+		if status, _ := d.request(t, http.MethodPut, "/v1/posts/1/thread", body, http.Header{"If-Match": {"*"}}, nil); status != http.StatusOK {
+			t.Fatalf("set the thread: status %d", status)
+		}
+		start := time.Now()
+		for { // not Eventually, whose interval would be what is measured
+			var page struct {
+				Thread struct {
+					Title  string `json:"title"`
+					Locked bool   `json:"locked"`
+				} `json:"thread"`
+			}
+			if status, _ := d.request(t, http.MethodGet, "/v1/posts/1/comments", "", nil, &page); status != http.StatusOK {
+				t.Fatalf("page: status %d", status)
+			}
+			if page.Thread.Title == title && page.Thread.Locked == (i%2 == 0) {
+				break
+			}
+			if time.Since(start) > arriveWithin {
+				t.Fatalf("%q is not seen after %s", title, arriveWithin)
+			}
+		}
+		took = append(took, time.Since(start))
+	}
+	slices.Sort(took)
+	t.Logf("from the answer to the settings to a page: median %s, longest %s", took[len(took)/2], took[len(took)-1])
+	if took[len(took)/2] > 2*time.Second { // some milliseconds on a machine at rest; polling alone bounds it by 100 ms
+		t.Errorf("settings take %s to be seen", took[len(took)/2])
+	}
+}
