@@ -22,7 +22,8 @@ const (
 	tokenHeader  = "Tidings-Token"
 	maxFreshRefs = 64                     // entities that a read may ask to see
 	freshWait    = 200 * time.Millisecond // for the projection, before the entities are taken from the truth
-	freshLock    = "1s"                   // for rows that the projection's consumer is writing
+	freshLock    = "500ms"                // for rows that the projection's consumer is writing; less than deadlock_timeout, so that it is we who give way
+	freshLimit   = 2 * time.Second        // for all tries, when the consumer is always at these rows
 )
 
 // WriteToken is part of every answer to a write.
@@ -97,11 +98,11 @@ var (
 )
 
 // readProjection runs fn, which reads a projection, in a transaction of the tenant, on one snapshot. It shows the writes whose tokens
-// came with the request: it waits for the projection to have them, and after freshWait reads as if it had.
+// came with the request: it waits for the projection to have them, and after freshWait reads as if it had; while the consumer is in the way, it tries again.
 func (s *server) readProjection(ctx context.Context, tenant int64, consumer string, fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
 	refs := mustSee(ctx, consumer)
 	start := time.Now()
-	for wait := 5 * time.Millisecond; ; wait *= 2 {
+	for wait := 5 * time.Millisecond; ; wait = min(2*wait, freshWait) {
 		err := postgres.InTenant(ctx, s.projections, tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
 			if progress, err = consumers.ReadProgress(ctx, tx, consumer); err != nil {
 				return err
@@ -118,14 +119,18 @@ func (s *server) readProjection(ctx context.Context, tenant int64, consumer stri
 		if !errors.Is(err, errBehind) {
 			return progress, err
 		}
-		left := freshWait - time.Since(start)
-		if left <= 0 {
-			return s.readAsIf(ctx, tenant, consumer, refs, fn)
+		took := time.Since(start)
+		if took >= freshWait {
+			progress, err = s.readAsIf(ctx, tenant, consumer, refs, fn)
+			if took >= freshLimit || !postgres.IsLockTimeout(err) && !postgres.IsConcurrency(err) {
+				return progress, err
+			}
+			wait = freshWait // the consumer was at these rows: perhaps it has them now
 		}
 		select {
 		case <-ctx.Done():
 			return progress, ctx.Err()
-		case <-time.After(min(wait, left)):
+		case <-time.After(wait):
 		}
 	}
 }

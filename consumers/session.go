@@ -428,7 +428,10 @@ func (s *session) check(ctx context.Context, partition int, pos *position, e *ev
 	if err != nil {
 		return nil, err
 	}
-	if raw != nil && raw.Sequence < seq {
+	if raw == nil { // there is one: it was delivered. A replica that has not heard of it knows as little of those before it.
+		return nil, fmt.Errorf("message %d of %s was delivered and is not found", seq, event.PartitionKey(partition))
+	}
+	if raw.Sequence < seq {
 		return nil, fmt.Errorf("message %d of %s was not delivered before %d", raw.Sequence, event.PartitionKey(partition), seq)
 	}
 	s.c.log.InfoContext(ctx, "events were erased from the stream", "partition", event.PartitionKey(partition), "after", pos.reached, "before", seq)
