@@ -109,9 +109,8 @@ func TestAReleaseWithoutAnAnswerTakesTheFloorsBack(t *testing.T) {
 	parts := map[int]*partition{3: {number: 3, floor: 1000}}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	var f floors
 	var next time.Time
-	if err := s.keep(ctx, &f, &next, parts, []int{3}); err == nil {
+	if err := s.keep(ctx, &next, parts, []int{3}); err == nil {
 		t.Fatal("the release was answered")
 	}
 	if parts[3].floor != 0 {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -446,4 +447,41 @@ func samePartition(t *testing.T, pool *pgxpool.Pool) (typ string) {
 		t.Fatal(err)
 	}
 	return typ
+}
+
+func TestMarksThatTheDatabaseLosesAreFoundAgainBeforeAnythingIsPublished(t *testing.T) {
+	db := testkit.Postgres(t)
+	pool, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
+	b := testkit.NATS(t)
+	own, err := postgres.Open(t.Context(), db.URL, postgres.Config{MaxConns: 8, ConnectTimeout: 2 * time.Second}, postgres.RoleSystem, "relay under test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(own.Close)
+	start(t, newRelay(t, own, b))
+	for n := range int64(40) {
+		insertRow(t, pool, n+1, "created")
+	}
+	awaitDrained(t, t.Context(), pool, 20*time.Second)
+	// As after a crash or a failover: connections end, and what comes back is older.
+	err = pgx.BeginFunc(t.Context(), owner, func(tx pgx.Tx) error {
+		for _, sql := range []string{
+			`LOCK TABLE outbox_messages, outbox_partitions IN ACCESS EXCLUSIVE MODE`,
+			`UPDATE outbox_messages SET processed_at = NULL, stream_seq = NULL`,
+			`UPDATE outbox_partitions SET tail_seq = 0`,
+			`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'tidings relay under test'`,
+		} {
+			if _, err := tx.Exec(t.Context(), sql); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	awaitDrained(t, t.Context(), pool, 20*time.Second)
+	if got := len(readStream(t, t.Context(), b)); got != 40 {
+		t.Errorf("%d messages of 40 rows", got)
+	}
 }

@@ -31,6 +31,9 @@ type session struct {
 	acks chan ack
 	done chan outcome
 
+	floors floors
+	conns  int64 // that the pool had opened when positions and floors were last known to be this database's
+
 	touched atomic.Uint32 // partitions that wake-ups named, a bit each
 	wake    chan struct{}
 }
@@ -95,6 +98,9 @@ func (s *session) run(ctx context.Context) error {
 	pubCtx, cancelPub := context.WithCancelCause(dbCtx)
 	defer cancelPub(nil)
 
+	if err := s.openConns(ctx); err != nil {
+		return err
+	}
 	group, err := lease.New(s.cfg.Lease, s.pool, LeaseKind, s.owner, event.Partitions, s.log)
 	if err != nil {
 		return err
@@ -161,7 +167,6 @@ func countBusy(parts map[int]*partition) (n int) {
 func (s *session) schedule(ctx, dbCtx context.Context, group *lease.Group) (map[int]*partition, error) {
 	parts := make(map[int]*partition, event.Partitions)
 	var (
-		f           floors
 		poll        = s.cfg.PollInterval // between claims that nobody asked for: halved when they find something, doubled when not
 		nextPoll    = time.Now()
 		lastClaim   time.Time
@@ -174,7 +179,7 @@ func (s *session) schedule(ctx, dbCtx context.Context, group *lease.Group) (map[
 		now := time.Now()
 		held := group.Held()
 		s.reconcile(parts, held)
-		if err := s.keep(dbCtx, &f, &nextRelease, parts, held); err != nil {
+		if err := s.keep(dbCtx, &nextRelease, parts, held); err != nil {
 			s.failed(ctx, stageClaim, -1, err)
 		}
 
@@ -247,8 +252,8 @@ func (s *session) schedule(ctx, dbCtx context.Context, group *lease.Group) (map[
 }
 
 // keep does what is due now and then: rows that were put off and have fallen due, floors, a look below a floor.
-func (s *session) keep(ctx context.Context, f *floors, nextRelease *time.Time, parts map[int]*partition, held []int) (err error) {
-	now := time.Now()
+func (s *session) keep(ctx context.Context, nextRelease *time.Time, parts map[int]*partition, held []int) (err error) {
+	f, now := &s.floors, time.Now()
 	if len(held) == 0 {
 		return nil
 	}
@@ -321,6 +326,9 @@ func (s *session) claim(ctx context.Context, parts map[int]*partition, asks, alo
 			return found, err
 		}
 		s.metrics.seconds.WithLabelValues(stageClaim).Observe(time.Since(start).Seconds())
+		if s.reconnected(parts) {
+			return false, nil // what was claimed may be on the stream
+		}
 		for _, a := range c.asks {
 			parts[a.Partition].more, parts[a.Partition].woken = false, false
 		}
@@ -332,6 +340,39 @@ func (s *session) claim(ctx context.Context, parts map[int]*partition, asks, alo
 		}
 	}
 	return found, nil
+}
+
+// openConns opens the connections that the session needs at once: each that is opened later stops everything for a catch-up.
+func (s *session) openConns(ctx context.Context) error {
+	ctx, cancel := s.forDB(ctx)
+	defer cancel()
+	for range min(s.cfg.Publishers+3, int(s.pool.Config().MaxConns)-1) { // those that catch up or sift, the scheduler, the marker, the leases
+		conn, err := s.pool.Acquire(ctx)
+		if err != nil {
+			return fmt.Errorf("open connections: %w", err)
+		}
+		defer conn.Release()
+	}
+	s.conns = s.pool.Stat().NewConnsCount()
+	return nil
+}
+
+// reconnected reports that the pool has opened a connection since it was last asked. Behind it may be a server that crashed or
+// another one, which has lost the last marks: rows are pending again that are on the stream, and the tail that this session
+// knows is the stream's. So nothing is published before each partition has been caught up.
+func (s *session) reconnected(parts map[int]*partition) bool {
+	now := s.pool.Stat().NewConnsCount()
+	if now == s.conns {
+		return false
+	}
+	s.conns, s.floors.sample = now, outbox.Horizon{}
+	for _, p := range parts {
+		p.floor = 0
+		if !p.busy { // a busy one's mark finds another tail
+			p.known = false
+		}
+	}
+	return true
 }
 
 // finish takes a job's end into the partition's state.
