@@ -85,9 +85,9 @@ type Key []any
 // Table is the data access layer of one table. It is immutable and safe for concurrent use. Its methods join the caller's
 // transaction and never commit; at READ COMMITTED they see what the writers they waited for have written.
 type Table[T any] struct {
-	def                                                              Definition
-	lockSQL, archiveSQL, insertSQL, deleteSQL, outdateSQL, recordSQL string
-	getSQL, historySQL, recentSQL, purgeSQL, checkSQL, countSQL      string
+	def                                                                        Definition
+	lockSQL, archiveSQL, insertSQL, deleteSQL, outdateSQL, adoptSQL, recordSQL string
+	getSQL, historySQL, recentSQL, purgeSQL, checkSQL, countSQL                string
 }
 
 var identifier = regexp.MustCompile(`^[a-z][a-z0-9_]{0,62}$`)
@@ -193,10 +193,17 @@ UPDATE /* versioned.outdate */ {table} t SET ` + toArchived + `
   FROM (SELECT tenant_id, {keys}, max((object ->> '{version}')::bigint) AS {version} FROM incoming GROUP BY tenant_id, {keys}) i
  WHERE {same} AND t.version_state IN ('LATEST', 'DELETED') AND t.{version} < i.{version}`)
 
+	// Who made a version may come to be known after it.   Index: the version index.   Locks: the versions.
+	t.adoptSQL = r.Replace(incoming + `
+UPDATE /* versioned.adopt */ {table} t SET object = i.object, metadata = jsonb_set(t.metadata, '{created_by}', to_jsonb(i.created_by))
+  FROM (SELECT DISTINCT ON (tenant_id, {keys}, {version}) * FROM (SELECT *, (object ->> '{version}')::bigint AS {version} FROM incoming) v
+         WHERE created_by <> '` + Unrecorded + `' ORDER BY tenant_id, {keys}, {version}, ord) i
+ WHERE {same} AND t.{version} = i.{version} AND t.metadata ->> 'created_by' = '` + Unrecorded + `'`)
+
 	// Versions that are there are left alone; one that nothing is later than is the head.   Index: the version index.
 	t.recordSQL = r.Replace(incoming + `, versions AS MATERIALIZED (
   SELECT DISTINCT ON (tenant_id, {keys}, {version}) * FROM (SELECT *, (object ->> '{version}')::bigint AS {version} FROM incoming) v
-   ORDER BY tenant_id, {keys}, {version}, ord
+   ORDER BY tenant_id, {keys}, {version}, created_by = '` + Unrecorded + `', ord
 ), missing AS (
   SELECT i.*, CASE WHEN i.{version} < max(i.{version}) OVER (PARTITION BY i.tenant_id, {keys of i})
                      OR EXISTS (SELECT FROM {table} t WHERE {same} AND t.{version} > i.{version}) THEN 'ARCHIVED'
@@ -250,7 +257,7 @@ func (t *Table[T]) statements() []string {
 		all = append(all, t.selectSQL(fields, Latest, false), t.selectSQL(fields, Latest, true))
 	}
 	if t.def.Version != "" {
-		all = append(all, t.outdateSQL, t.recordSQL)
+		all = append(all, t.outdateSQL, t.adoptSQL, t.recordSQL)
 	}
 	return all
 }
@@ -287,6 +294,9 @@ func (t *Table[T]) write(ctx context.Context, tx pgx.Tx, sql, what string, args 
 	return ids, nil
 }
 
+// Unrecorded is who a version is by as long as only what it left behind is known, and not who made it.
+const Unrecorded = "unrecorded"
+
 // Entry is a version that was made elsewhere and has its own number there (the column Definition.Version). Deleted says
 // that it is the deletion of the object.
 type Entry[T any] struct {
@@ -295,7 +305,8 @@ type Entry[T any] struct {
 }
 
 // Record adds the versions that are missing, each in its place by the object's own version: one that a later version follows is
-// ARCHIVED from the start, the latest is the head. What is there already is left as it is. It returns how many it added.
+// ARCHIVED from the start, the latest is the head. What is there already is left as it is, but a version by Unrecorded becomes that of who
+// made it. It returns how many it added.
 // The ids of versions that came late are higher than those of their successors: History goes by the object's version.
 func (t *Table[T]) Record(ctx context.Context, tx pgx.Tx, entries []Entry[T]) (int64, error) {
 	if t.def.Version == "" {
@@ -311,6 +322,9 @@ func (t *Table[T]) Record(ctx context.Context, tx pgx.Tx, entries []Entry[T]) (i
 	}
 	if _, err := tx.Exec(ctx, t.outdateSQL, args); err != nil {
 		return 0, fmt.Errorf("archive the heads of %d objects of %s: %w", len(entries), t.def.Table, err)
+	}
+	if _, err := tx.Exec(ctx, t.adoptSQL, args); err != nil {
+		return 0, fmt.Errorf("adopt %d versions in %s: %w", len(entries), t.def.Table, err)
 	}
 	tag, err := tx.Exec(ctx, t.recordSQL, args)
 	if err != nil {

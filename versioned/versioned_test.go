@@ -334,14 +334,18 @@ func TestRecordPutsEveryVersionInItsPlaceWhateverTheOrder(t *testing.T) {
 	table := bonds()
 	rapid.Check(t, func(rt *rapid.T) {
 		ctx := context.Background()
-		var all []Entry[bond]
+		var all, unrecorded []Entry[bond]
 		objects := rapid.Int64Range(1, 3).Draw(rt, "objects")
 		for o := int64(1); o <= objects; o++ {
 			for v := int64(1); v <= 5; v++ {
 				all = append(all, Entry[bond]{Change[bond]{1, bond{o, 99, v, fmt.Sprint("v", v)}, "x", time.Time{}}, v%2 == 0})
 			}
 		}
-		sent := rapid.Permutation(slices.Concat(all, all[:len(all)/2])).Draw(rt, "order")
+		for _, e := range all {
+			e.By, e.Object.Note = Unrecorded, "by nobody"
+			unrecorded = append(unrecorded, e)
+		}
+		sent := rapid.Permutation(slices.Concat(all, all[:len(all)/2], unrecorded)).Draw(rt, "order")
 		err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(ctx, `DELETE FROM follow_history`); err != nil {
 				return err
@@ -372,8 +376,8 @@ func TestRecordPutsEveryVersionInItsPlaceWhateverTheOrder(t *testing.T) {
 					if i == 4 {
 						want = Latest
 					}
-					if v.Object.Version != int64(i+1) || v.Metadata.VersionState != want {
-						return fmt.Errorf("object %d, place %d: version %d, %s", o, i, v.Object.Version, v.Metadata.VersionState)
+					if v.Object.Version != int64(i+1) || v.Metadata.VersionState != want || v.Metadata.CreatedBy != "x" || v.Object.Note == "by nobody" {
+						return fmt.Errorf("object %d, place %d: %+v", o, i, v)
 					}
 				}
 			}

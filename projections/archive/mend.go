@@ -25,7 +25,7 @@ SELECT /* archive.mend */ tenant_id, follower_id, followee_id, status, version, 
   FROM follows JOIN unnest(@tenants::bigint[], @followers::bigint[], @followees::bigint[]) AS k(tenant_id, follower_id, followee_id)
        USING (tenant_id, follower_id, followee_id)`
 
-// Mend adds the versions that the truth is at where the histories of the keys lack them, by Unrecorded. A record is not corrected:
+// Mend adds the versions that the truth is at where the histories of the keys lack them, by versioned.Unrecorded. A record is not corrected:
 // versions that the truth does not know stay, and stay named by Verify. The caller holds the consumer's offsets in tx.
 func (p *Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key, parked projections.Parked) error {
 	var tenants, followers, followees, owners []int64

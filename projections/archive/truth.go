@@ -10,10 +10,8 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/versioned"
 )
-
-// Unrecorded is who a version is by when its event is gone and only the truth still has the state that it left behind.
-const Unrecorded = "unrecorded"
 
 // Tables returns none: the histories are records, which a replay only adds to.
 func (*Projection) Tables() []string { return nil }
@@ -51,7 +49,7 @@ SELECT /* archive.truth */ tenant_id, follower_id, followee_id, status, version,
   FROM follows WHERE (tenant_id, follower_id, followee_id) > (@tenant::bigint, @follower::bigint, @followee::bigint)
  ORDER BY tenant_id, follower_id, followee_id LIMIT @limit`
 
-// Truth yields an event for each comment and each pair of the truth, with the version that it is at, by Unrecorded: versions
+// Truth yields an event for each comment and each pair of the truth, with the version that it is at, by versioned.Unrecorded: versions
 // before it, and who made it, are known to their events alone. Memory is bounded. The pool acts as the system role.
 func (*Projection) Truth(ctx context.Context, truth *pgxpool.Pool) iter.Seq2[event.Event, error] {
 	return func(yield func(event.Event, error) bool) {
@@ -90,7 +88,7 @@ func (r *commentRow) event() (event.Event, error) {
 	c := event.Comment{
 		CommentID: r.CommentID, PostID: event.ID(r.PostID), ParentID: r.ParentID, Slug: r.Slug, Path: r.Path, AuthorID: event.ID(r.AuthorID),
 		AuthorState: r.AuthorState, ModerationState: r.ModerationState, Version: r.Version,
-		CreatedAt: event.Time{Time: r.CreatedAt}, UpdatedAt: event.Time{Time: r.UpdatedAt}, Actor: Unrecorded,
+		CreatedAt: event.Time{Time: r.CreatedAt}, UpdatedAt: event.Time{Time: r.UpdatedAt}, Actor: versioned.Unrecorded,
 	}
 	if event.BodyTravels(r.AuthorState, r.ModerationState) {
 		c.Body = r.Body
@@ -102,6 +100,6 @@ func (r *followRow) event() (event.Event, error) {
 	return projections.StateEvent(r.TenantID, event.AggregateFollow, r.FolloweeID, event.Created, event.Follow{
 		FollowerID: event.ID(r.FollowerID), FolloweeID: event.ID(r.FolloweeID), Status: r.Status, Version: r.Version,
 		CreatedAt: event.Time{Time: r.CreatedAt}, PositionedAt: event.Time{Time: r.PositionedAt}, UpdatedAt: event.Time{Time: r.UpdatedAt},
-		Actor: Unrecorded,
+		Actor: versioned.Unrecorded,
 	})
 }
