@@ -20,6 +20,9 @@ const schemaPrefix = "tidings_replay_"
 // lockSQL makes this the consumer's only replay for as long as the connection lives.
 const lockSQL = `SELECT /* replay.lock */ pg_try_advisory_lock(hashtextextended('tidings replay ' || $1, 0))`
 
+// unlockSQL frees the lock before the connection ends, which the server notices some time after we are gone.
+const unlockSQL = `SELECT /* replay.unlock */ pg_advisory_unlock_all()`
+
 // liveSQL finds the schema of the live tables.
 const liveSQL = `
 SELECT /* replay.live */ n.nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass('consumer_offsets')`
@@ -59,6 +62,7 @@ const closeTimeout = 5 * time.Second
 func (r *replay) unlock(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
+	_, _ = r.conn.Exec(ctx, unlockSQL) // a connection that is lost has lost the lock too
 	if err := r.conn.Close(ctx); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("close the connection: %w", err)
 	}

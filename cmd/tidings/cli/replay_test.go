@@ -16,6 +16,7 @@ func TestReplayBuildsTheProjectionsOfARunningDevAnew(t *testing.T) {
 	if code, stdout, stderr := run(t, nil, "", "load", "--generate", "users=100,edges=1000,seed=5", "--data", d.dir); code != exitOK {
 		t.Fatalf("load: exit code %d\n%s\n%s", code, stdout, stderr)
 	}
+	d.verify(t) // everything is on the stream, and applied
 	if code, stdout, _ := run(t, nil, "", "replay", "--consumer", "followercounts", "--dry-run", "--data", d.dir); code != exitOK || !strings.Contains(stdout, "a dry run") {
 		t.Errorf("a dry run: exit code %d\n%s", code, stdout)
 	}
