@@ -2,6 +2,7 @@ package api_test
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -104,4 +105,36 @@ func TestVersionsSayWhoDidWhat(t *testing.T) {
 		}
 	}
 	f.want(t, 404, "GET", "/v1/comments/0196b2d4-7c00-7000-8000-000000000001/versions", "")
+}
+
+func TestVersionsOfEarlierShapesAreShown(t *testing.T) {
+	f := open(t)
+	fill := func(table, file string) {
+		t.Helper()
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.exec(t, `INSERT INTO `+table+` (tenant_id, object, metadata) SELECT $1, r -> 'object', r -> 'metadata' FROM jsonb_array_elements($2::jsonb) r`, tenant, string(b))
+	}
+	fill("comment_history", "../projections/archive/testdata/comment_history.v0.json")
+	fill("follow_history", "../projections/archive/testdata/follow_history.v0.json")
+	fill("threads", "../store/testdata/threads.v0.json")
+	const comment = "0190a000-0000-7000-8000-0000000000a1"
+	f.exec(t, `INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body, version) VALUES ($1, $2, 42, 'abcdefgh', '00000000000000abcdefgh', 7, 'second', 2)`, tenant, comment)
+	for path, want := range map[string][]string{
+		"/v1/comments/" + comment + "/versions":           {"2 LATEST leo", "1 ARCHIVED ann"},
+		"/v1/follows/7/9007199254740993/versions":         {"2 LATEST leo", "1 ARCHIVED ann"},
+		"/v1/posts/42/thread/versions":                    {"2 LATEST leo", "1 ARCHIVED ann"},
+		"/v1/posts/42/thread/versions?limit=1":            {"2 LATEST leo"},
+		"/v1/follows/7/9007199254740993/versions?limit=1": {"2 LATEST leo"},
+	} {
+		var got []string
+		for _, item := range itemsOf(f.want(t, 200, "GET", path, "")) {
+			got = append(got, fmt.Sprint(item["version"], " ", item["version_state"], " ", item["actor"]))
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", path, diff)
+		}
+	}
 }
