@@ -1,16 +1,20 @@
-// Command archiver keeps the history of comments and follows. It also shows the outbox's gauges, so that a relay that is dead is
+// Command archiver keeps the history of comments and follows, and runs the scheduled jobs. It also shows the outbox's gauges, so that a relay that is dead is
 // seen. Any number of them may run at once.
 package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sethvargo/go-envconfig"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/tidings/tidings/cmd/internal/projector"
+	"github.com/tidings/tidings/cmd/internal/upkeep"
 	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/internal/jobs"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/outbox"
@@ -21,6 +25,7 @@ type config struct {
 	DatabaseURL string `env:"DATABASE_URL, required"`
 	OpsAddr     string `env:"OPS_ADDR, default=127.0.0.1:9185"`
 	Projector   projector.Config
+	Upkeep      upkeep.Config
 }
 
 func main() { daemon.Main(archive.Name, run) }
@@ -30,7 +35,7 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	if err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: &cfg, Lookuper: env}); err != nil {
 		return err
 	}
-	if err := cfg.Projector.Validate(); err != nil {
+	if err := errors.Join(cfg.Projector.Validate(), cfg.Upkeep.Validate()); err != nil {
 		return err
 	}
 	truth, err := postgres.Open(ctx, cfg.DatabaseURL, cfg.Projector.Postgres, postgres.RoleSystem, archive.Name)
@@ -41,7 +46,23 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	if err := migrations.Check(ctx, truth, migrations.Truth); err != nil {
 		return err
 	}
-	reg := prometheus.NewRegistry()
-	reg.MustRegister(outbox.NewCollector(truth, slog.Default()))
-	return projector.Run(ctx, cfg.OpsAddr, cfg.Projector, archive.New(), reg)
+	projected, err := postgres.Open(ctx, cfg.Projector.ProjectionsDatabaseURL, cfg.Projector.Postgres, postgres.RoleSystem, archive.Name+" jobs")
+	if err != nil {
+		return err
+	}
+	defer projected.Close()
+	reg, log := prometheus.NewRegistry(), slog.Default()
+	reg.MustRegister(outbox.NewCollector(truth, log))
+	list, err := upkeep.Jobs(cfg.Upkeep, upkeep.Deps{Truth: truth, Projections: projected, Registry: reg, Log: log})
+	if err != nil {
+		return err
+	}
+	runner, err := jobs.New(truth, list, log, reg)
+	if err != nil {
+		return err
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return runner.Run(ctx) })
+	g.Go(func() error { return projector.Run(ctx, cfg.OpsAddr, cfg.Projector, archive.New(), reg) })
+	return g.Wait()
 }

@@ -179,6 +179,7 @@ func (g *Group) heartbeat(ctx context.Context) error {
 		if rank < g.partitions%members {
 			share++
 		}
+		share = max(share, 1) // of more members than partitions none gives up its only one: it would gain nobody anything
 		var p int
 		var kept bool
 		rows, _ := tx.Query(ctx, renewSQL, args)

@@ -228,3 +228,26 @@ func TestStatements(t *testing.T) {
 		t.Run(name, func(t *testing.T) { testkit.Prepare(t, pool, sql) })
 	}
 }
+
+func TestALonePartitionStaysWithItsHolder(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	lone := func(owner string) *Group {
+		g, err := New(Config{TTL: time.Minute}, pool, "lone", owner, 1, testkit.Logger(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return g
+	}
+	b, a, c := lone("b"), lone("a"), lone("c")
+	beat(t, b, a, c, b, a, c)
+	if len(b.Held()) != 1 || len(a.Held())+len(c.Held()) != 0 {
+		t.Fatalf("b holds %v, a %v, c %v: want it where it was", b.Held(), a.Held(), c.Held())
+	}
+	if err := b.leave(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	beat(t, c, a)
+	if len(c.Held()) != 1 || len(a.Held()) != 0 {
+		t.Errorf("b left, c came first: c holds %v, a %v", c.Held(), a.Held())
+	}
+}

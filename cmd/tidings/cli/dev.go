@@ -15,6 +15,7 @@ import (
 
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/cmd/internal/projector"
+	"github.com/tidings/tidings/cmd/internal/upkeep"
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
@@ -43,6 +44,7 @@ type devConfig struct {
 	Relay                  relay.Config
 	Consumers              consumers.Config
 	Verify                 projector.VerifyConfig
+	Upkeep                 upkeep.Config
 }
 
 func (p Process) devCommand() *cobra.Command {

@@ -14,10 +14,12 @@ import (
 
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/cmd/internal/projector"
+	"github.com/tidings/tidings/cmd/internal/upkeep"
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/internal/jobs"
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/outbox"
@@ -119,6 +121,15 @@ func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, er
 			consuming = append(consuming, part{name + " verify", drift.Run})
 		}
 	}
+	list, err := upkeep.Jobs(w.cfg.Upkeep, upkeep.Deps{Truth: w.truth, Projections: w.projections, Registry: w.metrics(archive.Name), Log: w.log})
+	if err != nil {
+		return nil, err
+	}
+	runner, err := jobs.New(w.truth, list, w.log, w.metrics(archive.Name))
+	if err != nil {
+		return nil, err
+	}
+	consuming = append(consuming, part{"jobs", runner.Run})
 	r, err := relay.New(w.cfg.Relay, w.truth, w.cfg.Broker, w.log, w.metrics("relay"))
 	if err != nil {
 		return nil, err

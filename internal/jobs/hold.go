@@ -1,0 +1,243 @@
+package jobs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/internal/lease"
+	"github.com/tidings/tidings/internal/postgres"
+)
+
+// Kind is the kind of the jobs' lease, for lease.Holders.
+const Kind = "jobs"
+
+// leaseTTL is how long the jobs of a process that died wait. No job is in a hurry, and a slice is a fraction of it.
+const leaseTTL = 10 * time.Second
+
+// ErrLost reports that somebody else has taken the jobs' lease. What was committed stays; the rest is theirs to do.
+var ErrLost = errors.New("jobs: the lease was lost")
+
+// Hold is the jobs' lease in hand, during one call of WithLease. Its methods may be called from any goroutine.
+type Hold struct {
+	pool  *pgxpool.Pool
+	owner string
+	epoch int64
+
+	mu      sync.Mutex
+	counts  map[string]int64
+	counted func(what string, n int64)
+}
+
+// WithLease waits for the jobs' lease and calls fn while it holds it: no job runs anywhere meanwhile. fn's context ends, with the
+// cause ErrLost, when the lease cannot be renewed or was taken. The lease is free when WithLease returns.
+// The pool is one of the truth and acts as the system role. name is what Holders shows, with host and process.
+func WithLease(ctx context.Context, pool *pgxpool.Pool, name string, fn func(ctx context.Context, h *Hold) error) error {
+	return withLease(ctx, pool, name, leaseTTL, slog.New(slog.DiscardHandler), fn)
+}
+
+func withLease(ctx context.Context, pool *pgxpool.Pool, name string, ttl time.Duration, log *slog.Logger, fn func(ctx context.Context, h *Hold) error) (err error) {
+	g, err := lease.New(lease.Config{TTL: ttl}, pool, Kind, lease.Owner(name), 1, log)
+	if err != nil {
+		return err
+	}
+	beating, leave := context.WithCancel(context.WithoutCancel(ctx)) // until fn has returned: its last slice needs the lease
+	left := make(chan error, 1)
+	go func() { left <- g.Run(beating) }()
+	defer func() {
+		leave()
+		err = errors.Join(err, <-left)
+	}()
+
+	for len(g.Held()) == 0 {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the jobs' lease: %w", context.Cause(ctx))
+		case <-g.Changed():
+		}
+	}
+	h := &Hold{pool: pool, owner: g.Owner()}
+	if err := h.readEpoch(ctx); err != nil {
+		return err
+	}
+	working, lost := context.WithCancelCause(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		watch(working, g, ttl/20, func() { lost(ErrLost) })
+	}()
+	err = fn(working, h)
+	lost(nil)
+	<-watched
+	if errors.Is(context.Cause(working), ErrLost) && !errors.Is(err, ErrLost) {
+		err = errors.Join(err, ErrLost)
+	}
+	return err
+}
+
+// watch calls lost when the group holds nothing any more, unless ctx ends before.
+func watch(ctx context.Context, g *lease.Group, every time.Duration, lost func()) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			if len(g.Held()) == 0 {
+				lost()
+				return
+			}
+		}
+	}
+}
+
+// epochSQL reads the epoch of the lease if it is still ours.
+// Index: leases_pkey.   Locks: none.
+const epochSQL = `SELECT epoch FROM leases WHERE kind = '` + Kind + `' AND partition = 0 AND owner = @owner`
+
+func (h *Hold) readEpoch(ctx context.Context) error {
+	err := h.pool.QueryRow(ctx, epochSQL, pgx.StrictNamedArgs{"owner": h.owner}).Scan(&h.epoch)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return ErrLost
+	}
+	if err != nil {
+		return fmt.Errorf("read the epoch of the jobs' lease: %w", err)
+	}
+	return nil
+}
+
+// fenceSQL finds the lease as it was when it was taken, and keeps it from being taken until the transaction ends: taking locks
+// the row FOR UPDATE, which waits for this lock or passes the row over. Renewing changes no key and so goes on beside it, which it
+// would not do beside FOR SHARE: a slice that takes as long as the lease would lose it.
+// Index: leases_pkey.   Locks: the row of the lease, FOR KEY SHARE.
+const fenceSQL = `
+SELECT FROM leases WHERE kind = '` + Kind + `' AND partition = 0 AND owner = @owner AND epoch = @epoch FOR KEY SHARE`
+
+// Fence is the first statement of every transaction of a job in the truth's database. It returns ErrLost if somebody else has
+// taken the lease since, and otherwise nobody takes it before the transaction has ended.
+func (h *Hold) Fence(ctx context.Context, tx pgx.Tx) error {
+	tag, err := tx.Exec(ctx, fenceSQL, pgx.StrictNamedArgs{"owner": h.owner, "epoch": h.epoch})
+	if err != nil {
+		return fmt.Errorf("fence by epoch %d of the jobs' lease: %w", h.epoch, err)
+	}
+	if tag.RowsAffected() == 0 {
+		return ErrLost
+	}
+	return nil
+}
+
+// fenceElsewhereSQL leaves the epoch in a database that does not have the lease, unless there is a later one.
+// Index: leases_pkey.   Locks: the row of the kind.
+const fenceElsewhereSQL = `
+INSERT INTO leases (kind, partition, epoch) VALUES ('` + Kind + `-elsewhere', 0, @epoch)
+    ON CONFLICT (kind, partition) DO UPDATE SET epoch = excluded.epoch WHERE leases.epoch <= excluded.epoch`
+
+// FenceElsewhere is Fence for a transaction in the projections' database, which need not be the truth's. It returns ErrLost if a
+// later holder of the lease has fenced a transaction there; what this one commits is before all that those do.
+func (h *Hold) FenceElsewhere(ctx context.Context, tx pgx.Tx) error {
+	tag, err := tx.Exec(ctx, fenceElsewhereSQL, pgx.StrictNamedArgs{"epoch": h.epoch})
+	if err != nil {
+		return fmt.Errorf("fence by epoch %d of the jobs' lease, in the other database: %w", h.epoch, err)
+	}
+	if tag.RowsAffected() == 0 {
+		return ErrLost
+	}
+	return nil
+}
+
+// Count adds n to what the run has done, under a name such as "rows archived". It is kept in job_runs and shown by the commands.
+// Call it after the slice was committed.
+func (h *Hold) Count(what string, n int64) {
+	h.mu.Lock()
+	if h.counts == nil {
+		h.counts = make(map[string]int64)
+	}
+	h.counts[what] += n
+	counted := h.counted
+	h.mu.Unlock()
+	if counted != nil {
+		counted(what, n)
+	}
+}
+
+// OnCount has every later Count call fn too.
+func (h *Hold) OnCount(fn func(what string, n int64)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.counted = fn
+}
+
+// startSQL notes that a job starts.
+// Index: job_runs_pkey.   Locks: its row.
+const startSQL = `
+INSERT INTO job_runs (job, owner, started_at) VALUES (@job, @owner, clock_timestamp())
+    ON CONFLICT (job) DO UPDATE SET owner = excluded.owner, started_at = excluded.started_at, counts = '{}'`
+
+// endSQL notes how it ended. Times are the clock's, so that a retry after a failure is later than what it retries.
+// Index: job_runs_pkey.   Locks: its row.
+const endSQL = `
+UPDATE job_runs SET succeeded_at = CASE WHEN @error::text = '' THEN clock_timestamp() ELSE succeeded_at END,
+                    failed_at    = CASE WHEN @error::text = '' THEN failed_at ELSE clock_timestamp() END,
+                    last_error = @error, counts = @counts
+ WHERE job = @job`
+
+// endTimeout bounds the note of how a job ended.
+const endTimeout = 5 * time.Second
+
+// Run runs the job now, whatever its schedule says, and notes in job_runs when it started and what came of it. It returns what the
+// job did and how it ended. A run that ctx or the loss of the lease cut short is noted as neither success nor failure: it is still due.
+func (h *Hold) Run(ctx context.Context, j Job) (counts map[string]int64, err error) {
+	h.mu.Lock()
+	h.counts = nil
+	h.mu.Unlock()
+	if err := h.note(ctx, startSQL, pgx.StrictNamedArgs{"job": j.Name, "owner": h.owner}); err != nil {
+		return nil, fmt.Errorf("note the start of job %s: %w", j.Name, err)
+	}
+	err = j.Run(ctx, h)
+	h.mu.Lock()
+	counts = maps.Clone(h.counts)
+	h.mu.Unlock()
+	if ctx.Err() != nil {
+		return counts, context.Cause(ctx)
+	}
+	if errors.Is(err, ErrLost) {
+		return counts, err
+	}
+	failed := ""
+	if err != nil {
+		err = fmt.Errorf("job %s: %w", j.Name, err)
+		failed = err.Error()
+	}
+	if counts == nil {
+		counts = map[string]int64{}
+	}
+	done, cerr := json.Marshal(counts)
+	if cerr != nil {
+		return counts, errors.Join(err, cerr)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	defer cancel()
+	if nerr := h.note(ctx, endSQL, pgx.StrictNamedArgs{"job": j.Name, "error": failed, "counts": done}); nerr != nil {
+		err = errors.Join(err, fmt.Errorf("note the end of job %s: %w", j.Name, nerr))
+	}
+	return counts, err
+}
+
+func (h *Hold) note(ctx context.Context, sql string, args pgx.StrictNamedArgs) error {
+	return postgres.InTx(ctx, h.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		if err := h.Fence(ctx, tx); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, sql, args)
+		return err
+	})
+}

@@ -1,0 +1,282 @@
+package jobs
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func at(text string) time.Time {
+	t, err := time.Parse("2006-01-02 15:04:05", text)
+	if err != nil {
+		panic(err)
+	}
+	return t
+}
+
+func TestDue(t *testing.T) {
+	hourly := Job{Every: time.Hour}
+	nightly := Job{Every: 20 * time.Hour, Window: Window{From: 23 * time.Hour, To: 4 * time.Hour}}
+	for _, c := range []struct {
+		name string
+		job  Job
+		last LastRun
+		now  string
+		want bool
+	}{
+		{"one that never ran", hourly, LastRun{}, "2026-03-01 12:00:00", true},
+		{"one by command alone", Job{}, LastRun{}, "2026-03-01 12:00:00", false},
+		{"within the interval", hourly, LastRun{SucceededAt: at("2026-03-01 11:30:00")}, "2026-03-01 12:29:59", false},
+		{"after the interval", hourly, LastRun{SucceededAt: at("2026-03-01 11:30:00")}, "2026-03-01 12:30:00", true},
+		{"cut short since", hourly, LastRun{SucceededAt: at("2026-03-01 10:00:00"), StartedAt: at("2026-03-01 11:00:00")}, "2026-03-01 11:00:10", true},
+		{"just failed", hourly, LastRun{FailedAt: at("2026-03-01 12:00:00")}, "2026-03-01 12:00:59", false},
+		{"failed a while ago", hourly, LastRun{SucceededAt: at("2026-03-01 11:58:00"), FailedAt: at("2026-03-01 12:00:00")}, "2026-03-01 12:01:00", true},
+		{"failed before it succeeded", hourly, LastRun{SucceededAt: at("2026-03-01 12:00:00"), FailedAt: at("2026-03-01 11:00:00")}, "2026-03-01 12:30:00", false},
+		{"before its window", nightly, LastRun{}, "2026-03-01 22:59:59", false},
+		{"in its window", nightly, LastRun{}, "2026-03-01 23:00:00", true},
+		{"in its window, past midnight", nightly, LastRun{SucceededAt: at("2026-03-01 01:00:00")}, "2026-03-02 03:59:59", true},
+		{"when its window is over", nightly, LastRun{}, "2026-03-02 04:00:00", false},
+		{"in its window, done this night", nightly, LastRun{SucceededAt: at("2026-03-01 23:10:00")}, "2026-03-02 01:00:00", false},
+	} {
+		if got := c.job.due(c.last, at(c.now)); got != c.want {
+			t.Errorf("%s: due is %v", c.name, got)
+		}
+	}
+}
+
+func TestWindow(t *testing.T) {
+	for _, c := range []struct {
+		text, now string
+		want      time.Duration
+	}{
+		{"", "2026-03-01 12:00:00", 1<<63 - 1},
+		{"01:00-05:30", "2026-03-01 00:59:59", 0},
+		{"01:00-05:30", "2026-03-01 01:00:00", 4*time.Hour + 30*time.Minute},
+		{"01:00-05:30", "2026-03-01 05:30:00", 0},
+		{"22:00-02:00", "2026-03-01 23:00:00", 3 * time.Hour},
+		{"22:00-02:00", "2026-03-01 01:00:00", time.Hour},
+		{"22:00-02:00", "2026-03-01 02:00:00", 0},
+		{"00:00-24:00", "2026-03-01 23:00:00", time.Hour},
+		{"12:00-24:00", "2026-03-01 11:00:00", 0},
+	} {
+		var w Window
+		if err := w.UnmarshalText([]byte(c.text)); err != nil {
+			t.Errorf("%q: %v", c.text, err)
+		} else if got := w.left(at(c.now)); got != c.want || w.String() != c.text {
+			t.Errorf("%q at %s: %s left, written %q, want %s", c.text, c.now, got, w, c.want)
+		}
+	}
+	for _, text := range []string{"1-2", "01:00", "01:00-25:00", "24:00-01:00", "01:60-02:00", "01:00-01:00", "01:00-05:30 ", "-1:00-05:30"} {
+		if err := new(Window).UnmarshalText([]byte(text)); err == nil {
+			t.Errorf("%q is taken for a window", text)
+		}
+	}
+}
+
+// holdByHand is the lease as owner has it who was frozen just after the last renewal: nothing renews it.
+func holdByHand(t *testing.T, pool *pgxpool.Pool, owner string) *Hold {
+	t.Helper()
+	if _, err := pool.Exec(t.Context(), `INSERT INTO leases (kind, partition, owner, epoch, expires_at) VALUES ('jobs', 0, $1, 7, now() - interval '1 s')`, owner); err != nil {
+		t.Fatal(err)
+	}
+	return &Hold{pool: pool, owner: owner, epoch: 7}
+}
+
+const sliceSQL = `INSERT INTO job_runs (job, owner, started_at) VALUES ($1, '', now())`
+
+func TestAHolderThatThawsCommitsNothingOnceAnotherHasTheLease(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	ctx := t.Context()
+	frozen := holdByHand(t, pool, "frozen")
+
+	// Its lease has expired in mid-transaction: nobody takes it before that has ended.
+	tx, err := pool.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }() // after a commit it does nothing
+	if err := frozen.Fence(ctx, tx); err != nil {
+		t.Fatal(err)
+	}
+	early, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+	defer cancel()
+	if _, err := pool.Exec(early, `UPDATE leases SET expires_at = now() - interval '1 s' WHERE kind = 'jobs'`); err != nil {
+		t.Errorf("renewing waits for the slice: %v", err)
+	}
+	err = withLease(early, pool, "successor", time.Second, testkit.Logger(t), func(context.Context, *Hold) error {
+		t.Error("the lease was taken in the middle of a slice")
+		return nil
+	})
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	if _, err := tx.Exec(ctx, sliceSQL, "in time"); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+
+	err = withLease(ctx, pool, "successor", time.Second, testkit.Logger(t), func(ctx context.Context, h *Hold) error {
+		err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+			if err := frozen.Fence(ctx, tx); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, sliceSQL, "late")
+			return err
+		})
+		if !errors.Is(err, ErrLost) {
+			t.Errorf("the slice of a holder that thawed: %v, want ErrLost", err)
+		}
+		_, err = h.Run(ctx, Job{Name: "successor", Run: func(context.Context, *Hold) error { return nil }})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	runs, _, err := LastRuns(ctx, pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, r := range runs {
+		names = append(names, r.Job)
+	}
+	if diff := cmp.Diff([]string{"in time", "successor"}, names); diff != "" {
+		t.Errorf("slices committed (-want +got):\n%s", diff)
+	}
+}
+
+func TestInAnotherDatabaseALaterHolderShutsTheEarlierOut(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	for _, c := range []struct {
+		epoch int64
+		want  error
+	}{{7, nil}, {7, nil}, {8, nil}, {7, ErrLost}, {8, nil}} {
+		err := postgres.InTx(t.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+			return (&Hold{epoch: c.epoch}).FenceElsewhere(t.Context(), tx)
+		})
+		if !errors.Is(err, c.want) {
+			t.Errorf("epoch %d: %v, want %v", c.epoch, err, c.want)
+		}
+	}
+}
+
+func TestAJobEndsWhenItsLeaseIsTaken(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	err := withLease(t.Context(), pool, "a", 500*time.Millisecond, testkit.Logger(t), func(ctx context.Context, h *Hold) error {
+		_, err := h.Run(ctx, Job{Name: "long", Run: func(ctx context.Context, _ *Hold) error {
+			if _, err := pool.Exec(ctx, `UPDATE leases SET owner = 'other', epoch = epoch + 1, expires_at = now() + interval '1 min' WHERE kind = 'jobs'`); err != nil {
+				return err
+			}
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(10 * time.Second):
+				return errors.New("nobody told the job")
+			}
+		}})
+		return err
+	})
+	if !errors.Is(err, ErrLost) {
+		t.Errorf("the job ended with %v, want ErrLost", err)
+	}
+}
+
+func newRunner(t *testing.T, pool *pgxpool.Pool, jobs ...Job) *Runner {
+	t.Helper()
+	r, err := New(pool, jobs, testkit.Logger(t), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestOfTwoRunnersOneRunsWhatIsDue(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	ran := make(chan string, 10)
+	runner := func(name string) *Runner {
+		return newRunner(t, pool, Job{Name: "work", Every: time.Hour, Run: func(context.Context, *Hold) error {
+			ran <- name
+			return nil
+		}})
+	}
+	a, b := runner("a"), runner("b")
+	g, ctx := errgroup.WithContext(t.Context())
+	for _, r := range []*Runner{a, b} {
+		g.Go(func() error { return r.runOnce(ctx) })
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if len(ran) != 1 {
+		t.Errorf("the job ran %d times, want once", len(ran))
+	}
+	if _, err := pool.Exec(t.Context(), `UPDATE job_runs SET succeeded_at = succeeded_at - interval '1 h'`); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.runOnce(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if len(ran) != 2 {
+		t.Errorf("an hour later the job has run %d times, want twice", len(ran))
+	}
+}
+
+func TestWhatCameOfARunIsKept(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	failing := newRunner(t, pool,
+		Job{Name: "bad", Every: time.Hour, Run: func(_ context.Context, h *Hold) error { h.Count("rows", 2); return errors.New("no luck") }},
+		Job{Name: "good", Every: time.Hour, Run: func(_ context.Context, h *Hold) error { h.Count("rows", 2); h.Count("rows", 3); return nil }},
+		Job{Name: "never", Run: func(context.Context, *Hold) error { t.Error("a job without an interval ran"); return nil }})
+	if err := failing.runOnce(t.Context()); err == nil {
+		t.Error("the failure of a job is told nobody")
+	}
+	runs, now, err := LastRuns(t.Context(), pool)
+	if err != nil || len(runs) != 2 {
+		t.Fatalf("runs kept: %v, %v", runs, err)
+	}
+	bad, good := runs[0], runs[1]
+	if bad.LastError != "job bad: no luck" || !bad.SucceededAt.IsZero() || bad.FailedAt.Before(bad.StartedAt) || bad.Counts["rows"] != 2 {
+		t.Errorf("of the failed run was kept %+v", bad)
+	}
+	if good.LastError != "" || !good.FailedAt.IsZero() || good.SucceededAt.Before(good.StartedAt) || good.SucceededAt.After(now) || good.Counts["rows"] != 5 {
+		t.Errorf("of the run that succeeded was kept %+v", good)
+	}
+}
+
+func TestTheEndOfItsWindowCutsAJobShortAndItIsDueInTheNext(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	job := Job{Name: "nightly", Every: time.Hour, Run: func(ctx context.Context, _ *Hold) error { <-ctx.Done(); return ctx.Err() }}
+	r := newRunner(t, pool, job)
+	err := withLease(t.Context(), pool, "a", time.Second, testkit.Logger(t), func(ctx context.Context, h *Hold) error {
+		return r.run(ctx, h, job, 10*time.Millisecond)
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if _, due, err := r.isDue(t.Context(), job); err != nil || !due {
+		t.Errorf("due is %v, %v", due, err)
+	}
+}
+
+func TestStatements(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	for name, sql := range map[string]string{
+		"epoch": epochSQL, "fence": fenceSQL, "fence elsewhere": fenceElsewhereSQL, "start": startSQL, "end": endSQL, "last runs": lastRunsSQL,
+	} {
+		t.Run(name, func(t *testing.T) { testkit.Prepare(t, pool, sql) })
+	}
+}
