@@ -606,20 +606,50 @@ func TestUnknownRoutesAndMethodsAreProblems(t *testing.T) {
 	}
 }
 
-func TestEveryRouteNeedsAToken(t *testing.T) {
-	f := open(t)
+// operations calls fn for every operation of the OpenAPI document.
+func (f fixture) operations(t *testing.T, fn func(method, path string, op map[string]any)) {
+	t.Helper()
 	spec := f.want(t, 200, "GET", "/v1/openapi.json", "", "Authorization")
-	n := 0
-	for path, item := range spec.json["paths"].(map[string]any) {
-		for method := range item.(map[string]any) {
-			n++
-			if a := f.do(t, strings.ToUpper(method), path, "{", "Authorization"); a.StatusCode != 401 || a.Header.Get("WWW-Authenticate") == "" {
-				t.Errorf("%s %s: %d %s", method, path, a.StatusCode, a.body)
-			}
+	paths := spec.json["paths"].(map[string]any)
+	for _, path := range slices.Sorted(maps.Keys(paths)) {
+		item := paths[path].(map[string]any)
+		for _, method := range slices.Sorted(maps.Keys(item)) {
+			fn(strings.ToUpper(method), path, item[method].(map[string]any))
 		}
 	}
-	if n != 30 {
-		t.Errorf("%d routes, want 30", n)
+}
+
+func TestEveryRouteNeedsATokenWithItsDocumentedRole(t *testing.T) {
+	f := open(t)
+	with, without := make(map[string]string), make(map[string]string)
+	for _, role := range store.Roles() {
+		with[role] = f.newToken(t, tenant, "with "+role, role)
+		without[role] = f.newToken(t, tenant, "without "+role, slices.DeleteFunc(store.Roles(), func(r string) bool { return r == role })...)
+	}
+	n := 0
+	f.operations(t, func(method, path string, op map[string]any) {
+		n++
+		security, _ := json.Marshal(op["security"])
+		var required []struct{ Token []string }
+		if err := json.Unmarshal(security, &required); err != nil || len(required) != 1 || len(required[0].Token) != 1 || with[required[0].Token[0]] == "" {
+			t.Fatalf("%s %s: security %s, %v: want one role", method, path, security, err)
+		}
+		role := required[0].Token[0]
+		if !strings.Contains(op["description"].(string), "Needs the role `"+role+"`.") {
+			t.Errorf("%s %s: its role is not described: %s", method, path, op["description"])
+		}
+		if a := f.do(t, method, path, "{", "Authorization"); a.StatusCode != 401 || a.text("code") != "unauthenticated" || a.Header.Get("WWW-Authenticate") == "" {
+			t.Errorf("%s %s without a token: %d %s", method, path, a.StatusCode, a.body)
+		}
+		if a := f.do(t, method, path, "{", "Authorization: Bearer "+without[role]); a.StatusCode != 403 || a.text("code") != "role-missing" {
+			t.Errorf("%s %s with every role but %s: %d %s", method, path, role, a.StatusCode, a.body)
+		}
+		if a := f.do(t, method, path, "{", "Authorization: Bearer "+with[role]); a.StatusCode == 401 || a.StatusCode == 403 || a.StatusCode >= 500 {
+			t.Errorf("%s %s with the role %s: %d %s", method, path, role, a.StatusCode, a.body)
+		}
+	})
+	if n < 30 {
+		t.Errorf("%d routes, want 30 or more", n)
 	}
 }
 
@@ -750,15 +780,6 @@ func TestListsAndCountsComeFromTheProjection(t *testing.T) {
 	if theirs, _ := foreign.walk(t, "/v1/users/42/followers?", 50); len(theirs) != 1 || theirs[0]["user_id"] != "5000" {
 		t.Errorf("another tenant's followers: %v", theirs)
 	}
-}
-
-func TestARevokedTokenEndsWithinASecond(t *testing.T) {
-	f := open(t)
-	f.want(t, 404, "GET", "/v1/follows/1/2", "")
-	f.exec(t, `UPDATE api_tokens SET revoked_at = now()`)
-	testkit.Eventually(t, 3*time.Second, "the token to be refused", func() (bool, error) {
-		return f.do(t, "GET", "/v1/follows/1/2", "").StatusCode == 401, nil
-	})
 }
 
 func TestMetricsAndRequestIDs(t *testing.T) {

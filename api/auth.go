@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	authTTL  = time.Second // how long a revoked token may go on working
+	authTTL  = time.Second // how long a revoked token may go on working, counted from a look-up's start
 	authSize = 4096        // tokens kept
 )
 
@@ -27,14 +27,15 @@ type authenticator struct {
 
 type authenticated struct {
 	principal store.Principal
-	until     time.Time
+	asOf      time.Time
 }
 
 func newAuthenticator(s *store.Store) *authenticator {
 	return &authenticator{store: s, now: time.Now, seen: make(map[[sha256.Size]byte]authenticated)}
 }
 
-// principal returns whom the value of an Authorization header stands for, or store.ErrUnauthenticated.
+// principal returns whom the value of an Authorization header stands for, or store.ErrUnauthenticated. A token that was revoked or expired more
+// than authTTL ago is refused, however long the database takes to say so: an answer that is older than that when it comes proves nothing.
 func (a *authenticator) principal(ctx context.Context, header string) (store.Principal, error) {
 	scheme, token, _ := strings.Cut(header, " ")
 	token = strings.TrimSpace(token)
@@ -42,22 +43,36 @@ func (a *authenticator) principal(ctx context.Context, header string) (store.Pri
 		return store.Principal{}, store.ErrUnauthenticated
 	}
 	key := sha256.Sum256([]byte(token))
-	asked := a.now()
 	a.mu.Lock()
 	known, ok := a.seen[key]
 	a.mu.Unlock()
-	if ok && asked.Before(known.until) {
+	if ok && recent(known.asOf, a.now()) {
 		return known.principal, nil
 	}
-	p, err := a.store.Authenticate(ctx, token)
-	if err != nil {
-		return store.Principal{}, err
+	for {
+		p, asOf, err := a.store.Authenticate(ctx, token)
+		if err != nil {
+			return store.Principal{}, err // also when ctx ends: a request lasts only so long
+		}
+		if recent(asOf, a.now()) {
+			a.keep(key, authenticated{p, asOf})
+			return p, nil
+		}
 	}
+}
+
+func (a *authenticator) keep(key [sha256.Size]byte, found authenticated) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(a.seen) >= authSize {
 		clear(a.seen)
 	}
-	a.seen[key] = authenticated{principal: p, until: asked.Add(authTTL)}
-	return p, nil
+	a.seen[key] = found
+}
+
+// recent reports whether what was so at asOf counts at now, on both clocks: the monotonic one stands still while the machine sleeps, and
+// the other can be set.
+func recent(asOf, now time.Time) bool {
+	wall := now.Round(0).Sub(asOf.Round(0))
+	return now.Sub(asOf) < authTTL && 0 <= wall && wall < authTTL
 }

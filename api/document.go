@@ -32,7 +32,7 @@ func newOpenAPI() *huma.OpenAPI {
 		Components: &huma.Components{
 			Schemas: huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer),
 			SecuritySchemes: map[string]*huma.SecurityScheme{
-				"token": {Type: "http", Scheme: "bearer", Description: "A service token of a tenant. Tidings-Actor says for whom it acts."},
+				"token": {Type: "http", Scheme: "bearer", Description: "A service token of a tenant. Tidings-Actor says for whom it acts. A requirement names the role that the token needs."},
 			},
 		},
 		Security: []map[string][]string{{"token": {}}},

@@ -256,7 +256,7 @@ type route struct {
 func register[I, O any](s *server, r route, handle func(ctx context.Context, in *I) (*O, error)) {
 	codes := append([]string{codeBadRequest, codeHeaderInvalid, codeUnauthenticated, codeRoleMissing, codeValidation, codeInternal, codeUnavailable}, r.codes...)
 	op := huma.Operation{
-		Method: r.method, Path: r.path, OperationID: r.id, Summary: r.summary, Description: r.description, Tags: []string{r.tag},
+		Method: r.method, Path: r.path, OperationID: r.id, Summary: r.summary, Description: r.description + " Needs the role `" + r.role + "`.", Tags: []string{r.tag},
 		DefaultStatus: r.status, Security: []map[string][]string{{"token": {r.role}}}, Responses: s.problemResponses(codes),
 		BodyReadTimeout: -1, // guard has read it
 	}
@@ -323,16 +323,20 @@ func (s *server) transform(ctx huma.Context, _ string, v any) (any, error) {
 	return v, nil
 }
 
-// guard authenticates the caller, checks the role and reads the body, in this order: who may not come in learns nothing else.
+// guard authenticates the caller, checks the role and reads the body, in this order: who may not come in learns nothing else. A body may
+// take its time to come, so the token is looked at again behind it.
 func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 	r, w := humago.Unwrap(hctx)
 	ctx := hctx.Context()
-	c, err := s.caller(ctx, r)
-	if err == nil && !c.Has(op.role) {
-		err = s.problems.problem(codeRoleMissing, fmt.Sprintf("the route needs the role %s", op.role))
+	p, err := s.admit(ctx, r, op)
+	var c caller
+	if err == nil {
+		c, err = s.caller(r, p)
 	}
 	if err == nil && hctx.Operation().RequestBody != nil {
-		err = s.readBody(w, r)
+		if err = s.readBody(w, r); err == nil {
+			c.Principal, err = s.admit(ctx, r, op)
+		}
 	}
 	if err != nil {
 		p, _ := s.problems.of(s.toProblem(ctx, err))
@@ -342,14 +346,20 @@ func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 	next(huma.WithValue(hctx, callerKey, c))
 }
 
-func (s *server) caller(ctx context.Context, r *http.Request) (caller, error) {
+// admit returns whom the request's token stands for, if that has the operation's role.
+func (s *server) admit(ctx context.Context, r *http.Request, op route) (store.Principal, error) {
 	if len(r.Header.Values("Authorization")) > 1 {
-		return caller{}, store.ErrUnauthenticated
+		return store.Principal{}, store.ErrUnauthenticated
 	}
 	p, err := s.auth.principal(ctx, r.Header.Get("Authorization"))
-	if err != nil {
-		return caller{}, err
+	if err == nil && !p.Has(op.role) {
+		err = s.problems.problem(codeRoleMissing, fmt.Sprintf("the route needs the role %s", op.role))
 	}
+	return p, err
+}
+
+// caller reads the headers that every route takes.
+func (s *server) caller(r *http.Request, p store.Principal) (caller, error) {
 	for _, name := range []string{"Tidings-Actor", "Idempotency-Key", "If-Match"} {
 		if v := r.Header.Values(name); len(v) > 1 || len(v) == 1 && v[0] == "" {
 			return caller{}, s.problems.problem(codeHeaderInvalid, "", FieldError{Detail: "want one value", Header: name})

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tidings/tidings/event"
 )
@@ -133,6 +134,26 @@ func TestConfigRefusesWhatCannotWork(t *testing.T) {
 		change(&c)
 		if c.Validate() == nil {
 			t.Errorf("%s: accepted", name)
+		}
+	}
+}
+
+func TestWhatIsRecentIsSoOnBothClocks(t *testing.T) {
+	asOf := time.Now()
+	wall := asOf.Round(0) // without a monotonic reading
+	for name, c := range map[string]struct {
+		now  time.Time
+		want bool
+	}{
+		"at once":                      {asOf, true},
+		"within the second":            {asOf.Add(authTTL - 1), true},
+		"a second later":               {asOf.Add(authTTL), false},
+		"the wall clock an hour ahead": {wall.Add(time.Hour), false},
+		"the wall clock set back":      {wall.Add(-time.Millisecond), false},
+		"the wall clock the same":      {wall, true},
+	} {
+		if got := recent(asOf, c.now); got != c.want {
+			t.Errorf("%s: %t, want %t", name, got, c.want)
 		}
 	}
 }

@@ -23,6 +23,7 @@ func TestStatements(t *testing.T) {
 		"commentSurroundings": commentSurroundingsSQL, "commentKeys": commentKeysSQL, "commentReplay": commentReplaySQL,
 		"commentRelease": commentReleaseSQL, "commentCreate": commentCreateSQL, "commentEdit": commentEditSQL,
 		"commentDelete": commentDeleteSQL, "commentModerate": commentModerateSQL, "threadsGet": threadsGetSQL, "authenticate": authenticateSQL, "createToken": createTokenSQL, "ensureToken": ensureTokenSQL,
+		"retireToken": retireTokenSQL, "revokeTokens": revokeTokensSQL, "revokedAt": revokedAtSQL, "listTokens": listTokensSQL,
 	} {
 		positional, _, err := pgx.NamedArgs{}.RewriteQuery(t.Context(), conn.Conn(), sql, nil)
 		if err != nil {

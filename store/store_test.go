@@ -608,12 +608,12 @@ func TestTokens(t *testing.T) {
 		t.Fatalf("token %q, %v", token, err)
 	}
 	want := store.Principal{TenantID: 3, Name: "importer", Roles: []string{store.RoleRead, store.RoleWrite}}
-	if got, err := f.Authenticate(ctx, token); err != nil || !cmp.Equal(got, want) || !got.Has(store.RoleWrite) || got.Has(store.RoleAdmin) {
+	if got, _, err := f.Authenticate(ctx, token); err != nil || !cmp.Equal(got, want) || !got.Has(store.RoleWrite) || got.Has(store.RoleAdmin) {
 		t.Errorf("authenticate: %+v, %v", got, err)
 	}
 	refused := func(name, token string) {
 		t.Helper()
-		if _, err := f.Authenticate(ctx, token); !errors.Is(err, store.ErrUnauthenticated) {
+		if _, _, err := f.Authenticate(ctx, token); !errors.Is(err, store.ErrUnauthenticated) {
 			t.Errorf("%s: %v, want ErrUnauthenticated", name, err)
 		}
 	}
@@ -652,17 +652,132 @@ func TestTokens(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if p, err := f.Authenticate(ctx, "first"); err != nil || p.TenantID != 1 {
+	if p, _, err := f.Authenticate(ctx, "first"); err != nil || p.TenantID != 1 {
 		t.Errorf("ensured: %+v, %v", p, err)
 	}
 	if err := store.EnsureToken(ctx, f.system, 1, "dev", "second", store.Roles()); err != nil {
 		t.Fatal(err)
 	}
 	refused("a replaced token", "first")
-	if _, err := f.system.Exec(ctx, `UPDATE api_tokens SET revoked_at = now() WHERE name = 'importer'`); err != nil {
+	if err := store.EnsureToken(ctx, f.system, 1, "other", "second", store.Roles()); !errors.Is(err, store.ErrTokenExists) {
+		t.Errorf("a token under another name: %v", err)
+	}
+	if _, _, err := store.RevokeTokens(ctx, f.system, 1, "dev"); err != nil {
 		t.Fatal(err)
 	}
-	refused("a revoked token", token)
+	if err := store.EnsureToken(ctx, f.system, 1, "dev", "first", store.Roles()); err != nil {
+		t.Errorf("a token that was void before: %v", err)
+	}
+	accepted(t, f, "first")
+	refused("a replaced token", "second")
+}
+
+func accepted(t *testing.T, f fixture, tokens ...string) {
+	t.Helper()
+	for _, token := range tokens {
+		if p, _, err := f.Authenticate(t.Context(), token); err != nil {
+			t.Errorf("a token that works: %+v, %v", p, err)
+		}
+	}
+}
+
+func TestATokenIsReplacedWithoutAnOutage(t *testing.T) {
+	f := open(t)
+	ctx := t.Context()
+	spec := store.TokenSpec{TenantID: 3, Name: "importer", Roles: []string{store.RoleWrite}, ReadRate: &store.Rate{}, WriteRate: &store.Rate{N: 5, Window: time.Minute}}
+	issue := func() string {
+		t.Helper()
+		token, _, err := store.IssueToken(ctx, f.system, spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return token
+	}
+	refused := func(tokens ...string) {
+		t.Helper()
+		for _, token := range tokens {
+			if _, _, err := f.Authenticate(ctx, token); !errors.Is(err, store.ErrUnauthenticated) {
+				t.Errorf("a token that ended: %v", err)
+			}
+		}
+	}
+	first := issue()
+	if p, _, err := f.Authenticate(ctx, first); err != nil || !p.ReadRate.Off() || *p.WriteRate != *spec.WriteRate {
+		t.Errorf("its rates: %+v, %v", p, err)
+	}
+	spec.Replace, spec.Overlap = true, time.Hour
+	second := issue()
+	accepted(t, f, first, second)
+	if _, err := store.CreateToken(ctx, f.system, 3, "importer", spec.Roles, time.Time{}); !errors.Is(err, store.ErrTokenExists) {
+		t.Errorf("a third beside them: %v", err)
+	}
+	spec.Overlap = 0
+	third := issue()
+	accepted(t, f, first, third)
+	refused(second)
+
+	// Of many at once one takes the place, or each after another: one is current.
+	spec.Overlap = time.Hour
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if _, _, err := store.IssueToken(ctx, f.system, spec); err != nil && !errors.Is(err, store.ErrTokenExists) {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	list, err := store.ListTokens(ctx, f.system, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	current := 0
+	for _, l := range list {
+		if l.Replaced == nil {
+			current++
+		}
+	}
+	if current != 1 {
+		t.Errorf("%d current tokens, want 1: %+v", current, list)
+	}
+
+	// Revocation ends them all, once, and then the name is free.
+	n, at, err := store.RevokeTokens(ctx, f.system, 3, "importer")
+	if err != nil || n != int64(len(list)) {
+		t.Errorf("%d of %d ended, %v", n, len(list), err)
+	}
+	refused(first, third)
+	if again, then, err := store.RevokeTokens(ctx, f.system, 3, "importer"); err != nil || again != 0 || !then.Equal(at) {
+		t.Errorf("revoked again: %d at %s, %v, want 0 at %s", again, then, err, at)
+	}
+	if _, _, err := store.RevokeTokens(ctx, f.system, 4, "importer"); !errors.Is(err, store.ErrTokenUnknown) {
+		t.Errorf("another tenant's token: %v", err)
+	}
+	spec.Replace, spec.Expires = false, time.Now().Add(-time.Minute)
+	expired := issue()
+	refused(expired)
+	spec.Expires = time.Time{}
+	accepted(t, f, issue()) // what has expired gives way too
+	refused(first, expired)
+}
+
+func TestParseRate(t *testing.T) {
+	for text, want := range map[string]store.Rate{
+		"off": {}, "1/1s": {N: 1, Window: time.Second}, "300/1m": {N: 300, Window: time.Minute}, "9999999/99999s": {N: 9_999_999, Window: 99_999 * time.Second},
+	} {
+		got, err := store.ParseRate(text)
+		if err != nil || got != want {
+			t.Errorf("%s: %v, %v", text, got, err)
+		}
+		if back, err := store.ParseRate(got.String()); err != nil || back != want {
+			t.Errorf("%s: %s is read as %v, %v", text, got, back, err)
+		}
+	}
+	for _, text := range []string{"", "0/1s", "-1/1s", "1", "1/", "1/0s", "1/1500ms", "1/500ms", "10000000/1s", "1/28h", "on"} {
+		if got, err := store.ParseRate(text); !errors.Is(err, store.ErrInvalid) {
+			t.Errorf("%q: %v, %v, want ErrInvalid", text, got, err)
+		}
+	}
 }
 
 func TestAWriteThatFailsLeavesNothing(t *testing.T) {

@@ -31,8 +31,10 @@ func Roles() []string { return []string{RoleRead, RoleWrite, RoleModerate, RoleA
 var (
 	// ErrUnauthenticated reports a token that is unknown, expired or revoked.
 	ErrUnauthenticated = errors.New("store: unknown, expired or revoked token")
-	// ErrTokenExists reports a name that the tenant has given to another token.
+	// ErrTokenExists reports a name that the tenant has given to another token, which is neither revoked nor expired.
 	ErrTokenExists = errors.New("store: the tenant has a token of this name")
+	// ErrTokenUnknown reports a name that the tenant never gave to a token.
+	ErrTokenUnknown = errors.New("store: the tenant has no token of this name")
 )
 
 // tokenPrefix makes a token recognisable to people and to scanners of leaked secrets.
@@ -40,9 +42,11 @@ const tokenPrefix = "tdg_"
 
 // Principal is whom a token stands for: a service of one tenant, which acts for every user of it.
 type Principal struct {
-	TenantID int64
-	Name     string
-	Roles    []string
+	TenantID  int64
+	Name      string
+	Roles     []string
+	ReadRate  *Rate // the token's own; nil: as configured
+	WriteRate *Rate
 }
 
 // Has reports whether the principal has the role.
@@ -86,69 +90,218 @@ func checkToken(tenant int64, name, token string, roles []string) error {
 	return nil
 }
 
+// TokenSpec is a token to be made.
+type TokenSpec struct {
+	TenantID  int64
+	Name      string // the actor of writes that name none
+	Roles     []string
+	Expires   time.Time // zero: never
+	ReadRate  *Rate     // nil: as configured
+	WriteRate *Rate
+	Replace   bool          // take the place of the name's current token
+	Overlap   time.Duration // how long that one goes on working, at most
+}
+
+// retireTokenSQL makes room for a token of the name: what has expired gives way, and with @replace the current one too.
+// Index: api_tokens_current_key.   Locks: the name's current token.
+const retireTokenSQL = `
+UPDATE /* store.retire_token */ api_tokens SET replaced_at = now(), expires_at = LEAST(expires_at, now() + @overlap::interval)
+ WHERE tenant_id = @tenant::bigint AND name = @name::text AND revoked_at IS NULL AND replaced_at IS NULL AND (@replace::boolean OR expires_at <= now())
+RETURNING expires_at`
+
 // createTokenSQL adds a token.
 // Index: none.   Locks: none but the new row.
 const createTokenSQL = `
-INSERT /* store.create_token */ INTO api_tokens (token_hash, tenant_id, name, roles, expires_at)
-VALUES (@hash::bytea, @tenant::bigint, @name::text, @roles::text[], @expires::timestamptz)`
+INSERT /* store.create_token */ INTO api_tokens (token_hash, tenant_id, name, roles, expires_at, rate_read, rate_write)
+VALUES (@hash::bytea, @tenant::bigint, @name::text, @roles::text[], @expires::timestamptz, @rate_read::text, @rate_write::text)`
 
-// CreateToken makes a token for the tenant and returns it; only its hash is kept. The name is unique within the tenant and is
-// the actor of writes that name none. A zero expires means never. pool acts as postgres.RoleSystem.
-func CreateToken(ctx context.Context, pool *pgxpool.Pool, tenant int64, name string, roles []string, expires time.Time) (string, error) {
-	token := NewToken()
-	if err := checkToken(tenant, name, token, roles); err != nil {
-		return "", err
+// IssueToken makes a token and returns it; only its hash is kept. A name has one current token: ErrTokenExists while there is one, unless
+// spec replaces it; then ends is when the one before stops working, nil if there was none. pool acts as postgres.RoleSystem.
+func IssueToken(ctx context.Context, pool *pgxpool.Pool, spec TokenSpec) (token string, ends *time.Time, err error) {
+	token = NewToken()
+	if err := checkToken(spec.TenantID, spec.Name, token, spec.Roles); err != nil {
+		return "", nil, err
+	}
+	if spec.Overlap < 0 {
+		return "", nil, fmt.Errorf("%w: overlap %s: want 0 or more", ErrInvalid, spec.Overlap)
 	}
 	var until *time.Time
-	if !expires.IsZero() {
-		until = &expires
+	if !spec.Expires.IsZero() {
+		until = &spec.Expires
 	}
-	_, err := pool.Exec(ctx, createTokenSQL, pgx.StrictNamedArgs{
-		"hash": tokenHash(token), "tenant": tenant, "name": name, "roles": roles, "expires": until,
+	err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		rows, _ := tx.Query(ctx, retireTokenSQL, pgx.StrictNamedArgs{
+			"tenant": spec.TenantID, "name": spec.Name, "replace": spec.Replace, "overlap": spec.Overlap,
+		})
+		retired, err := pgx.CollectRows(rows, pgx.RowTo[*time.Time])
+		if err != nil {
+			return err
+		}
+		if ends = nil; len(retired) > 0 {
+			ends = retired[0]
+		}
+		_, err = tx.Exec(ctx, createTokenSQL, pgx.StrictNamedArgs{
+			"hash": tokenHash(token), "tenant": spec.TenantID, "name": spec.Name, "roles": spec.Roles, "expires": until,
+			"rate_read": spec.ReadRate.text(), "rate_write": spec.WriteRate.text(),
+		})
+		return err
 	})
-	if postgres.IsUnique(err, "api_tokens_name_key") {
+	if postgres.IsUnique(err, "api_tokens_current_key") {
 		err = ErrTokenExists
 	}
 	if err != nil {
-		return "", fmt.Errorf("create token %q of tenant %d: %w", name, tenant, err)
+		return "", nil, fmt.Errorf("create token %q of tenant %d: %w", spec.Name, spec.TenantID, err)
 	}
-	return token, nil
+	return token, ends, nil
 }
 
-// ensureTokenSQL makes name's token this one.
-// Index: api_tokens_name_key.   Locks: the token.
+// CreateToken is IssueToken of a token with the configured rates that replaces none. A zero expires means never.
+func CreateToken(ctx context.Context, pool *pgxpool.Pool, tenant int64, name string, roles []string, expires time.Time) (string, error) {
+	token, _, err := IssueToken(ctx, pool, TokenSpec{TenantID: tenant, Name: name, Roles: roles, Expires: expires})
+	return token, err
+}
+
+// ensureTokenSQL makes the token the name's, whatever had become of it.
+// Index: api_tokens_pkey.   Locks: the token.
 const ensureTokenSQL = `
 INSERT /* store.ensure_token */ INTO api_tokens AS t (token_hash, tenant_id, name, roles)
 VALUES (@hash::bytea, @tenant::bigint, @name::text, @roles::text[])
-ON CONFLICT (tenant_id, name) DO UPDATE SET token_hash = EXCLUDED.token_hash, roles = EXCLUDED.roles, expires_at = NULL, revoked_at = NULL
- WHERE (t.token_hash, t.roles) IS DISTINCT FROM (EXCLUDED.token_hash, EXCLUDED.roles) OR t.expires_at IS NOT NULL OR t.revoked_at IS NOT NULL`
+ON CONFLICT (token_hash) DO UPDATE SET roles = EXCLUDED.roles, expires_at = NULL, revoked_at = NULL, replaced_at = NULL, rate_read = NULL, rate_write = NULL
+ WHERE t.tenant_id = EXCLUDED.tenant_id AND t.name = EXCLUDED.name`
 
-// EnsureToken makes token the one that name of tenant has, with these roles and no end. The one it had before is void. pool
+// EnsureToken makes token the one that name of tenant has, with these roles and no end. The ones it had before are void. pool
 // acts as postgres.RoleSystem.
 func EnsureToken(ctx context.Context, pool *pgxpool.Pool, tenant int64, name, token string, roles []string) error {
 	if err := checkToken(tenant, name, token, roles); err != nil {
 		return err
 	}
-	_, err := pool.Exec(ctx, ensureTokenSQL, pgx.StrictNamedArgs{"hash": tokenHash(token), "tenant": tenant, "name": name, "roles": roles})
+	err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, revokeTokensSQL, pgx.StrictNamedArgs{"tenant": tenant, "name": name}); err != nil {
+			return err
+		}
+		tag, err := tx.Exec(ctx, ensureTokenSQL, pgx.StrictNamedArgs{"hash": tokenHash(token), "tenant": tenant, "name": name, "roles": roles})
+		if err == nil && tag.RowsAffected() == 0 {
+			err = ErrTokenExists // under another name
+		}
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("ensure token %q of tenant %d: %w", name, tenant, err)
 	}
 	return nil
 }
 
+// revokeTokensSQL ends every token of the name, those that were replaced too.
+// Index: api_tokens_name_idx.   Locks: the tokens.
+const revokeTokensSQL = `
+UPDATE /* store.revoke_tokens */ api_tokens SET revoked_at = now() WHERE tenant_id = @tenant::bigint AND name = @name::text AND revoked_at IS NULL`
+
+// revokedAtSQL says when the last token of the name was revoked.
+// Index: api_tokens_name_idx.   Locks: none.
+const revokedAtSQL = `SELECT /* store.revoked_at */ max(revoked_at) FROM api_tokens WHERE tenant_id = @tenant::bigint AND name = @name::text`
+
+// RevokeTokens ends every token of the name, those that it replaced included, and returns how many it ended and when the last one was. Done
+// again it changes nothing. ErrTokenUnknown: there never was one. No API process takes them a second later. pool acts as postgres.RoleSystem.
+func RevokeTokens(ctx context.Context, pool *pgxpool.Pool, tenant int64, name string) (n int64, at time.Time, err error) {
+	err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		args := pgx.StrictNamedArgs{"tenant": tenant, "name": name}
+		tag, err := tx.Exec(ctx, revokeTokensSQL, args)
+		if err != nil {
+			return err
+		}
+		n = tag.RowsAffected()
+		rows, _ := tx.Query(ctx, revokedAtSQL, args)
+		last, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[*time.Time])
+		if err != nil {
+			return err
+		}
+		if last == nil {
+			return ErrTokenUnknown
+		}
+		at = *last
+		return nil
+	})
+	if err != nil {
+		return 0, time.Time{}, fmt.Errorf("revoke token %q of tenant %d: %w", name, tenant, err)
+	}
+	return n, at, nil
+}
+
+// Token is what is known of a token. Neither the token nor its hash is.
+type Token struct {
+	TenantID                   int64
+	Name                       string
+	Roles                      []string
+	Created                    time.Time
+	Expires, Replaced, Revoked *time.Time // nil: not
+	ReadRate, WriteRate        *Rate      // nil: as configured
+	Works                      bool       // neither revoked nor expired
+}
+
+// listTokensSQL reads the tokens of a tenant, or of all.
+// Index: api_tokens_name_idx for one tenant; all: a scan of a table with a row per token ever made.   Locks: none.
+const listTokensSQL = `
+SELECT /* store.list_tokens */ tenant_id, name, roles, created_at, expires_at, replaced_at, revoked_at, rate_read, rate_write,
+       revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())
+  FROM api_tokens WHERE @tenant::bigint = 0 OR tenant_id = @tenant::bigint ORDER BY tenant_id, name, created_at, token_hash`
+
+// ListTokens returns the tokens of a tenant, of all tenants for 0, by tenant, name and age, former ones included. pool acts as postgres.RoleSystem.
+func ListTokens(ctx context.Context, pool *pgxpool.Pool, tenant int64) ([]Token, error) {
+	rows, _ := pool.Query(ctx, listTokensSQL, pgx.StrictNamedArgs{"tenant": tenant})
+	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (t Token, err error) {
+		var read, write *string
+		err = row.Scan(&t.TenantID, &t.Name, &t.Roles, &t.Created, &t.Expires, &t.Replaced, &t.Revoked, &read, &write, &t.Works)
+		return t, errors.Join(err, setRate(&t.ReadRate, read), setRate(&t.WriteRate, write))
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the tokens of tenant %d: %w", tenant, err)
+	}
+	return all, nil
+}
+
 // authenticateSQL finds a token by its hash, before the tenant is known; the function runs as the owner of the tables.
 // Index: api_tokens_pkey.   Locks: none.
-const authenticateSQL = `SELECT /* store.authenticate */ tenant_id, name, roles FROM authenticate_token(@hash::bytea)`
+const authenticateSQL = `SELECT /* store.authenticate */ tenant_id, name, roles, rate_read, rate_write FROM find_token(@hash::bytea)`
 
-// Authenticate returns whom the token stands for, or ErrUnauthenticated.
-func (s *Store) Authenticate(ctx context.Context, token string) (Principal, error) {
-	rows, _ := s.pool.Query(ctx, authenticateSQL, pgx.StrictNamedArgs{"hash": tokenHash(token)})
-	p, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Principal])
+// Authenticate returns whom the token stands for, or ErrUnauthenticated. asOf is a moment before the look-up, behind the wait for a connection:
+// what was revoked before it is refused, what is revoked later may not be.
+func (s *Store) Authenticate(ctx context.Context, token string) (p Principal, asOf time.Time, err error) {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return Principal{}, asOf, fmt.Errorf("authenticate: %w", err)
+	}
+	defer conn.Release()
+	asOf = time.Now()
+	rows, _ := conn.Query(ctx, authenticateSQL, pgx.StrictNamedArgs{"hash": tokenHash(token)})
+	p, err = pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (p Principal, err error) {
+		var read, write *string
+		err = row.Scan(&p.TenantID, &p.Name, &p.Roles, &read, &write)
+		return p, errors.Join(err, setRate(&p.ReadRate, read), setRate(&p.WriteRate, write))
+	})
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return Principal{}, ErrUnauthenticated
+		return Principal{}, asOf, ErrUnauthenticated
 	case err != nil:
-		return Principal{}, fmt.Errorf("authenticate: %w", err)
+		return Principal{}, asOf, fmt.Errorf("authenticate: %w", err)
 	}
-	return p, nil
+	return p, asOf, nil
+}
+
+// setRate reads a rate of the database, which has checked its form.
+func setRate(to **Rate, text *string) error {
+	if text == nil {
+		return nil
+	}
+	r, err := ParseRate(*text)
+	*to = &r
+	return err
+}
+
+// text is how the database has a rate that may be absent.
+func (r *Rate) text() *string {
+	if r == nil {
+		return nil
+	}
+	s := r.String()
+	return &s
 }

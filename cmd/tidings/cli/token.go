@@ -1,14 +1,17 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/store"
 )
 
@@ -19,51 +22,103 @@ type createdToken struct {
 	Name     string     `json:"name"`
 	Roles    []string   `json:"roles"`
 	Expires  *time.Time `json:"expires,omitempty"`
+	Replaced *time.Time `json:"replaced_until,omitempty"` // when the token before it ends
+}
+
+// listedToken is a line of `tidings token list --json`.
+type listedToken struct {
+	TenantID  int64       `json:"tenant_id,string"`
+	Name      string      `json:"name"`
+	Roles     []string    `json:"roles"`
+	Works     bool        `json:"works"`
+	Created   time.Time   `json:"created"`
+	Expires   *time.Time  `json:"expires,omitempty"`
+	Replaced  *time.Time  `json:"replaced,omitempty"`
+	Revoked   *time.Time  `json:"revoked,omitempty"`
+	RateRead  *store.Rate `json:"rate_read,omitempty"`
+	RateWrite *store.Rate `json:"rate_write,omitempty"`
+}
+
+// revokedToken is what `tidings token revoke --json` prints.
+type revokedToken struct {
+	TenantID int64     `json:"tenant_id,string"`
+	Name     string    `json:"name"`
+	Revoked  time.Time `json:"revoked"`
+	Ended    int64     `json:"ended"` // tokens that worked, or might have, until now
 }
 
 func (p Process) tokenCommand() *cobra.Command {
-	c := &cobra.Command{Use: "token", Short: "Make bearer tokens for the API"}
-	c.AddCommand(p.tokenCreateCommand())
+	c := &cobra.Command{Use: "token", Short: "Make, list and revoke bearer tokens for the API"}
+	c.AddCommand(p.tokenCreateCommand(), p.tokenListCommand(), p.tokenRevokeCommand())
 	return c
+}
+
+// withTokens runs fn on the database that has the tokens.
+func (p Process) withTokens(ctx context.Context, data string, fn func(pool *pgxpool.Pool) error) error {
+	s, err := p.servers(ctx, data)
+	if err != nil {
+		return err
+	}
+	pool, err := postgres.Open(ctx, s.DatabaseURL, s.Postgres, postgres.RoleSystem, "token")
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if err := migrations.Check(ctx, pool, migrations.Truth); err != nil {
+		return err
+	}
+	return fn(pool)
 }
 
 func (p Process) tokenCreateCommand() *cobra.Command {
 	var (
-		data, expires string
-		asJSON        bool
-		t             createdToken
+		data, expires, read, write string
+		asJSON                     bool
+		spec                       store.TokenSpec
 	)
 	c := &cobra.Command{
 		Use:   "create --tenant T --name NAME",
 		Short: "Make a token and print it, once: only its hash is kept",
-		Args:  cobra.NoArgs,
+		Long: "Makes a token and prints it, once: only its hash is kept.\n\nA name has one current token. With --replace the new one takes its place, and the one before goes on " +
+			"working for --overlap: give the service the new one meanwhile. The name of tokens that were revoked or have expired may be used again.",
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if t.TenantID <= 0 || t.Name == "" {
+			if spec.TenantID <= 0 || spec.Name == "" {
 				return &usageError{errors.New("token create wants --tenant, a positive number, and --name")}
 			}
-			var until time.Time
+			t := createdToken{TenantID: spec.TenantID, Name: spec.Name, Roles: spec.Roles}
 			if expires != "" {
 				var err error
-				if until, err = parseExpires(expires, time.Now()); err != nil {
+				if spec.Expires, err = parseExpires(expires, time.Now()); err != nil {
 					return &usageError{fmt.Errorf("--expires: %w", err)}
 				}
-				t.Expires = &until
+				t.Expires = &spec.Expires
 			}
-			s, err := p.servers(c.Context(), data)
-			if err != nil {
+			if c.Flags().Changed("overlap") && !spec.Replace {
+				return &usageError{errors.New("--overlap goes with --replace")}
+			}
+			for _, flag := range []struct {
+				name, value string
+				to          **store.Rate
+			}{{"--rate-read", read, &spec.ReadRate}, {"--rate-write", write, &spec.WriteRate}} {
+				if flag.value == "" {
+					continue
+				}
+				r, err := store.ParseRate(flag.value)
+				if err != nil {
+					return &usageError{fmt.Errorf("%s: %w", flag.name, err)}
+				}
+				*flag.to = &r
+			}
+			err := p.withTokens(c.Context(), data, func(pool *pgxpool.Pool) (err error) {
+				t.Token, t.Replaced, err = store.IssueToken(c.Context(), pool, spec)
 				return err
-			}
-			pool, err := postgres.Open(c.Context(), s.DatabaseURL, s.Postgres, postgres.RoleSystem, "token")
-			if err != nil {
-				return err
-			}
-			defer pool.Close()
-			t.Token, err = store.CreateToken(c.Context(), pool, t.TenantID, t.Name, t.Roles, until)
+			})
 			switch {
 			case errors.Is(err, store.ErrInvalid):
 				return &usageError{err}
 			case errors.Is(err, store.ErrTokenExists):
-				return fmt.Errorf("tenant %d has a token named %q already: choose another --name", t.TenantID, t.Name)
+				return fmt.Errorf("tenant %d has a token named %q already: choose another --name, or --replace it", t.TenantID, t.Name)
 			case err != nil:
 				return err
 			}
@@ -74,13 +129,145 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 				return fmt.Errorf("write the token: %w", err)
 			}
 			fmt.Fprintf(p.Stderr, "Token %q of tenant %d, roles %s. Keep it: it is not shown again.\n", t.Name, t.TenantID, strings.Join(t.Roles, ", "))
+			if t.Replaced != nil {
+				fmt.Fprintf(p.Stderr, "The token that it replaces ends %s.\n", utc(t.Replaced))
+			}
 			return nil
 		},
 	}
-	c.Flags().Int64Var(&t.TenantID, "tenant", 0, "the tenant whose rows it reads and writes")
-	c.Flags().StringVar(&t.Name, "name", "", "its name, unique within the tenant: the actor of writes that name none")
-	c.Flags().StringSliceVar(&t.Roles, "roles", []string{store.RoleRead, store.RoleWrite}, "some of "+strings.Join(store.Roles(), ","))
+	c.Flags().Int64Var(&spec.TenantID, "tenant", 0, "the tenant whose rows it reads and writes")
+	c.Flags().StringVar(&spec.Name, "name", "", "its name: the actor of writes that name none")
+	c.Flags().StringSliceVar(&spec.Roles, "roles", []string{store.RoleRead, store.RoleWrite}, "some of "+strings.Join(store.Roles(), ","))
 	c.Flags().StringVar(&expires, "expires", "", "when it ends: a duration such as 720h, a date, or a time in RFC 3339 (default: never)")
+	c.Flags().BoolVar(&spec.Replace, "replace", false, "take the place of the name's current token")
+	c.Flags().DurationVar(&spec.Overlap, "overlap", 24*time.Hour, "how long the token that is replaced goes on working")
+	c.Flags().StringVar(&read, "rate-read", "", "reads that it may make, such as 100/1s, or off for no limit (default: API_RATE_READ)")
+	c.Flags().StringVar(&write, "rate-write", "", "writes that it may make, such as 100/1s, or off for no limit (default: API_RATE_WRITE)")
+	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	dataFlag(c, &data)
+	return c
+}
+
+func (p Process) tokenListCommand() *cobra.Command {
+	var (
+		data   string
+		asJSON bool
+		tenant int64
+	)
+	c := &cobra.Command{
+		Use:   "list",
+		Short: "List the tokens, former ones too: never the tokens themselves",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if tenant < 0 {
+				return &usageError{errors.New("--tenant wants a positive number")}
+			}
+			var all []store.Token
+			err := p.withTokens(c.Context(), data, func(pool *pgxpool.Pool) (err error) {
+				all, err = store.ListTokens(c.Context(), pool, tenant)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			rows := [][]string{{"tenant", "name", "roles", "created", "state", "reads", "writes"}}
+			for _, t := range all {
+				if asJSON {
+					if err := p.writeJSON(listedToken{
+						TenantID: t.TenantID, Name: t.Name, Roles: t.Roles, Works: t.Works, Created: t.Created.UTC(), Expires: inUTC(t.Expires), Replaced: inUTC(t.Replaced),
+						Revoked: inUTC(t.Revoked), RateRead: t.ReadRate, RateWrite: t.WriteRate,
+					}); err != nil {
+						return err
+					}
+					continue
+				}
+				rows = append(rows, []string{fmt.Sprint(t.TenantID), t.Name, strings.Join(t.Roles, ","), utc(&t.Created), tokenState(t), rateText(t.ReadRate), rateText(t.WriteRate)})
+			}
+			if asJSON {
+				return nil
+			}
+			return p.table(rows...)
+		},
+	}
+	c.Flags().Int64Var(&tenant, "tenant", 0, "only of this tenant")
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per token and line")
+	dataFlag(c, &data)
+	return c
+}
+
+// tokenState is what became of the token, for people.
+func tokenState(t store.Token) string {
+	switch {
+	case t.Revoked != nil:
+		return "revoked " + utc(t.Revoked)
+	case !t.Works:
+		return "expired " + utc(t.Expires)
+	case t.Replaced != nil && t.Expires != nil:
+		return "replaced, until " + utc(t.Expires)
+	case t.Expires != nil:
+		return "until " + utc(t.Expires)
+	}
+	return "works"
+}
+
+func rateText(r *store.Rate) string {
+	if r == nil {
+		return "as configured"
+	}
+	return r.String()
+}
+
+func utc(t *time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+func inUTC(t *time.Time) *time.Time {
+	if t == nil {
+		return nil
+	}
+	u := t.UTC()
+	return &u
+}
+
+func (p Process) tokenRevokeCommand() *cobra.Command {
+	var (
+		data   string
+		asJSON bool
+		t      revokedToken
+	)
+	c := &cobra.Command{
+		Use:   "revoke --tenant T --name NAME",
+		Short: "End every token of a name, those that it replaced too: no API process takes them a second later",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if t.TenantID <= 0 || t.Name == "" {
+				return &usageError{errors.New("token revoke wants --tenant, a positive number, and --name")}
+			}
+			err := p.withTokens(c.Context(), data, func(pool *pgxpool.Pool) (err error) {
+				t.Ended, t.Revoked, err = store.RevokeTokens(c.Context(), pool, t.TenantID, t.Name)
+				return err
+			})
+			switch {
+			case errors.Is(err, store.ErrTokenUnknown):
+				return fmt.Errorf("tenant %d has no token named %q", t.TenantID, t.Name)
+			case err != nil:
+				return err
+			}
+			t.Revoked = t.Revoked.UTC()
+			if asJSON {
+				return p.writeJSON(t)
+			}
+			if t.Ended == 0 {
+				_, err = fmt.Fprintf(p.Stdout, "Token %q of tenant %d was revoked %s.\n", t.Name, t.TenantID, utc(&t.Revoked))
+			} else {
+				_, err = fmt.Fprintf(p.Stdout, "Token %q of tenant %d is revoked, %s.\n", t.Name, t.TenantID, utc(&t.Revoked))
+			}
+			if err != nil {
+				return fmt.Errorf("write the result: %w", err)
+			}
+			return nil
+		},
+	}
+	c.Flags().Int64Var(&t.TenantID, "tenant", 0, "the tenant that the token is of")
+	c.Flags().StringVar(&t.Name, "name", "", "the token's name")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	dataFlag(c, &data)
 	return c

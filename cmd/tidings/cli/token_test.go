@@ -3,6 +3,7 @@ package cli
 import (
 	"encoding/json"
 	"errors"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -23,7 +24,7 @@ func TestTokenCreate(t *testing.T) {
 	if code != exitOK || strings.Contains(stderr, token) {
 		t.Fatalf("exit code %d: %s", code, stderr)
 	}
-	p, err := s.Authenticate(t.Context(), token)
+	p, _, err := s.Authenticate(t.Context(), token)
 	if err != nil || p.TenantID != 7 || p.Name != "importer" || !slices.Equal(p.Roles, []string{"read", "write"}) {
 		t.Errorf("%+v, %v", p, err)
 	}
@@ -33,7 +34,7 @@ func TestTokenCreate(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &made); code != exitOK || err != nil {
 		t.Fatalf("exit code %d, %v: %s%s", code, err, stdout, stderr)
 	}
-	if p, err := s.Authenticate(t.Context(), made.Token); err != nil || !slices.Equal(p.Roles, []string{"read", "moderate", "admin"}) || made.Expires == nil {
+	if p, _, err := s.Authenticate(t.Context(), made.Token); err != nil || !slices.Equal(p.Roles, []string{"read", "moderate", "admin"}) || made.Expires == nil {
 		t.Errorf("%+v, %v; %+v", p, err, made)
 	}
 
@@ -47,6 +48,8 @@ func TestTokenCreate(t *testing.T) {
 		"a tenant of 0":        {[]string{"--tenant", "0", "--name", "x"}, exitInput, "wants --tenant"},
 		"an unknown role":      {[]string{"--tenant", "7", "--name", "x", "--roles", "root"}, exitInput, `role "root"`},
 		"an end in the past":   {[]string{"--tenant", "7", "--name", "x", "--expires", "2001-01-01"}, exitInput, "has passed already"},
+		"a rate of nothing":    {[]string{"--tenant", "7", "--name", "x", "--rate-read", "0/1s"}, exitInput, `--rate-read`},
+		"an overlap alone":     {[]string{"--tenant", "7", "--name", "x", "--overlap", "1h"}, exitInput, "--overlap goes with --replace"},
 		"no end at all":        {[]string{"--tenant", "7", "--name", "x", "--expires", "soon"}, exitInput, `"soon" is no duration`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -56,8 +59,73 @@ func TestTokenCreate(t *testing.T) {
 			}
 		})
 	}
-	if _, err := s.Authenticate(t.Context(), "x"); !errors.Is(err, store.ErrUnauthenticated) {
+	if _, _, err := s.Authenticate(t.Context(), "x"); !errors.Is(err, store.ErrUnauthenticated) {
 		t.Errorf("a token that nobody made: %v", err)
+	}
+}
+
+func TestTokensAreReplacedListedAndRevoked(t *testing.T) {
+	db := testkit.Postgres(t)
+	env := map[string]string{"DATABASE_URL": db.URL}
+	s := store.New(db.Pool(t, postgres.RoleAPI), nil)
+	ok := func(args ...string) (stdout, stderr string) {
+		t.Helper()
+		code, stdout, stderr := run(t, env, "", append([]string{"token"}, args...)...)
+		if code != exitOK {
+			t.Fatalf("token %v: exit code %d: %s", args, code, stderr)
+		}
+		return stdout, stderr
+	}
+	first, _ := ok("create", "--tenant", "7", "--name", "importer", "--rate-write", "50/10s")
+	ok("create", "--tenant", "8", "--name", "importer")
+	second, said := ok("create", "--tenant", "7", "--name", "importer", "--replace", "--overlap", "1h")
+	if !strings.Contains(said, "The token that it replaces ends 2") {
+		t.Errorf("when the first one ends: %s", said)
+	}
+	for _, token := range []string{first, second} {
+		if p, _, err := s.Authenticate(t.Context(), strings.TrimSpace(token)); err != nil || p.Name != "importer" {
+			t.Errorf("%+v, %v", p, err)
+		}
+	}
+	table, _ := ok("list")
+	lines, _ := ok("list", "--tenant", "7", "--json")
+	var states []string
+	for line := range strings.Lines(lines) {
+		var l listedToken
+		if err := json.Unmarshal([]byte(line), &l); err != nil || l.TenantID != 7 || l.Revoked != nil || !l.Works {
+			t.Errorf("%s: %v", line, err)
+		}
+		state := "current"
+		if l.Replaced != nil {
+			state = "replaced " + l.RateWrite.String()
+		}
+		states = append(states, state)
+	}
+	if !slices.Equal(states, []string{"replaced 50/10s", "current"}) || strings.Count(table, "importer") != 3 || !strings.Contains(table, "replaced, until 2") {
+		t.Errorf("%v\n%s", states, table)
+	}
+	if strings.Contains(table+lines, "tdg_") || regexp.MustCompile(`[0-9a-f]{32}`).MatchString(table+lines) {
+		t.Errorf("a token or its hash is listed:\n%s%s", table, lines)
+	}
+	revoked, _ := ok("revoke", "--tenant", "7", "--name", "importer")
+	again, _ := ok("revoke", "--tenant", "7", "--name", "importer", "--json")
+	var r revokedToken
+	if err := json.Unmarshal([]byte(again), &r); err != nil || r.Ended != 0 || !strings.Contains(revoked, utc(&r.Revoked)) {
+		t.Errorf("%v: %s%s", err, revoked, again)
+	}
+	for _, token := range []string{first, second} {
+		if _, _, err := s.Authenticate(t.Context(), strings.TrimSpace(token)); !errors.Is(err, store.ErrUnauthenticated) {
+			t.Errorf("a revoked token: %v", err)
+		}
+	}
+	if table, _ := ok("list", "--tenant", "7"); strings.Count(table, "revoked 2") != 2 {
+		t.Errorf("two are revoked:\n%s", table)
+	}
+	if code, _, stderr := run(t, env, "", "token", "revoke", "--tenant", "7", "--name", "nobody"); code != exitError || !strings.Contains(stderr, `no token named "nobody"`) {
+		t.Errorf("a token that never was: exit code %d: %s", code, stderr)
+	}
+	if code, _, _ := run(t, env, "", "token", "revoke", "--tenant", "7"); code != exitInput {
+		t.Errorf("no name: exit code %d", code)
 	}
 }
 

@@ -1,0 +1,139 @@
+package api_test
+
+import (
+	"io"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/api"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/store"
+)
+
+// openTwo are two API processes on one database, as far as tokens are concerned.
+func openTwo(t *testing.T) [2]fixture {
+	t.Helper()
+	db := testkit.Postgres(t)
+	var both [2]fixture
+	for i := range both {
+		f := fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}
+		pool := db.Pool(t, postgres.RoleAPI)
+		var err error
+		f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Log: testkit.Logger(t), Reg: f.reg})
+		if err != nil {
+			t.Fatal(err)
+		}
+		both[i] = f
+	}
+	return both
+}
+
+const authTTL = time.Second
+
+func TestATokenThatEndedIsRefusedByEveryProcessASecondLater(t *testing.T) {
+	both := openTwo(t)
+	system := both[0].system
+	lives := 300 * time.Millisecond
+	expiring, err := store.CreateToken(t.Context(), system, tenant, "expiring", store.Roles(), time.Now().Add(lives))
+	if err != nil {
+		t.Fatal(err)
+	}
+	revoked := both[0].newToken(t, tenant, "revoked", store.Roles()...)
+	for _, f := range both {
+		for _, token := range []string{expiring, revoked} {
+			f.token = token
+			f.do(t, "GET", "/v1/follows/1/2", "") // is remembered from here on
+		}
+	}
+	expires := time.Now().Add(lives)
+	if _, _, err := store.RevokeTokens(t.Context(), system, tenant, "revoked"); err != nil {
+		t.Fatal(err)
+	}
+	ended := map[string]time.Time{expiring: expires, revoked: time.Now()}
+	for i, f := range both {
+		for token, at := range ended {
+			f.token = token
+			testkit.Eventually(t, 10*time.Second, "the token to be refused", func() (bool, error) {
+				began := time.Now()
+				status := f.do(t, "PUT", "/v1/follows/1/2", "").StatusCode
+				if status != 401 && began.Sub(at) > authTTL {
+					t.Fatalf("process %d: %d, %s after the token ended", i, status, began.Sub(at))
+				}
+				return status == 401, nil
+			})
+		}
+	}
+}
+
+// What a client sends slowly is judged when it is there.
+func TestATokenThatEndsWhileABodyArrivesWritesNothing(t *testing.T) {
+	f := open(t)
+	f.want(t, 404, "GET", "/v1/follows/1/2", "")
+	body, send := io.Pipe()
+	r := httptest.NewRequestWithContext(t.Context(), "POST", "/v1/posts/5/comments", body)
+	r.Header.Set("Authorization", "Bearer "+f.token)
+	r.Header.Set("Content-Type", "application/json")
+	w, done := httptest.NewRecorder(), make(chan struct{})
+	go func() {
+		defer close(done)
+		f.ServeHTTP(w, r)
+	}()
+	if _, err := io.WriteString(send, `{"author_id":"3",`); err != nil { // it is being read: the token was good
+		t.Fatal(err)
+	}
+	if _, _, err := store.RevokeTokens(t.Context(), f.system, tenant, "tester"); err != nil {
+		t.Fatal(err)
+	}
+	<-time.After(authTTL)
+	if _, err := io.WriteString(send, `"body":"late"}`); err != nil {
+		t.Fatal(err)
+	}
+	_ = send.Close() // of a pipe: never fails
+	<-done
+	if w.Code != 401 || strings.Contains(w.Body.String(), "late") {
+		t.Errorf("%d %s, want 401", w.Code, w.Body)
+	}
+	var n int
+	if err := f.system.QueryRow(t.Context(), `SELECT count(*) FROM comments`).Scan(&n); err != nil || n != 0 {
+		t.Errorf("%d comments, %v", n, err)
+	}
+}
+
+// A look-up that began before the token ended, and is answered much later, says that the token is good: it comes too late to count.
+func TestASlowLookUpDoesNotProlongAToken(t *testing.T) {
+	f := open(t)
+	ctx := t.Context()
+	tx, err := f.system.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(ctx) }() // committed by then
+	if _, err := tx.Exec(ctx, `LOCK TABLE api_tokens IN ACCESS EXCLUSIVE MODE`); err != nil {
+		t.Fatal(err)
+	}
+	status := make(chan int)
+	go func() { status <- f.do(t, "PUT", "/v1/follows/1/2", "").StatusCode }()
+	testkit.Eventually(t, 10*time.Second, "the look-up to wait for the lock", func() (waits bool, err error) {
+		err = f.system.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'api_tokens'::regclass)`).Scan(&waits)
+		return waits, err
+	})
+	<-time.After(authTTL)
+	if _, err := tx.Exec(ctx, `UPDATE api_tokens SET revoked_at = now()`); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-status; got != 401 {
+		t.Errorf("%d, want 401: the token was revoked before the answer", got)
+	}
+	if a := f.do(t, "GET", "/v1/follows/1/2", ""); a.StatusCode != 401 {
+		t.Errorf("later: %d", a.StatusCode)
+	}
+}
