@@ -1,0 +1,260 @@
+package api_test
+
+import (
+	"fmt"
+	"maps"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/store"
+)
+
+// world are the ids that the walk puts into its requests: those that another tenant has, or those that nobody has.
+type world map[string]string
+
+// walkPaths, walkQueries, walkHeaders and walkBodies say which of a world's ids go where. An operation with a place that they do not know fails the walk.
+var (
+	walkPaths = map[string]string{ // by "segment/parameter", else by parameter
+		"comments/id": "comment", "users/id": "user", "dlq/id": "dlq", "follower_id": "user", "followee_id": "followee", "other": "followee", "post_id": "post", "slug": "slug",
+	}
+	walkQueries = map[string]string{ // $name is an id of the world
+		"limit": "1", "skip": "1", "order": "threaded", "around": "$comment", "cursor": "$cursor", "post_id": "$post", "aggregate_type": "comment", "aggregate_id": "$post",
+		"event_type": "created", "dead_before": "2030-01-01T00:00:00Z", "dead_after": "2020-01-01T00:00:00Z",
+	}
+	walkHeaders = map[string][]string{
+		"If-Match": {`*`, `"1"`, `"2"`}, "If-None-Match": {`*`, `"1"`, `"2"`}, "Idempotency-Key": {"$key"}, "Tidings-Token": {"$token"}, "Tidings-Actor": {"mallory"},
+		"traceparent": {"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}, "Content-Type": {"application/json"},
+	}
+	walkBodies = map[string][]string{ // by operationId
+		"check-follows":       {`{"pairs":[{"follower_id":"$user","followee_id":"$followee"}]}`},
+		"get-many-counts":     {`{"user_ids":["$user","$followee"]}`},
+		"create-comment":      {`{"author_id":"$user","body":"mine"}`, `{"author_id":"$user","body":"mine","parent_id":"$comment"}`},
+		"edit-comment":        {`{"body":"mine"}`},
+		"moderate-comment":    {`{"state":"hidden","reason":"mine"}`},
+		"put-thread":          {`{"locked":true,"title":"mine"}`},
+		"retry-dlq-message":   {``, `{"reason":"mine"}`},
+		"discard-dlq-message": {``, `{"reason":"mine"}`},
+		"batch-follows":       {`{"operations":[{"op":"unfollow","follower_id":"$user","followee_id":"$followee"},{"op":"follow","follower_id":"$user","followee_id":"$followee"}]}`},
+		"batch-comments": {`{"operations":[{"op":"create","post_id":"$post","author_id":"$user","body":"mine","idempotency_key":"$key"},` +
+			`{"op":"create","post_id":"$post","author_id":"$user","body":"mine","parent_id":"$comment"},{"op":"edit","comment_id":"$comment","body":"mine","if_match":"*"},` +
+			`{"op":"delete","comment_id":"$comment","if_match":1}]}`},
+	}
+)
+
+func (w world) fill(text string) string {
+	var pairs []string
+	for _, name := range slices.Backward(slices.Sorted(maps.Keys(w))) {
+		pairs = append(pairs, "$"+name, w[name])
+	}
+	return strings.NewReplacer(pairs...).Replace(text)
+}
+
+// walked is a request of the walk, with $names for ids.
+type walked struct{ method, path, query, body, header string }
+
+// requests are those that the walk makes of an operation: plain, then with each parameter, header and body that it takes.
+func requests(t *testing.T, method, path string, op map[string]any) (all []walked) {
+	t.Helper()
+	id := op["operationId"].(string)
+	segments := strings.Split(path, "/")
+	for i, s := range segments {
+		if !strings.HasPrefix(s, "{") {
+			continue
+		}
+		name := strings.Trim(s, "{}")
+		value, ok := walkPaths[segments[i-1]+"/"+name]
+		if !ok {
+			value, ok = walkPaths[name]
+		}
+		if !ok {
+			t.Fatalf("%s has the path parameter %q, for which walkPaths has no value", id, name)
+		}
+		segments[i] = "$" + value
+	}
+	plain := walked{method: method, path: strings.Join(segments, "/")}
+	bodies := []string{""}
+	if op["requestBody"] != nil {
+		var ok bool
+		if bodies, ok = walkBodies[id]; !ok {
+			t.Fatalf("%s has a body, for which walkBodies has no value", id)
+		}
+	}
+	headers := []string{"", "Tidings-Token: $token"} // which every route reads
+	var queries []string
+	parameters, _ := op["parameters"].([]any)
+	for _, p := range parameters {
+		p := p.(map[string]any)
+		name := p["name"].(string)
+		switch p["in"] {
+		case "query":
+			value, ok := walkQueries[name]
+			if !ok {
+				t.Fatalf("%s has the query parameter %q, for which walkQueries has no value", id, name)
+			}
+			queries = append(queries, name+"="+value)
+		case "header":
+			values, ok := walkHeaders[name]
+			if !ok {
+				t.Fatalf("%s has the header %q, for which walkHeaders has no value", id, name)
+			}
+			for _, v := range values {
+				headers = append(headers, name+": "+v)
+			}
+		}
+	}
+	for _, body := range bodies {
+		for _, header := range headers {
+			r := plain
+			r.body, r.header = body, header
+			all = append(all, r)
+		}
+		for _, query := range queries {
+			r := plain
+			r.body, r.query = body, query
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+func (f fixture) send(t *testing.T, w world, r walked, headers ...string) answer {
+	t.Helper()
+	path := w.fill(r.path)
+	if r.query != "" {
+		path += "?" + w.fill(r.query)
+	}
+	headers = append(headers, "X-Request-Id: walk")
+	if r.header != "" {
+		headers = append(headers, w.fill(r.header))
+	}
+	return f.do(t, r.method, path, w.fill(r.body), headers...)
+}
+
+// what any two answers differ in: times, and the names of things that were made just now.
+var incidental = regexp.MustCompile(`\d{4}-\d\d-\d\dT[0-9:.]+Z|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|"slug":"[^"]*"|"version_id":"\d+"|"token":"[^"]*"|"next":"[^"]*"`)
+
+// seen is all that a client can see of an answer, without the ids that it has sent itself.
+func (w world) seen(a answer) string {
+	var b strings.Builder
+	fmt.Fprintln(&b, a.StatusCode)
+	for _, name := range slices.Sorted(maps.Keys(a.Header)) {
+		value := strings.Join(a.Header[name], "|")
+		if name == "Tidings-Token" {
+			value = "a token"
+		}
+		fmt.Fprintln(&b, name, value)
+	}
+	b.WriteString(a.body)
+	text := b.String()
+	for _, name := range slices.Sorted(maps.Keys(w)) {
+		text = strings.ReplaceAll(text, w[name], "$"+name)
+	}
+	return incidental.ReplaceAllString(text, "...")
+}
+
+// digests are of all rows of the tenant, by table.
+func (f fixture) digests(t *testing.T, tenant int) map[string]string {
+	t.Helper()
+	rows, _ := f.system.Query(t.Context(), `SELECT c.table_name FROM information_schema.columns c JOIN information_schema.tables t USING (table_schema, table_name)
+		WHERE c.table_schema = current_schema() AND c.column_name = 'tenant_id' AND t.table_type = 'BASE TABLE'`)
+	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := make(map[string]string)
+	for _, table := range tables {
+		var digest string
+		if err := f.system.QueryRow(t.Context(), fmt.Sprintf(
+			`SELECT count(*) || ' ' || coalesce(md5(string_agg(r::text, '|' ORDER BY r::text)), '') FROM %s r WHERE tenant_id = $1`, pgx.Identifier{table}.Sanitize()), tenant).
+			Scan(&digest); err != nil {
+			t.Fatal(err)
+		}
+		all[table] = digest
+	}
+	return all
+}
+
+// TestATenantFindsNothingOfAnothers walks every operation of the document with another tenant's token, once with ids that the tenant
+// has and once with ids that nobody has: nothing that comes back tells the two apart, and the tenant's rows stay as they are.
+func TestATenantFindsNothingOfAnothers(t *testing.T) {
+	f := open(t)
+	const secret = "of the other tenant"
+	theirs := world{"user": "7000000000001", "followee": "7000000000002", "post": "7000000000005", "dlq": "7000001", "key": "key-7000000000009"}
+	nobodys := world{"user": "8000000000001", "followee": "8000000000002", "post": "8000000000005", "dlq": "8000001", "key": "key-8000000000009",
+		"comment": "01890000-0000-7000-8000-000000000001", "slug": "zzzzzzzz", "cursor": "bm9ib2R5IGhhcyBnaXZlbiB0aGlzIGN1cnNvciB0byBhbnlib2R5", "token": "bm9ib2R5IGhhcyBnaXZlbiB0aGlzIHRva2Vu"}
+
+	put := func(status int, method, path, body string, headers ...string) answer {
+		t.Helper()
+		return f.want(t, status, method, theirs.fill(path), theirs.fill(body), append(headers, "Tidings-Actor: actor "+secret)...)
+	}
+	put(201, "PUT", "/v1/follows/$user/$followee", "")
+	put(204, "DELETE", "/v1/follows/$user/$followee", "")
+	theirs["token"] = put(201, "PUT", "/v1/follows/$user/$followee", "").Header.Get("Tidings-Token")
+	first := put(201, "POST", "/v1/posts/$post/comments", `{"author_id":"$user","body":"body `+secret+`"}`, theirs.fill("Idempotency-Key: $key"))
+	theirs["comment"], theirs["slug"] = first.text("comment_id"), first.text("slug")
+	put(200, "PATCH", "/v1/comments/$comment", `{"body":"another body `+secret+`"}`, `If-Match: "1"`)
+	for range 2 {
+		put(201, "POST", "/v1/posts/$post/comments", `{"author_id":"$user","body":"reply `+secret+`","parent_id":"$comment"}`)
+	}
+	put(200, "PUT", "/v1/posts/$post/thread", `{"title":"title `+secret+`"}`)
+	put(200, "PUT", "/v1/posts/$post/thread", `{"title":"another title `+secret+`","premoderated":true}`, `If-Match: "1"`)
+	for range 2 {
+		put(201, "POST", "/v1/posts/$post/comments", `{"author_id":"$user","body":"pending `+secret+`"}`)
+	}
+	f.bury(t, tenant, 7000001, 2)
+	f.exec(t, `UPDATE outbox_messages_dlq SET last_error = $1, payload = to_jsonb($1::text), aggregate_type = 'comment', event_type = 'created', aggregate_id = $2`, secret, theirs["post"])
+	f.catchUp(t)
+	f.exec(t, `INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at)
+		SELECT $1, follower, followee, true, 1, now() FROM (VALUES ($2::bigint, $3::bigint), ($2, 1), (1, $3), ($2, $2 + 7), ($2 + 7, $3)) e (follower, followee)`,
+		tenant, theirs["user"], theirs["followee"])
+	f.exec(t, `INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at) VALUES ($1, 1, $2, true, 1, now()), ($1, 2, $2, true, 1, now())`,
+		tenant, theirs["user"]) // so that the lists of the user have a second page
+	f.exec(t, `INSERT INTO follower_counts (tenant_id, user_id, followers, following) VALUES ($1, $2, 2, 3), ($1, $3, 3, 0)`, tenant, theirs["user"], theirs["followee"])
+	f.exec(t, `INSERT INTO follower_shards (tenant_id, user_id, shards) VALUES ($1, $2, 4)`, tenant, theirs["followee"])
+
+	stranger := f
+	stranger.token = f.newToken(t, 2, "stranger", store.Roles()...)
+	before := f.digests(t, tenant)
+	walked, writes := 0, 0
+	f.operations(t, func(method, path string, op map[string]any) {
+		for i, r := range requests(t, method, path, op) {
+			if r.query == "cursor=$cursor" { // a cursor that this very list has given
+				page := r
+				page.query = "limit=1"
+				own := f.send(t, theirs, page)
+				if theirs["cursor"] = url.QueryEscape(own.text("next")); theirs["cursor"] == "" {
+					t.Errorf("%s %s: the tenant has no second page: %s", method, path, own.body)
+				}
+			}
+			if i == 0 && method == "GET" {
+				if own := f.send(t, theirs, r); own.StatusCode != 200 {
+					t.Errorf("%s %s is not there for the tenant itself: %d %s", method, path, own.StatusCode, own.body)
+				}
+			}
+			got, want := stranger.send(t, theirs, r), stranger.send(t, nobodys, r)
+			if diff := cmp.Diff(nobodys.seen(want), theirs.seen(got)); diff != "" {
+				t.Errorf("%s %s %s %s is answered differently when the ids are another tenant's (-nobody's +another's):\n%s", method, path, r.query, r.header, diff)
+			}
+			if strings.Contains(fmt.Sprint(got.Header)+got.body, secret) || got.StatusCode >= 500 {
+				t.Errorf("%s %s: %d %s", method, path, got.StatusCode, got.body)
+			}
+			walked++
+			if method != "GET" && got.StatusCode < 300 {
+				writes++
+			}
+			delete(theirs, "cursor")
+		}
+	})
+	if diff := cmp.Diff(before, f.digests(t, tenant)); diff != "" {
+		t.Errorf("the tenant's rows have changed (-before +after):\n%s", diff)
+	}
+	if walked < 100 || writes < 10 {
+		t.Errorf("%d requests, %d of them writes that were done: want 100 and 10 or more", walked, writes)
+	}
+}
