@@ -108,17 +108,33 @@ func (c *creation) prepare() error {
 //
 // A create with a key takes its key row first: a concurrent equal one waits there and then gives the same result.
 func (s *Store) Create(ctx context.Context, tenant int64, comments []NewComment) ([]CommentOutcome, error) {
+	return s.lanes.create.do(ctx, tenant, comments)
+}
+
+// entity names the key: what has none waits for nobody.
+func (c NewComment) entity() any {
+	if c.Key == "" {
+		return nil
+	}
+	return authorKey{c.AuthorID, c.Key}
+}
+
+type authorKey struct {
+	author int64
+	key    string
+}
+
+func (s *Store) create(ctx context.Context, tenant int64, comments []NewComment, lockTimeout time.Duration) ([]CommentOutcome, error) {
 	todo := make([]creation, len(comments))
 	out := make([]CommentOutcome, len(comments))
 	type key struct {
-		author int64
-		key    string
-		alone  int // tells items without a key apart
+		authorKey
+		alone int // tells items without a key apart
 	}
 	turns := rounds(len(comments), func(i int) (key, bool) {
 		todo[i].in = comments[i]
 		out[i].Err = todo[i].prepare()
-		k := key{author: comments[i].AuthorID, key: comments[i].Key}
+		k := key{authorKey: authorKey{comments[i].AuthorID, comments[i].Key}}
 		if k.key == "" {
 			k.alone = i
 		}
@@ -127,12 +143,12 @@ func (s *Store) Create(ctx context.Context, tenant int64, comments []NewComment)
 	if len(turns) == 0 {
 		return out, nil
 	}
-	err := s.write(ctx, tenant, func(tx *unit) error {
+	err := s.write(ctx, tenant, lockTimeout, func(tx *unit) error {
 		for _, turn := range turns {
 			for _, i := range turn {
 				out[i] = CommentOutcome{} // a second attempt starts afresh
 			}
-			if err := s.create(ctx, tx, tenant, todo, turn, out); err != nil {
+			if err := s.createTurn(ctx, tx, tenant, todo, turn, out); err != nil {
 				return err
 			}
 		}
@@ -144,7 +160,7 @@ func (s *Store) Create(ctx context.Context, tenant int64, comments []NewComment)
 	return out, nil
 }
 
-func (s *Store) create(ctx context.Context, tx *unit, tenant int64, todo []creation, turn []int, out []CommentOutcome) error {
+func (s *Store) createTurn(ctx context.Context, tx *unit, tenant int64, todo []creation, turn []int, out []CommentOutcome) error {
 	// What the surroundings allow. Nothing is locked: a reply whose parent goes while it is being written counts as written before.
 	refused, err := surroundings(ctx, tx, tenant, todo, turn)
 	if err != nil {

@@ -12,8 +12,11 @@
 //	SetThreads  (none) ──▶ v1 ──▶ v2 ...    versions are kept (package versioned)
 //
 // The write functions take slices of one tenant's writes and return one outcome per item: an item that is refused does not
-// hold back the others. Their error says that the transaction as a whole failed, and then nothing was written, unless the
-// answer to COMMIT itself was lost. Items of a slice that write the same entity are applied in the slice's order.
+// hold back the others. Their error says that the transaction as a whole failed, and then nothing was written, unless it is a
+// postgres.ErrUnknown. Items of a slice that write the same entity are applied in the slice's order.
+//
+// Single writes (slices of one) that come at the same time share transactions, tenant by tenant and kind by kind (group.go). A
+// caller whose context ends stops waiting; its write may be done all the same.
 //
 // Rows are locked in the order of their keys, so two slices never wait for each other in a circle.
 //

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -55,12 +56,16 @@ RETURNING ` + commentColumns
 // Edit replaces the bodies of comments. The outcome's error is ErrNotFound, a *StaleError, a *StateError, or says what is wrong
 // with the body. An edit to the body that the comment has changes nothing and makes no event.
 func (s *Store) Edit(ctx context.Context, tenant int64, edits []CommentEdit) ([]CommentOutcome, error) {
+	return s.lanes.edit.do(ctx, tenant, edits)
+}
+
+func (s *Store) edit(ctx context.Context, tenant int64, edits []CommentEdit, lockTimeout time.Duration) ([]CommentOutcome, error) {
 	changes := make([]change, len(edits))
 	for i, e := range edits {
 		body, err := trimBody(e.Body)
 		changes[i] = change{meta: e.Meta, id: e.CommentID, ifVersion: e.IfVersion, value: body, err: err}
 	}
-	return s.change(ctx, tenant, changes, event.Edited, commentEditSQL, func(c event.Comment) bool {
+	return s.change(ctx, tenant, changes, lockTimeout, event.Edited, commentEditSQL, func(c event.Comment) bool {
 		return c.AuthorState == event.AuthorActive && c.ModerationState != event.ModerationHidden && c.ModerationState != event.ModerationRemoved
 	})
 }
@@ -79,11 +84,15 @@ RETURNING ` + commentColumns
 // Delete withdraws comments for their author. The outcome's error is ErrNotFound, a *StaleError or a *StateError: deleted or
 // erased comments cannot be deleted again. What moderation did to a comment does not keep its author from deleting it.
 func (s *Store) Delete(ctx context.Context, tenant int64, deletes []CommentDelete) ([]CommentOutcome, error) {
+	return s.lanes.delete.do(ctx, tenant, deletes)
+}
+
+func (s *Store) delete(ctx context.Context, tenant int64, deletes []CommentDelete, lockTimeout time.Duration) ([]CommentOutcome, error) {
 	changes := make([]change, len(deletes))
 	for i, d := range deletes {
 		changes[i] = change{meta: d.Meta, id: d.CommentID, ifVersion: d.IfVersion}
 	}
-	return s.change(ctx, tenant, changes, event.Deleted, commentDeleteSQL, func(c event.Comment) bool {
+	return s.change(ctx, tenant, changes, lockTimeout, event.Deleted, commentDeleteSQL, func(c event.Comment) bool {
 		return c.AuthorState == event.AuthorActive
 	})
 }
@@ -123,6 +132,10 @@ RETURNING ` + commentColumns
 // outcome's error is ErrNotFound, a *StaleError or a *StateError: what its author withdrew is not moderated. The state that the
 // comment has changes nothing and makes no event, whatever the reason. The event has the reason; the truth does not keep it.
 func (s *Store) Moderate(ctx context.Context, tenant int64, moderations []CommentModeration) ([]CommentOutcome, error) {
+	return s.lanes.moderate.do(ctx, tenant, moderations)
+}
+
+func (s *Store) moderate(ctx context.Context, tenant int64, moderations []CommentModeration, lockTimeout time.Duration) ([]CommentOutcome, error) {
 	changes := make([]change, len(moderations))
 	for i, m := range moderations {
 		changes[i] = change{meta: m.Meta, id: m.CommentID, ifVersion: m.IfVersion, value: m.State, reason: m.Reason}
@@ -135,7 +148,7 @@ func (s *Store) Moderate(ctx context.Context, tenant int64, moderations []Commen
 			changes[i].err = fmt.Errorf("%w: reason of %d bytes", ErrInvalid, len(m.Reason))
 		}
 	}
-	return s.change(ctx, tenant, changes, event.Moderated, commentModerateSQL, func(c event.Comment) bool {
+	return s.change(ctx, tenant, changes, lockTimeout, event.Moderated, commentModerateSQL, func(c event.Comment) bool {
 		return c.AuthorState == event.AuthorActive
 	})
 }
@@ -160,7 +173,7 @@ func (c change) check() error {
 }
 
 // change runs one guarded transition. allowed is the guard's part about states, to tell why it let nothing through.
-func (s *Store) change(ctx context.Context, tenant int64, changes []change, eventType, transitionSQL string, allowed func(event.Comment) bool) ([]CommentOutcome, error) {
+func (s *Store) change(ctx context.Context, tenant int64, changes []change, lockTimeout time.Duration, eventType, transitionSQL string, allowed func(event.Comment) bool) ([]CommentOutcome, error) {
 	out := make([]CommentOutcome, len(changes))
 	turns := rounds(len(changes), func(i int) (string, bool) {
 		out[i].Err = changes[i].check()
@@ -169,7 +182,7 @@ func (s *Store) change(ctx context.Context, tenant int64, changes []change, even
 	if len(turns) == 0 {
 		return out, nil
 	}
-	err := s.write(ctx, tenant, func(tx *unit) error {
+	err := s.write(ctx, tenant, lockTimeout, func(tx *unit) error {
 		for _, turn := range turns {
 			for _, i := range turn {
 				out[i] = CommentOutcome{} // a second attempt starts afresh

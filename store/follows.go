@@ -42,6 +42,8 @@ type FollowOutcome struct {
 
 type pair struct{ follower, followee int64 }
 
+func (w FollowWrite) entity() any { return pair{w.FollowerID, w.FolloweeID} }
+
 type followRow struct {
 	FollowerID   int64
 	FolloweeID   int64
@@ -75,7 +77,11 @@ RETURNING f.follower_id, f.followee_id, f.status, f.version, f.created_at, f.pos
 
 // Follow makes each pair ACTIVE. Pairs that are already keep their row and make no event.
 func (s *Store) Follow(ctx context.Context, tenant int64, writes []FollowWrite) ([]FollowOutcome, error) {
-	return s.writeFollows(ctx, tenant, writes, event.Created, followSQL)
+	return s.lanes.follow.do(ctx, tenant, writes)
+}
+
+func (s *Store) follow(ctx context.Context, tenant int64, writes []FollowWrite, lockTimeout time.Duration) ([]FollowOutcome, error) {
+	return s.writeFollows(ctx, tenant, writes, lockTimeout, event.Created, followSQL)
 }
 
 // unfollowSQL makes pairs REMOVED that are ACTIVE, and returns those. The pairs are locked in key order first: an UPDATE alone
@@ -98,10 +104,14 @@ RETURNING f.follower_id, f.followee_id, f.status, f.version, f.created_at, f.pos
 
 // Unfollow makes each pair REMOVED. Pairs that are, or that never were, make no event.
 func (s *Store) Unfollow(ctx context.Context, tenant int64, writes []FollowWrite) ([]FollowOutcome, error) {
-	return s.writeFollows(ctx, tenant, writes, event.Removed, unfollowSQL)
+	return s.lanes.unfollow.do(ctx, tenant, writes)
 }
 
-func (s *Store) writeFollows(ctx context.Context, tenant int64, writes []FollowWrite, eventType, transitionSQL string) ([]FollowOutcome, error) {
+func (s *Store) unfollow(ctx context.Context, tenant int64, writes []FollowWrite, lockTimeout time.Duration) ([]FollowOutcome, error) {
+	return s.writeFollows(ctx, tenant, writes, lockTimeout, event.Removed, unfollowSQL)
+}
+
+func (s *Store) writeFollows(ctx context.Context, tenant int64, writes []FollowWrite, lockTimeout time.Duration, eventType, transitionSQL string) ([]FollowOutcome, error) {
 	out := make([]FollowOutcome, len(writes))
 	turns := rounds(len(writes), func(i int) (pair, bool) {
 		out[i].Err = writes[i].check()
@@ -110,7 +120,7 @@ func (s *Store) writeFollows(ctx context.Context, tenant int64, writes []FollowW
 	if len(turns) == 0 {
 		return out, nil
 	}
-	err := s.write(ctx, tenant, func(tx *unit) error {
+	err := s.write(ctx, tenant, lockTimeout, func(tx *unit) error {
 		for _, turn := range turns {
 			for _, i := range turn {
 				out[i] = FollowOutcome{} // a second attempt starts afresh

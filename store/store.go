@@ -42,6 +42,16 @@ type Store struct {
 	wake    func(partition int)
 	slug    func() string // random; a test makes it collide
 	threads *versioned.Table[event.Thread]
+
+	slots *slots // of single writes, which go in groups
+	lanes struct {
+		follow, unfollow *lanes[FollowWrite, FollowOutcome]
+		create           *lanes[NewComment, CommentOutcome]
+		edit             *lanes[CommentEdit, CommentOutcome]
+		delete           *lanes[CommentDelete, CommentOutcome]
+		moderate         *lanes[CommentModeration, CommentOutcome]
+		settings         *lanes[ThreadSettings, ThreadOutcome]
+	}
 }
 
 // New returns a Store on pool, whose connections act as postgres.RoleAPI. After each commit wake is called, without waiting,
@@ -50,7 +60,14 @@ func New(pool *pgxpool.Pool, wake func(partition int)) *Store {
 	if wake == nil {
 		wake = func(int) {}
 	}
-	return &Store{pool: pool, wake: wake, slug: newSlug, threads: threads()}
+	s := &Store{pool: pool, wake: wake, slug: newSlug, threads: threads(), slots: newSlots(pool)}
+	s.lanes.follow, s.lanes.unfollow = newLanes(s.slots, FollowWrite.entity, s.follow), newLanes(s.slots, FollowWrite.entity, s.unfollow)
+	s.lanes.create = newLanes(s.slots, NewComment.entity, s.create)
+	s.lanes.edit = newLanes(s.slots, func(w CommentEdit) any { return w.CommentID }, s.edit)
+	s.lanes.delete = newLanes(s.slots, func(w CommentDelete) any { return w.CommentID }, s.delete)
+	s.lanes.moderate = newLanes(s.slots, func(w CommentModeration) any { return w.CommentID }, s.moderate)
+	s.lanes.settings = newLanes(s.slots, func(w ThreadSettings) any { return w.PostID }, s.set)
+	return s
 }
 
 // unit is one write transaction and the events of the state that it has written. They are appended last, together with COMMIT.
@@ -60,10 +77,10 @@ type unit struct {
 }
 
 // write runs fn in a read-write transaction of the tenant and wakes the relay once it is committed. fn may run more than once,
-// so it starts its outcomes afresh.
-func (s *Store) write(ctx context.Context, tenant int64, fn func(tx *unit) error) error {
+// so it starts its outcomes afresh. No lock is waited for longer than lockTimeout; 0 is no limit.
+func (s *Store) write(ctx context.Context, tenant int64, lockTimeout time.Duration, fn func(tx *unit) error) error {
 	var events []event.Event
-	err := postgres.WriteInTenant(ctx, s.pool, tenant, func(tx pgx.Tx, last *pgx.Batch) error {
+	err := postgres.WriteInTenant(ctx, s.pool, tenant, lockTimeout, func(tx pgx.Tx, last *pgx.Batch) error {
 		u := unit{Tx: tx}
 		if err := fn(&u); err != nil {
 			return err
@@ -77,7 +94,9 @@ func (s *Store) write(ctx context.Context, tenant int64, fn func(tx *unit) error
 	}
 	var touched uint32 // a bit per partition
 	for i := range events {
-		touched |= 1 << events[i].Partition
+		if events[i].OutboxID != 0 { // else the answer to COMMIT was lost, and the relay's polling finds them
+			touched |= 1 << events[i].Partition
+		}
 	}
 	for ; touched != 0; touched &= touched - 1 {
 		s.wake(bits.TrailingZeros32(touched))

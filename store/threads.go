@@ -69,6 +69,10 @@ func threads() *versioned.Table[event.Thread] {
 // not locked, not premoderated and without a title. Writers of one thread wait for each other, so of several that saw one
 // version one changes it and the others get a *StaleThreadError.
 func (s *Store) SetThreads(ctx context.Context, tenant int64, settings []ThreadSettings) ([]ThreadOutcome, error) {
+	return s.lanes.settings.do(ctx, tenant, settings)
+}
+
+func (s *Store) set(ctx context.Context, tenant int64, settings []ThreadSettings, lockTimeout time.Duration) ([]ThreadOutcome, error) {
 	out := make([]ThreadOutcome, len(settings))
 	turns := rounds(len(settings), func(i int) (int64, bool) {
 		out[i].Err = settings[i].check()
@@ -77,9 +81,9 @@ func (s *Store) SetThreads(ctx context.Context, tenant int64, settings []ThreadS
 	if len(turns) == 0 {
 		return out, nil
 	}
-	err := s.write(ctx, tenant, func(tx *unit) error {
+	err := s.write(ctx, tenant, lockTimeout, func(tx *unit) error {
 		for _, turn := range turns {
-			if err := s.setThreads(ctx, tx, tenant, settings, turn, out); err != nil {
+			if err := s.setTurn(ctx, tx, tenant, settings, turn, out); err != nil {
 				return err
 			}
 		}
@@ -91,7 +95,7 @@ func (s *Store) SetThreads(ctx context.Context, tenant int64, settings []ThreadS
 	return out, nil
 }
 
-func (s *Store) setThreads(ctx context.Context, tx *unit, tenant int64, settings []ThreadSettings, turn []int, out []ThreadOutcome) error {
+func (s *Store) setTurn(ctx context.Context, tx *unit, tenant int64, settings []ThreadSettings, turn []int, out []ThreadOutcome) error {
 	posts, locks := make([]int64, len(turn)), make([]versioned.Change[event.Thread], len(turn))
 	for n, i := range turn {
 		posts[n] = settings[i].PostID

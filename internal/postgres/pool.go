@@ -102,12 +102,14 @@ func InTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(t
 func retry(once func() error) error {
 	for attempt := 1; ; attempt++ {
 		err := once()
-		if err == nil || attempt == maxAttempts || !IsConcurrency(err) {
+		if err == nil || attempt == maxAttempts || !IsConcurrency(err) && !errors.Is(err, errAborted) {
 			return err
 		}
 	}
 }
 
+// inTx runs fn once. What fn leaves in last goes to the server with COMMIT; then an error of COMMIT that leaves the outcome unknown
+// is a *lostCommit.
 func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(tx pgx.Tx, last *pgx.Batch) error) (err error) {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
@@ -133,17 +135,25 @@ func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(t
 	if err := fn(tx, &last); err != nil {
 		return err
 	}
+	var xid string
 	if last.Len() == 0 {
 		err = tx.Commit(ctx)
 	} else {
+		if err := tx.QueryRow(ctx, xidSQL).Scan(&xid); err != nil {
+			return fmt.Errorf("ask for the transaction's id: %w", err)
+		}
 		last.Queue("commit")
 		err = conn.SendBatch(ctx, &last).Close()
 	}
-	if err != nil {
-		return fmt.Errorf("commit: %w", err)
+	switch {
+	case err == nil:
+		done = true
+		return nil
+	case xid != "" && !decided(err):
+		done = true // one way or the other
+		return &lostCommit{xid: xid, err: err}
 	}
-	done = true
-	return nil
+	return fmt.Errorf("commit: %w", err)
 }
 
 // InTenant is InTx for one tenant: row-level security shows and takes no row of another. The tenant is set in the round trip
@@ -164,10 +174,23 @@ func setTenant(tenant int64) string {
 
 // WriteInTenant is InTenant for the small writes that a client waits for. What fn leaves in last goes to the server together with
 // COMMIT, in one round trip, and the server commits only if all of it succeeds; what a callback of last returns comes after that
-// and takes nothing back.
-func WriteInTenant(ctx context.Context, pool *pgxpool.Pool, tenant int64, fn func(tx pgx.Tx, last *pgx.Batch) error) error {
+// and takes nothing back. No statement waits longer than lockTimeout for one lock (IsLockTimeout), in milliseconds; 0 sets no limit.
+//
+// When the answer to COMMIT is lost and last had something, the server is asked what became of the transaction, for settleTimeout
+// at most: it counts as committed, though the callbacks of last may not have run, or fn runs again. An ErrUnknown says that the
+// server could not be asked.
+func WriteInTenant(ctx context.Context, pool *pgxpool.Pool, tenant int64, lockTimeout time.Duration, fn func(tx pgx.Tx, last *pgx.Batch) error) error {
 	opts := pgx.TxOptions{BeginQuery: "begin" + setTenant(tenant)}
-	return retry(func() error { return inTx(ctx, pool, opts, fn) })
+	if lockTimeout > 0 {
+		opts.BeginQuery += "; set local lock_timeout = " + strconv.FormatInt(lockTimeout.Milliseconds(), 10)
+	}
+	return retry(func() error {
+		err := inTx(ctx, pool, opts, fn)
+		if lost, ok := errors.AsType[*lostCommit](err); ok {
+			return lost.settle(ctx, pool)
+		}
+		return err
+	})
 }
 
 // setTenantSQL makes the transaction's tenant the one that row-level security compares with.

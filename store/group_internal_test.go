@@ -1,0 +1,197 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tidings/tidings/internal/postgres"
+)
+
+// fakeLanes writes ints, each the entity value/10; 0 is new. Each run takes a second and is noted.
+type fakeLanes struct {
+	*lanes[int, int]
+	mu   sync.Mutex
+	ran  []string
+	fail error // of groups
+}
+
+func newFakeLanes(slotsOfGroups int) *fakeLanes {
+	f := &fakeLanes{}
+	key := func(w int) any {
+		if w < 10 {
+			return nil
+		}
+		return w / 10
+	}
+	f.lanes = newLanes(&slots{groups: make(chan struct{}, slotsOfGroups), alone: make(chan struct{}, 1)}, key,
+		func(ctx context.Context, tenant int64, writes []int, lockTimeout time.Duration) ([]int, error) {
+			f.mu.Lock()
+			f.ran = append(f.ran, fmt.Sprintf("%d: %v %s", tenant, writes, lockTimeout)) // synctest orders what is a second apart
+			f.mu.Unlock()
+			select {
+			case <-time.After(time.Second):
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if f.fail != nil && lockTimeout > 0 {
+				return nil, f.fail
+			}
+			return writes, nil
+		})
+	return f
+}
+
+// start writes in a goroutine and says how it ends, once all before it wait.
+func (f *fakeLanes) start(ctx context.Context, tenant int64, w int) chan string {
+	ended := make(chan string, 1)
+	began := time.Now()
+	go func() {
+		out, err := f.do(ctx, tenant, []int{w})
+		ended <- fmt.Sprintf("%v %v %s", out, err, time.Since(began))
+	}()
+	synctest.Wait()
+	return ended
+}
+
+func wantEnds(t *testing.T, ends map[chan string]string) {
+	t.Helper()
+	for c, want := range ends {
+		if got := <-c; got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+}
+
+func (f *fakeLanes) wantRan(t *testing.T, want ...string) {
+	t.Helper()
+	if diff := cmp.Diff(want, f.ran); diff != "" {
+		t.Errorf("what ran (-want +got):\n%s", diff)
+	}
+	if len(f.open) > 0 || len(f.slots.groups) > 0 || len(f.slots.alone) > 0 || f.slots.waiting.Load() != 0 {
+		t.Errorf("%d lanes are left, %d and %d slots, %d wait", len(f.open), len(f.slots.groups), len(f.slots.alone), f.slots.waiting.Load())
+	}
+}
+
+func TestALoneWriteWaitsForNobodyAndTheNextOnesGoTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeLanes(2)
+		wantEnds(t, map[chan string]string{
+			f.start(t.Context(), 1, 1):  "[1] <nil> 1s",
+			f.start(t.Context(), 1, 2):  "[2] <nil> 2s",
+			f.start(t.Context(), 1, 30): "[30] <nil> 2s",
+			f.start(t.Context(), 1, 31): "[31] <nil> 3s", // the same entity as 30
+			f.start(t.Context(), 1, 3):  "[3] <nil> 2s",
+			f.start(t.Context(), 2, 4):  "[4] <nil> 1s", // another tenant
+		})
+		f.wantRan(t, "1: [1] 50ms", "2: [4] 50ms", "1: [2 30 3] 50ms", "1: [31] 50ms")
+	})
+}
+
+func TestTenantsTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeLanes(1)
+		ends := map[chan string]string{f.start(t.Context(), 1, 1): "[1] <nil> 1s", f.start(t.Context(), 1, 2): "[2] <nil> 3s"}
+		for w := range 3 {
+			ends[f.start(t.Context(), 2, w+5)] = fmt.Sprintf("[%d] <nil> 2s", w+5)
+		}
+		wantEnds(t, ends)
+		f.wantRan(t, "1: [1] 50ms", "2: [5 6 7] 50ms", "1: [2] 50ms")
+	})
+}
+
+func TestAGroupThatFailsRunsOneByOneWhileTheNextGroupGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeLanes(1)
+		f.fail = errors.New("locked")
+		ends := map[chan string]string{f.start(t.Context(), 1, 10): "[10] <nil> 2s", f.start(t.Context(), 1, 11): "[11] <nil> 3.5s"}
+		time.Sleep(1500 * time.Millisecond) // 10 runs alone
+		f.mu.Lock()
+		f.fail = nil
+		f.mu.Unlock()
+		ends[f.start(t.Context(), 1, 20)] = "[20] <nil> 1s" // waits neither for 10 nor for 11
+		wantEnds(t, ends)
+		f.wantRan(t, "1: [10] 50ms", "1: [10] 0s", "1: [20] 50ms", "1: [11] 50ms")
+	})
+}
+
+func TestAnUnknownOutcomeIsNotTriedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeLanes(1)
+		f.fail = postgres.ErrUnknown
+		wantEnds(t, map[chan string]string{f.start(t.Context(), 1, 1): "[] " + postgres.ErrUnknown.Error() + " 1s"})
+		f.wantRan(t, "1: [1] 50ms")
+	})
+}
+
+func TestCallersThatGiveUpLeaveTheOthersInPeace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeLanes(1)
+		impatient, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		wantEnds(t, map[chan string]string{
+			f.start(impatient, 1, 10):   "[10] <nil> 1s", // runs already, for others too
+			f.start(impatient, 1, 20):   "[] " + "wait for a group of writes of tenant 1: context deadline exceeded 500ms",
+			f.start(impatient, 1, 21):   "[] " + "wait for a group of writes of tenant 1: context deadline exceeded 500ms",
+			f.start(t.Context(), 1, 22): "[22] <nil> 3s", // behind two that have gone
+			f.start(t.Context(), 1, 1):  "[1] <nil> 3s",
+			f.start(impatient, 2, 1):    "[] wait to write for tenant 2: context deadline exceeded 500ms", // the leader of its lane
+			f.start(t.Context(), 2, 2):  "[2] <nil> 2s",
+		})
+		f.wantRan(t, "1: [10] 50ms", "2: [2] 50ms", "1: [1 22] 50ms")
+	})
+}
+
+func TestAPanicOfAGroupIsToldToAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeLanes(1)
+		first := f.start(t.Context(), 1, 1)
+		run := f.run
+		f.run = func(ctx context.Context, tenant int64, writes []int, lockTimeout time.Duration) ([]int, error) {
+			if lockTimeout > 0 {
+				panic("a bug")
+			}
+			return run(ctx, tenant, writes, lockTimeout)
+		}
+		panicked := make(chan any, 1)
+		go func() {
+			defer func() { panicked <- recover() }()
+			_, _ = f.do(t.Context(), 1, []int{2})
+		}()
+		synctest.Wait()
+		wantEnds(t, map[chan string]string{first: "[1] <nil> 1s", f.start(t.Context(), 1, 3): "[3] <nil> 2s"})
+		if p := <-panicked; p != "a bug" {
+			t.Errorf("the leader's panic is %v", p)
+		}
+		f.wantRan(t, "1: [1] 50ms", "1: [3] 0s")
+	})
+}
+
+func TestTooManyWaitingWritesAreRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeLanes(1)
+		ends := map[chan string]string{f.start(t.Context(), 1, 1): "[1] <nil> 1s"}
+		var waiting sync.WaitGroup
+		for range maxWaiting {
+			waiting.Go(func() { _, _ = f.do(t.Context(), 1, []int{2}) })
+		}
+		synctest.Wait()
+		if _, err := f.do(t.Context(), 1, []int{3}); !errors.Is(err, ErrOverloaded) {
+			t.Errorf("error %v", err)
+		}
+		ends[f.start(t.Context(), 2, 4)] = "[4] <nil> 2s" // another tenant is not concerned
+		wantEnds(t, ends)
+		waiting.Wait()
+		if want := 2 + maxWaiting/maxGroup; len(f.ran) != want {
+			t.Errorf("%d groups, want %d", len(f.ran), want)
+		}
+	})
+}

@@ -1,0 +1,276 @@
+package store_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/store"
+)
+
+// cutConn is a connection that ends before something is passed on.
+type cutConn struct {
+	net.Conn
+	read, write func(b []byte) (cut bool)
+}
+
+func (c *cutConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.read(b[:n]) {
+		return 0, errors.Join(io.ErrUnexpectedEOF, c.Close())
+	}
+	return n, err
+}
+
+func (c *cutConn) Write(b []byte) (int, error) {
+	if c.write(b) {
+		return 0, errors.Join(io.ErrClosedPipe, c.Close())
+	}
+	return c.Conn.Write(b)
+}
+
+// A connection that is cut at COMMIT leaves the writers without an answer. Whether or not the server had committed, each gets the right
+// one, and each change has one event.
+func TestAnAnswerLostAtCommitIsFoundOut(t *testing.T) {
+	for name, marks := range map[string]struct{ read, write string }{
+		"the server has committed": {read: "\x0bCOMMIT\x00"},
+		"COMMIT never arrived":     {write: `"actor":"tester"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var seen, cuts atomic.Int64
+			every3rd := func(mark string) func([]byte) bool {
+				return func(b []byte) bool {
+					if mark == "" || !bytes.Contains(b, []byte(mark)) || seen.Add(1)%3 != 1 {
+						return false
+					}
+					cuts.Add(1)
+					return true
+				}
+			}
+			db := testkit.Postgres(t)
+			s := through(t, db, 4, func(c net.Conn) net.Conn {
+				return &cutConn{Conn: c, read: every3rd(marks.read), write: every3rd(marks.write)}
+			})
+			f := fixture{s, db.Pool(t, postgres.RoleSystem)}
+			f.follow(t, 1, 2)
+			const n = 40
+			var wg sync.WaitGroup
+			for i := range int64(n) {
+				wg.Go(func() {
+					if out := f.follow(t, 100+i, 2); !out.Changed || out.Follow.Version != 1 {
+						t.Errorf("follow %d: %+v", i, out)
+					}
+				})
+				wg.Go(func() {
+					out := f.create(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "hello", Key: fmt.Sprint(i)})
+					if !out.Changed || out.Replayed || out.Err != nil {
+						t.Errorf("create %d: %+v", i, out)
+					}
+				})
+			}
+			wg.Wait()
+			if cuts.Load() < 2 {
+				t.Errorf("%d cuts", cuts.Load())
+			}
+			if got := len(f.events(t)); got != 1+2*n {
+				t.Errorf("%d events, want %d", got, 1+2*n)
+			}
+		})
+	}
+}
+
+// While somebody holds an entity's lock, only those who write it wait.
+func TestALockedEntityHoldsBackItsOwnWritersAlone(t *testing.T) {
+	f := open(t)
+	f.follow(t, 1, 2)
+	f.unfollow(t, 1, 2)
+	lock, err := f.system.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Rollback(t.Context()) // committed below
+	if _, err := lock.Exec(t.Context(), `SELECT FROM follows FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	var blocked, free sync.WaitGroup
+	var mu sync.Mutex
+	changed := 0
+	for i := range int64(40) {
+		blocked.Go(func() {
+			if f.follow(t, 1, 2).Changed {
+				mu.Lock()
+				defer mu.Unlock()
+				changed++
+			}
+		})
+		for j := range int64(5) {
+			free.Go(func() {
+				if out := f.follow(t, 1000+5*i+j, 2); !out.Changed {
+					t.Errorf("%+v", out)
+				}
+			})
+		}
+	}
+	free.Wait() // not before the lock is released, if they waited for it
+	mu.Lock()
+	if changed != 0 {
+		t.Errorf("%d writes of a locked entity", changed)
+	}
+	mu.Unlock()
+	if err := lock.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	blocked.Wait()
+	if stats := f.Stats(); changed != 1 || stats.Alone == 0 || stats.Waiting != 0 {
+		t.Errorf("%d changes, want 1; %+v", changed, stats)
+	}
+	if got := len(f.events(t)); got != 2+200+1 {
+		t.Errorf("%d events", got)
+	}
+}
+
+func TestAWriteThatTheDatabaseRefusesFailsAlone(t *testing.T) {
+	f := open(t)
+	const n = 60
+	var wg sync.WaitGroup
+	for i := range int64(n) {
+		wg.Go(func() {
+			w := store.FollowWrite{Meta: meta(), FollowerID: 10 + i, FolloweeID: 2}
+			poison := i%20 == 7
+			if poison {
+				w.TraceParent = "\x00" // no text of PostgreSQL's
+			}
+			out, err := f.Follow(t.Context(), tenant, []store.FollowWrite{w})
+			if poison != (err != nil) || !poison && !out[0].Changed {
+				t.Errorf("follow %d: %+v, %v", i, out, err)
+			}
+		})
+	}
+	wg.Wait()
+	if got := len(f.events(t)); got != n-3 {
+		t.Errorf("%d events, want %d", got, n-3)
+	}
+	if stats := f.Stats(); stats.Groups >= stats.Grouped || stats.Alone == 0 {
+		t.Errorf("nothing was grouped, or nothing failed: %+v", stats)
+	}
+}
+
+// Two processes write the same few entities at random, single and in slices. Nobody waits in a circle, and what each is told about its
+// own writes is what the events say.
+func TestRandomWritersOfTheSameEntitiesAgreeWithTheEvents(t *testing.T) {
+	db := testkit.Postgres(t)
+	stores := []fixture{on(t, db), on(t, db)}
+	f := stores[0]
+	var comments []event.Comment
+	for range 5 {
+		comments = append(comments, f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "0"}))
+	}
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	type entity struct {
+		id      string
+		version int64
+	}
+	var mu sync.Mutex
+	said := map[entity]int{} // how many were told that they made the version
+	changed := func(id string, version int64) {
+		mu.Lock()
+		defer mu.Unlock()
+		said[entity{id, version}]++
+	}
+	var wg sync.WaitGroup
+	for worker := range uint64(24) {
+		r := rand.New(rand.NewPCG(seed, worker))
+		s := stores[worker%2]
+		wg.Go(func() {
+			for i := range 25 {
+				n := 1
+				if r.IntN(8) == 0 {
+					n = 1 + r.IntN(5)
+				}
+				var follows []store.FollowWrite
+				var edits []store.CommentEdit
+				for range n {
+					follows = append(follows, store.FollowWrite{Meta: meta(), FollowerID: 1 + r.Int64N(5), FolloweeID: 100})
+					edits = append(edits, store.CommentEdit{Meta: meta(), CommentID: comments[r.IntN(len(comments))].CommentID, Body: fmt.Sprint(worker, i, r.IntN(2))})
+				}
+				var err error
+				var out []store.FollowOutcome
+				var edited []store.CommentOutcome
+				switch r.IntN(3) {
+				case 0:
+					out, err = s.Follow(t.Context(), tenant, follows)
+				case 1:
+					out, err = s.Unfollow(t.Context(), tenant, follows)
+				default:
+					edited, err = s.Edit(t.Context(), tenant, edits)
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for _, o := range out {
+					if o.Changed {
+						changed(o.Follow.FollowerID.String(), o.Follow.Version)
+					}
+				}
+				for _, o := range edited {
+					if o.Changed {
+						changed(o.Comment.CommentID, o.Comment.Version)
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	last := map[string]int64{}
+	for _, e := range f.events(t) {
+		id, _ := e.Payload["follower_id"].(string)
+		if id == "" {
+			id = e.Payload["comment_id"].(string)
+		}
+		version := int64(e.Payload["version"].(float64))
+		if version != last[id]+1 {
+			t.Fatalf("seed %d: %s: version %d after %d", seed, id, version, last[id])
+		}
+		last[id] = version
+		if e.Type == event.Created && !strings.Contains(e.Aggregate, event.AggregateFollow) {
+			continue // the fixture's
+		}
+		if n := said[entity{id, version}]; n != 1 {
+			t.Errorf("seed %d: %d writers were told that they made version %d of %s", seed, n, version, id)
+		}
+		delete(said, entity{id, version})
+	}
+	if len(said) > 0 {
+		t.Errorf("seed %d: without an event: %v", seed, said)
+	}
+	conn, err := pgx.Connect(t.Context(), db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	// What a backend counted is there once it has ended, or been idle for a second.
+	testkit.Eventually(t, 30*time.Second, "the server has counted the transactions", func() (bool, error) {
+		var commits, deadlocks int64
+		err := conn.QueryRow(t.Context(), `SELECT xact_commit, deadlocks FROM pg_stat_database WHERE datname = current_database()`).Scan(&commits, &deadlocks)
+		if deadlocks > 0 {
+			err = errors.Join(err, fmt.Errorf("%d deadlocks", deadlocks))
+			t.Error(err)
+		}
+		return commits > 50, err
+	})
+}
