@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/projections/threadcache"
@@ -123,12 +122,7 @@ func (o readOptions) run(ctx context.Context, name string, group func(context.Co
 		return err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
-	js, closeJS, err := s.stream(ctx, slog.Default())
-	if err != nil {
-		return err
-	}
-	defer closeJS()
-	if _, err := broker.EnsureStream(ctx, js, s.broker); err != nil { // the API listens to it
+	if err := declareStream(ctx, s); err != nil {
 		return err
 	}
 	results, err := group(ctx, s, say)

@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -74,22 +73,12 @@ type reader struct {
 
 // startReader starts the API with env on the servers, and returns who asks it, up to so many clients at once.
 func startReader(ctx context.Context, s *servers, clients int, stderr io.Writer, env ...string) (*reader, error) {
-	token, err := store.CreateToken(ctx, s.pool, tenant, "bench", []string{store.RoleRead}, time.Time{})
+	a, err := startAPI(ctx, s, 1, stderr, env...)
 	if err != nil {
 		return nil, err
-	}
-	env = append([]string{"API_ADDR=127.0.0.1:0", "API_CURSOR_KEY=" + strings.Repeat("ab", 32)}, env...)
-	c, err := startChild(s, partAPI, leaseTTL, stderr, env...)
-	if err != nil {
-		return nil, err
-	}
-	addr, err := c.out.ReadString('\n')
-	if err != nil {
-		c.kill()
-		return nil, fmt.Errorf("read where the API listens: %w", err)
 	}
 	transport := &http.Transport{MaxIdleConnsPerHost: clients}
-	return &reader{child: c, url: "http://" + strings.TrimSpace(addr), token: token, client: &http.Client{Transport: transport, Timeout: time.Minute}}, nil
+	return &reader{child: a.child, url: "http://" + a.addr, token: a.tokens[0], client: &http.Client{Transport: transport, Timeout: time.Minute}}, nil
 }
 
 func (r *reader) close() {

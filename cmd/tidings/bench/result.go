@@ -33,7 +33,9 @@ type result struct {
 	settings
 }
 
-func (r result) write(w io.Writer) error {
+func (r result) write(w io.Writer) error { return writeLine(w, r) }
+
+func writeLine(w io.Writer, r any) error {
 	b, err := json.Marshal(r)
 	if err != nil {
 		return err

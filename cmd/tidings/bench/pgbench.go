@@ -1,0 +1,115 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/tidings/tidings/internal/pglocal"
+)
+
+// The two statements that a follow is, as a script of pgbench: what a client that spoke SQL itself would run for each.
+const pgbenchScript = `\set follower random(1, 1000000000000)
+\set followee random(1, 1000)
+BEGIN;
+INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, :follower, :followee + 1000000000000)
+  ON CONFLICT (tenant_id, follower_id, followee_id) DO UPDATE SET status = 'ACTIVE', version = follows.version + 1 WHERE follows.status <> 'ACTIVE';
+INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'follow', :followee + 1000000000000, 'created',
+  '{"follower_id":"123456789012","followee_id":"1000000000500","status":"ACTIVE","version":1,"created_at":"2026-01-01T00:00:00.000000Z","positioned_at":"2026-01-01T00:00:00.000000Z","updated_at":"2026-01-01T00:00:00.000000Z","actor":"bench"}');
+COMMIT;
+`
+
+// goSQL is the same for the baseline that stands in where there is no pgbench.
+const (
+	goFollowSQL = `INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, $1, $2)
+  ON CONFLICT (tenant_id, follower_id, followee_id) DO UPDATE SET status = 'ACTIVE', version = follows.version + 1 WHERE follows.status <> 'ACTIVE'`
+	goOutboxSQL = `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'follow', $1, 'created', $2::jsonb)`
+	goPayload   = `{"follower_id":"123456789012","followee_id":"1000000000500","status":"ACTIVE","version":1,"created_at":"2026-01-01T00:00:00.000000Z","positioned_at":"2026-01-01T00:00:00.000000Z","updated_at":"2026-01-01T00:00:00.000000Z","actor":"bench"}`
+)
+
+var pgbenchCount = regexp.MustCompile(`number of transactions actually processed: (\d+)`)
+
+// baseline runs the two statements with as many connections as the API has clients, as the owner of the tables and with prepared
+// statements: by pgbench where it stands beside the server's binaries (or on the PATH), else by pgx in this process.
+func baseline(ctx context.Context, s *servers, clients int, d time.Duration) (name string, transactions int, took time.Duration, err error) {
+	program := ""
+	if b, err := pglocal.Find(0); err == nil {
+		program, _ = exec.LookPath(filepath.Join(b.Dir, "pgbench"))
+	}
+	if program == "" {
+		program, _ = exec.LookPath("pgbench")
+	}
+	if program == "" {
+		n, took, err := goBaseline(ctx, s, clients, d)
+		return "pgx", n, took, err
+	}
+	script, err := os.CreateTemp("", "tidings-bench-*.sql")
+	if err != nil {
+		return "", 0, 0, err
+	}
+	defer func() { err = errors.Join(err, os.Remove(script.Name())) }()
+	_, err = script.WriteString(pgbenchScript)
+	if err = errors.Join(err, script.Close()); err != nil {
+		return "", 0, 0, err
+	}
+	cmd := exec.CommandContext(ctx, program, "--no-vacuum", "--protocol=prepared", "--client="+strconv.Itoa(clients), "--jobs="+strconv.Itoa(min(2, clients)),
+		"--time="+strconv.Itoa(max(1, int(d.Seconds()))), "--file="+script.Name(), s.url)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	start := time.Now()
+	out, err := cmd.Output()
+	took = time.Since(start)
+	if err != nil {
+		return "", 0, 0, fmt.Errorf("pgbench: %w: %s", err, &stderr)
+	}
+	m := pgbenchCount.FindSubmatch(out)
+	if m == nil {
+		return "", 0, 0, fmt.Errorf("pgbench says %q", out)
+	}
+	n, err := strconv.Atoi(string(m[1]))
+	return "pgbench", n, took, err
+}
+
+func goBaseline(ctx context.Context, s *servers, clients int, d time.Duration) (int, time.Duration, error) {
+	var n atomic.Int64
+	start := time.Now()
+	g, ctx := errgroup.WithContext(ctx)
+	for range clients {
+		g.Go(func() error {
+			conn, err := pgx.Connect(ctx, s.url)
+			if err != nil {
+				return err
+			}
+			defer conn.Close(context.WithoutCancel(ctx)) // its server is about to end
+			for time.Since(start) < d {
+				followee := 1_000_000_000_000 + 1 + rand.Int64N(1000)
+				err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+					if _, err := tx.Exec(ctx, goFollowSQL, 1+rand.Int64N(1_000_000_000_000), followee); err != nil {
+						return err
+					}
+					_, err := tx.Exec(ctx, goOutboxSQL, followee, goPayload)
+					return err
+				})
+				if err != nil {
+					return err
+				}
+				n.Add(1)
+			}
+			return nil
+		})
+	}
+	err := g.Wait()
+	return int(n.Load()), time.Since(start), err
+}

@@ -1,0 +1,104 @@
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"time"
+)
+
+// wire is one kept-alive connection to the API that speaks as little HTTP/1.1 as it may: the client of net/http takes as much of the
+// processor as the server does, and both share the machine.
+type wire struct {
+	addr    string
+	timeout time.Duration
+	conn    net.Conn
+	r       *bufio.Reader
+	out     []byte
+	token   string
+}
+
+// answered is what a load generator wants of an answer.
+type answered struct {
+	status     int
+	location   []byte // valid until the next request
+	retryAfter bool
+}
+
+func (w *wire) close() {
+	if w.conn != nil {
+		_ = w.conn.Close() // nothing is on its way
+		w.conn = nil
+	}
+}
+
+// send sends one request and reads its answer. After an error the next one connects anew.
+func (w *wire) send(method, path string, headers string, body []byte) (a answered, err error) {
+	if w.conn == nil {
+		if w.conn, err = net.DialTimeout("tcp", w.addr, w.timeout); err != nil {
+			w.conn = nil
+			return a, err
+		}
+		w.r = bufio.NewReader(w.conn)
+	}
+	closing := false
+	defer func() {
+		if err != nil || closing {
+			w.close()
+		}
+	}()
+	if err := w.conn.SetDeadline(time.Now().Add(w.timeout)); err != nil {
+		return a, err
+	}
+	w.out = append(w.out[:0], method...)
+	w.out = append(append(w.out, ' '), path...)
+	w.out = append(append(w.out, " HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer "...), w.token...)
+	w.out = append(append(w.out, "\r\n"...), headers...)
+	w.out = strconv.AppendInt(append(w.out, "Content-Length: "...), int64(len(body)), 10)
+	w.out = append(append(w.out, "\r\n\r\n"...), body...)
+	if _, err := w.conn.Write(w.out); err != nil {
+		return a, err
+	}
+	line, err := w.r.ReadSlice('\n')
+	if err != nil {
+		return a, err
+	}
+	if len(line) < len("HTTP/1.1 200") {
+		return a, fmt.Errorf("the answer begins %q", line)
+	}
+	if a.status, err = strconv.Atoi(string(line[9:12])); err != nil {
+		return a, fmt.Errorf("the answer begins %q", line)
+	}
+	length := -1
+	for {
+		if line, err = w.r.ReadSlice('\n'); err != nil {
+			return a, err
+		}
+		name, value, _ := bytes.Cut(bytes.TrimRight(line, "\r\n"), []byte(": "))
+		switch string(name) {
+		case "":
+			if length < 0 {
+				if a.status != 204 {
+					return a, errors.New("the answer has no Content-Length")
+				}
+				length = 0
+			}
+			_, err = io.CopyN(io.Discard, w.r, int64(length))
+			return a, err
+		case "Content-Length":
+			if length, err = strconv.Atoi(string(value)); err != nil {
+				return a, err
+			}
+		case "Location":
+			a.location = append(a.location, value...)
+		case "Retry-After":
+			a.retryAfter = true
+		case "Connection":
+			closing = string(value) == "close"
+		}
+	}
+}

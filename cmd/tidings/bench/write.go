@@ -1,0 +1,363 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/store"
+)
+
+// writeOptions are the flags of `tidings bench write`.
+type writeOptions struct {
+	clients, tenants int
+	duration         time.Duration
+	hotPost          bool
+}
+
+func writeCommand() *cobra.Command {
+	var o writeOptions
+	cmd := &cobra.Command{
+		Use: "write", Args: cobra.NoArgs,
+		Short: "Single writes over HTTP, against pgbench running their two statements on the same database",
+		Long: `Case pgbench runs the two statements of a follow (the row, the outbox message) in a transaction each, with --clients connections and prepared
+statements; case pgx stands in for it where there is no pgbench. Case write sends follows that change something to the API, a process of its own,
+one request at a time from each of --clients connections; write-comments sends comments with an Idempotency-Key to 1,000 posts. --tenants adds
+write-tenants, the follows of that many tenants; --hot-post adds write-hot-post, comments on one post. Every case starts with empty tables.
+
+Afterwards every accepted write is looked for in the database: missing counts those without their row or their event, duplicates those with more
+than one event, and what nobody was told of.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.clients < 1 || o.tenants < 0 || o.duration < time.Second {
+				return errors.New("want --clients of 1 or more, --tenants of 0 or more, a --duration of 1s or more")
+			}
+			return o.run(cmd.Context(), cmd.OutOrStdout(), progress(cmd))
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&o.clients, "clients", 32, "connections that write at once")
+	f.DurationVar(&o.duration, "duration", 20*time.Second, "how long each case writes")
+	f.IntVar(&o.tenants, "tenants", 0, "also write for so many tenants at once")
+	f.BoolVar(&o.hotPost, "hot-post", false, "also write comments on one post")
+	return cmd
+}
+
+// writeResult is one case's line. What does not apply is left out.
+type writeResult struct {
+	Case              string   `json:"case"`
+	Accepted          int      `json:"accepted"`
+	Seconds           float64  `json:"seconds"`
+	AcceptedPerSecond float64  `json:"accepted_per_second"`
+	Ratio             *float64 `json:"ratio_to_baseline,omitempty"`
+	P50               *float64 `json:"p50_ms,omitempty"`
+	P95               *float64 `json:"p95_ms,omitempty"`
+	P99               *float64 `json:"p99_ms,omitempty"`
+	Refused           *int     `json:"refused,omitempty"` // 503 with Retry-After
+	Errors            *int     `json:"errors,omitempty"`  // any other answer, and none
+	Missing           *int     `json:"missing,omitempty"`
+	Duplicates        *int     `json:"duplicates,omitempty"`
+	Clients           int      `json:"clients"`
+	Tenants           int      `json:"tenants,omitempty"`
+	PeakRSS           *float64 `json:"peak_rss_mib,omitempty"`
+	settings
+}
+
+func (r *writeResult) rate(accepted int, took time.Duration) {
+	r.Accepted, r.Seconds = accepted, round(took.Seconds(), 3)
+	r.AcceptedPerSecond = round(float64(accepted)/took.Seconds(), 0)
+}
+
+// request makes the n-th write of a client. key names what it makes, if its answer does not.
+type request func(client, n int) (method, path, headers string, body []byte, key string)
+
+func (o writeOptions) run(ctx context.Context, out io.Writer, say func(string, ...any)) (err error) {
+	say("starting servers")
+	s, err := startServers(ctx, syncDefault, slog.Default())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	set, err := s.settings(ctx)
+	if err != nil {
+		return err
+	}
+	if err := declareStream(ctx, s); err != nil {
+		return err
+	}
+
+	base := writeResult{Clients: o.clients, settings: set}
+	say("baseline: %d connections for %s", o.clients, o.duration)
+	name, n, took, err := baseline(ctx, s, o.clients, o.duration)
+	if err != nil {
+		return err
+	}
+	base.Case = name
+	base.rate(n, took)
+	if err := writeLine(out, base); err != nil {
+		return err
+	}
+
+	cases := []struct {
+		name    string
+		tenants int
+		request request
+	}{{"write", 1, follows}, {"write-comments", 1, commentsOn(1000)}}
+	if o.tenants > 0 {
+		cases = append(cases, struct {
+			name    string
+			tenants int
+			request request
+		}{"write-tenants", o.tenants, follows})
+	}
+	if o.hotPost {
+		cases = append(cases, struct {
+			name    string
+			tenants int
+			request request
+		}{"write-hot-post", 1, commentsOn(1)})
+	}
+	wrong := 0
+	for _, c := range cases {
+		if err := empty(ctx, s); err != nil {
+			return err
+		}
+		r, err := o.writeCase(ctx, s, c.name, c.tenants, c.request, say)
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+		r.Ratio, r.settings = ptr(round(r.AcceptedPerSecond/base.AcceptedPerSecond, 2)), set
+		if err := writeLine(out, r); err != nil {
+			return err
+		}
+		wrong += *r.Missing + *r.Duplicates + *r.Errors + *r.Refused
+	}
+	if wrong > 0 {
+		return fmt.Errorf("%d writes were refused, failed, are missing or came twice", wrong)
+	}
+	return nil
+}
+
+func (o writeOptions) writeCase(ctx context.Context, s *servers, name string, tenants int, make request, say func(string, ...any)) (r writeResult, err error) {
+	r = writeResult{Case: name, Clients: o.clients}
+	if tenants > 1 {
+		r.Tenants = tenants
+	}
+	a, err := startAPI(ctx, s, tenants, logTo(say))
+	if err != nil {
+		return r, err
+	}
+	defer a.child.kill()
+	warm := newWriters(a, min(o.clients, 4), make)
+	if err := warm.run(ctx, min(o.duration/4, time.Second)); err != nil {
+		return r, err
+	}
+	w := newWriters(a, o.clients, make)
+	say("%s: %d clients for %s", name, o.clients, o.duration)
+	start := time.Now()
+	if err := w.run(ctx, o.duration); err != nil {
+		return r, err
+	}
+	took := time.Since(start)
+	if _, err := a.child.stop(); err != nil {
+		return r, err
+	}
+	w.fill(&r, took)
+	r.PeakRSS = ptr(round(a.child.peak, 1))
+	say("%s: looking for every accepted write", name)
+	missing, duplicates, err := w.check(ctx, s, warm)
+	r.Missing, r.Duplicates = &missing, &duplicates
+	return r, err
+}
+
+// follows makes random pairs. That one of some 10^15 comes twice would be seen as an error.
+func follows(int, int) (method, path, headers string, body []byte, key string) {
+	follower, followee := strconv.FormatInt(1+rand.Int64N(1_000_000_000_000), 10), strconv.FormatInt(1_000_000_000_000+1+rand.Int64N(1000), 10)
+	return "PUT", "/v1/follows/" + follower + "/" + followee, "", nil, follower + " " + followee
+}
+
+func commentsOn(posts int64) request {
+	return func(client, n int) (method, path, headers string, body []byte, key string) {
+		author := strconv.FormatInt(1+rand.Int64N(1_000_000_000_000), 10)
+		headers = "Content-Type: application/json\r\nIdempotency-Key: " + strconv.Itoa(client) + "-" + strconv.Itoa(n) + "\r\n"
+		body = append(append([]byte(`{"author_id":"`), author...), `","body":"A comment of the length that people write, give or take a few words."}`...)
+		return "POST", "/v1/posts/" + strconv.FormatInt(1+rand.Int64N(posts), 10) + "/comments", headers, body, ""
+	}
+}
+
+// writers are connections that write one request after the other.
+type writers struct {
+	api  *apiUnderTest
+	make request
+	each []*writer
+}
+
+// writer is one of them, and what became of its writes.
+type writer struct {
+	wire     wire
+	tenant   string
+	accepted []string // keys, with the tenant in front
+	took     []time.Duration
+	refused  int
+	unknown  int // no answer, or a 5xx that does not say that nothing was written
+	errors   int
+	lastErr  error
+}
+
+func newWriters(a *apiUnderTest, n int, make request) *writers {
+	ws := &writers{api: a, make: make}
+	for i := range n {
+		t := i % len(a.tokens)
+		ws.each = append(ws.each, &writer{wire: wire{addr: a.addr, token: a.tokens[t], timeout: time.Minute}, tenant: strconv.Itoa(t + tenant)})
+	}
+	return ws
+}
+
+// run writes for a while.
+func (ws *writers) run(ctx context.Context, d time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	var wg sync.WaitGroup
+	for client, w := range ws.each {
+		wg.Go(func() {
+			defer w.wire.close()
+			for n := 0; ctx.Err() == nil; n++ {
+				w.write(client, n, ws.make)
+			}
+		})
+	}
+	wg.Wait()
+	if err := context.Cause(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return nil
+}
+
+func (w *writer) write(client, n int, make request) {
+	method, path, headers, body, key := make(client, n)
+	start := time.Now()
+	a, err := w.wire.send(method, path, headers, body)
+	took := time.Since(start)
+	switch {
+	case err == nil && a.status == 201:
+		if key == "" {
+			key = strings.TrimPrefix(string(a.location), "/v1/comments/")
+		}
+		w.accepted, w.took = append(w.accepted, w.tenant+" "+key), append(w.took, took)
+	case err == nil && a.status == 503 && a.retryAfter:
+		w.refused++
+		w.unknown++ // overloaded, or a database that did not answer in time
+	default:
+		w.errors++
+		w.unknown++
+		if w.lastErr = err; err == nil {
+			w.lastErr = fmt.Errorf("%s %s: %d", method, path, a.status)
+		}
+	}
+}
+
+func (ws *writers) fill(r *writeResult, took time.Duration) {
+	var times []time.Duration
+	r.Refused, r.Errors = new(int), new(int)
+	for _, w := range ws.each {
+		times = append(times, w.took...)
+		*r.Refused += w.refused
+		*r.Errors += w.errors
+	}
+	r.rate(len(times), took)
+	r.P50, r.P95, r.P99 = quantiles(times)
+}
+
+// writtenSQL compares what was accepted with the rows and the events that there are. Nothing else writes.
+const writtenSQL = `
+WITH accepted AS (SELECT unnest(@keys::text[]) AS key),
+told AS (
+  SELECT tenant_id || ' ' || coalesce(payload ->> 'comment_id', (payload ->> 'follower_id') || ' ' || aggregate_id) AS key, count(*) AS n
+    FROM outbox_messages GROUP BY 1
+), stored AS (
+  SELECT tenant_id || ' ' || follower_id || ' ' || followee_id AS key FROM follows UNION ALL SELECT tenant_id || ' ' || comment_id FROM comments
+)
+SELECT count(*) FILTER (WHERE stored.key IS NULL OR told.n IS NULL), count(*) FILTER (WHERE told.n > 1), (SELECT coalesce(sum(n), 0) FROM told)::bigint
+  FROM accepted LEFT JOIN told USING (key) LEFT JOIN stored USING (key)`
+
+// check looks for all that was accepted, by others before too. Events beyond that are duplicates, but for as many as there were writes
+// whose outcome nobody was told.
+func (ws *writers) check(ctx context.Context, s *servers, before ...*writers) (missing, duplicates int, err error) {
+	var keys []string
+	unknown, events := 0, 0
+	for _, ws := range append(before, ws) {
+		for _, w := range ws.each {
+			keys = append(keys, w.accepted...)
+			unknown += w.unknown
+		}
+	}
+	if _, err := s.pool.Exec(ctx, `ANALYZE`); err != nil {
+		return 0, 0, err
+	}
+	if err := s.pool.QueryRow(ctx, writtenSQL, pgx.StrictNamedArgs{"keys": keys}).Scan(&missing, &duplicates, &events); err != nil {
+		return 0, 0, err
+	}
+	return missing, duplicates + max(0, events-len(keys)-unknown), nil
+}
+
+// empty takes the tables to where they were.
+func empty(ctx context.Context, s *servers) error {
+	owner, err := pgx.Connect(ctx, s.url)
+	if err != nil {
+		return err
+	}
+	_, err = owner.Exec(ctx, `TRUNCATE follows, comments, comment_keys, outbox_messages; CHECKPOINT`)
+	return errors.Join(err, owner.Close(ctx))
+}
+
+// declareStream makes the stream that the API listens to.
+func declareStream(ctx context.Context, s *servers) error {
+	js, closeJS, err := s.stream(ctx, slog.Default())
+	if err != nil {
+		return err
+	}
+	defer closeJS()
+	_, err = broker.EnsureStream(ctx, js, s.broker)
+	return err
+}
+
+// apiUnderTest is the API as a process, and a token for each tenant, from 1 on.
+type apiUnderTest struct {
+	child  *child
+	addr   string
+	tokens []string
+}
+
+// startAPI starts the API with env on the servers.
+func startAPI(ctx context.Context, s *servers, tenants int, stderr io.Writer, env ...string) (*apiUnderTest, error) {
+	a := &apiUnderTest{}
+	for t := range tenants {
+		token := store.NewToken()
+		if err := store.EnsureToken(ctx, s.pool, int64(t+tenant), "bench", token, []string{store.RoleRead, store.RoleWrite}); err != nil {
+			return nil, err
+		}
+		a.tokens = append(a.tokens, token)
+	}
+	env = append([]string{"API_ADDR=127.0.0.1:0", "API_CURSOR_KEY=" + strings.Repeat("ab", 32)}, env...)
+	c, err := startChild(s, partAPI, leaseTTL, stderr, env...)
+	if err != nil {
+		return nil, err
+	}
+	addr, err := c.out.ReadString('\n')
+	if err != nil {
+		c.kill()
+		return nil, fmt.Errorf("read where the API listens: %w", err)
+	}
+	a.child, a.addr = c, strings.TrimSpace(addr)
+	return a, nil
+}
