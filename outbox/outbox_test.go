@@ -154,6 +154,9 @@ func TestStatements(t *testing.T) {
 		"append": appendSQL, "claim": claimSQL, "park": parkSQL, "release": releaseSQL, "fail": failSQL, "mark": markSQL,
 		"tail": tailSQL, "stream": streamSQL, "bind": bindSQL, "stats": statsSQL, "oldest": oldestSQL, "last id": lastIDSQL, "snapshot": snapshotSQL, "fence": fenceSQL, "published": countPublishedSQL,
 		"list DLQ": listDLQSQL, "count DLQ": countDLQSQL, "get of DLQ": getDLQSQL, "retry": retryDLQSQL, "discard": discardDLQSQL,
+		"slice": sliceSQL, "cursor": cursorSQL, "move cursor": moveCursorSQL, "plan": planSQL, "months": monthsSQL, "make month": makeMonthSQL,
+		"drop month": dropMonthSQL, "bound locks": boundLocksSQL, "trim default": trimDefaultSQL, "count default": countDefaultSQL,
+		"add hold": addHoldSQL, "list holds": listHoldsSQL, "release hold": releaseHoldSQL,
 	} {
 		t.Run(name, func(t *testing.T) { testkit.Prepare(t, pool, sql) })
 	}

@@ -1,0 +1,81 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// ArchiveHold keeps part of the archive beyond its time: of a tenant or of all, of a range of months or of all.
+type ArchiveHold struct {
+	ID         int64     `json:"id"`
+	TenantID   int64     `json:"tenant_id,omitzero"` // 0: of every tenant
+	From       time.Time `json:"from,omitzero"`      // the first month; zero: from the beginning
+	To         time.Time `json:"to,omitzero"`        // the last month, which it covers; zero: without end
+	Reason     string    `json:"reason"`
+	CreatedBy  string    `json:"created_by"`
+	CreatedAt  time.Time `json:"created_at"`
+	ReleasedBy string    `json:"released_by,omitempty"`
+	ReleasedAt time.Time `json:"released_at,omitzero"`
+}
+
+// ErrNoHold reports a hold that does not exist, or was released.
+var ErrNoHold = errors.New("outbox: there is no such hold on the archive")
+
+const (
+	// addHoldSQL adds a hold. It waits for a month that is just being dropped.
+	addHoldSQL = `
+INSERT INTO outbox_archive_holds (tenant_id, from_month, to_month, reason, created_by)
+VALUES (@tenant, @from::date, @to::date, @reason, @by) RETURNING hold_id, created_at`
+	// listHoldsSQL reads the holds.
+	listHoldsSQL = `
+SELECT hold_id, coalesce(tenant_id, 0), from_month::timestamp, to_month::timestamp, reason, created_by, created_at, coalesce(released_by, ''), released_at
+  FROM outbox_archive_holds WHERE @all::boolean OR released_at IS NULL ORDER BY hold_id`
+	// releaseHoldSQL ends a hold; who and when stays.
+	releaseHoldSQL = `
+UPDATE outbox_archive_holds SET released_by = @by, released_at = now() WHERE hold_id = @id AND released_at IS NULL`
+)
+
+// AddHold adds the hold and returns it with its id. What it covers and stands then, stays; reason and CreatedBy are required.
+func AddHold(ctx context.Context, pool *pgxpool.Pool, h ArchiveHold) (ArchiveHold, error) {
+	args := pgx.StrictNamedArgs{"tenant": ifSet(h.TenantID), "from": ifSet(h.From), "to": ifSet(h.To), "reason": h.Reason, "by": h.CreatedBy}
+	if err := pool.QueryRow(ctx, addHoldSQL, args).Scan(&h.ID, &h.CreatedAt); err != nil {
+		return ArchiveHold{}, fmt.Errorf("add a hold on the archive: %w", err)
+	}
+	return h, nil
+}
+
+// Holds returns the holds in force; those released too if all is set.
+func Holds(ctx context.Context, pool *pgxpool.Pool, all bool) ([]ArchiveHold, error) {
+	rows, _ := pool.Query(ctx, listHoldsSQL, pgx.StrictNamedArgs{"all": all})
+	holds, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (h ArchiveHold, err error) {
+		var from, to, released *time.Time
+		err = row.Scan(&h.ID, &h.TenantID, &from, &to, &h.Reason, &h.CreatedBy, &h.CreatedAt, &h.ReleasedBy, &released)
+		for to, from := range map[*time.Time]*time.Time{&h.From: from, &h.To: to, &h.ReleasedAt: released} {
+			if from != nil {
+				*to = from.UTC()
+			}
+		}
+		return h, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the holds on the archive: %w", err)
+	}
+	return holds, nil
+}
+
+// ReleaseHold ends a hold, or returns ErrNoHold. The next run drops what it kept.
+func ReleaseHold(ctx context.Context, pool *pgxpool.Pool, id int64, by string) error {
+	tag, err := pool.Exec(ctx, releaseHoldSQL, pgx.StrictNamedArgs{"id": id, "by": by})
+	if err == nil && tag.RowsAffected() == 0 {
+		err = ErrNoHold
+	}
+	if err != nil {
+		return fmt.Errorf("release hold %d on the archive: %w", id, err)
+	}
+	return nil
+}
