@@ -3,19 +3,24 @@
 package upkeep
 
 import (
+	"context"
+	"errors"
 	"log/slog"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/internal/jobs"
+	"github.com/tidings/tidings/outbox"
 )
 
 // Config is the environment of all jobs.
-type Config struct{}
+type Config struct {
+	OutboxArchive outbox.ArchiveConfig
+}
 
 // Validate reports every value out of bounds.
-func (c Config) Validate() error { return nil }
+func (c Config) Validate() error { return errors.Join(c.OutboxArchive.Validate()) }
 
 // Deps are what jobs work with. The pools act as the system role; that of the projections may be that of the truth.
 type Deps struct {
@@ -24,7 +29,14 @@ type Deps struct {
 	Log                *slog.Logger
 }
 
-// Jobs returns every job. It starts nothing.
+// Jobs returns every job, in the order in which a command runs them. It starts nothing.
 func Jobs(cfg Config, d Deps) ([]jobs.Job, error) {
-	return nil, cfg.Validate()
+	messages, err := outbox.NewArchive(cfg.OutboxArchive, d.Truth, d.Log, d.Registry)
+	if err != nil {
+		return nil, err
+	}
+	return []jobs.Job{
+		{Name: outbox.ArchiveJob, Every: cfg.OutboxArchive.Every, Plan: messages.Plan,
+			Run: func(ctx context.Context, h *jobs.Hold) error { return messages.Run(ctx, h) }},
+	}, nil
 }
