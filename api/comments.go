@@ -126,6 +126,9 @@ func (s *server) createComment(ctx context.Context, in *createInput) (*commentOu
 	if err != nil {
 		return nil, err
 	}
+	if err := s.limitAuthor(ctx, author); err != nil {
+		return nil, err
+	}
 	c := store.NewComment{Meta: callerOf(ctx).meta, PostID: in.PostID.int64(), AuthorID: author, Body: in.Body.Body, Key: in.Key}
 	if in.Body.ParentID != nil {
 		c.ParentID = in.Body.ParentID.lower()

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/tidings/tidings/store"
 )
 
 // Config is the API's environment.
@@ -14,6 +16,9 @@ type Config struct {
 	CursorKey      string        `env:"API_CURSOR_KEY"`                         // signs cursors: 32 bytes or more in hexadecimal or base64, the same on every API process
 	MaxBodyBytes   int64         `env:"API_MAX_BODY_BYTES, default=131072"`     // of a request, 1 KiB..16 MiB; a comment of 16 KiB may take 96 KiB of JSON
 	PageCacheBytes int64         `env:"API_PAGE_CACHE_BYTES, default=16777216"` // of first pages that are kept in memory, 0..1 GiB; 0 for none
+	RateRead       store.Rate    `env:"API_RATE_READ, default=20000/1s"`        // reads of one token, on this process: a number and whole seconds, or off
+	RateWrite      store.Rate    `env:"API_RATE_WRITE, default=20000/1s"`       // writes, likewise
+	RateAuthor     store.Rate    `env:"API_RATE_AUTHOR, default=6000/1m"`       // comments and follows that one user makes, likewise
 	RequestTimeout time.Duration `env:"API_REQUEST_TIMEOUT, default=10s"`       // for one request, 100ms..25s: below what the server gives it to arrive
 }
 

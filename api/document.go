@@ -27,7 +27,8 @@ func newOpenAPI() *huma.OpenAPI {
 		OpenAPI: "3.1.0",
 		Info: &huma.Info{
 			Title: "Tidings", Version: "1",
-			Description: "Follows and comments. Every answer outside 2xx and 304 is an RFC 9457 problem with a stable code.",
+			Description: "Follows and comments. Every answer outside 2xx and 304 is an RFC 9457 problem with a stable code. " +
+				"The answers of routes whose rate is limited for the token have RateLimit-Policy and RateLimit (draft-ietf-httpapi-ratelimit-headers-11).",
 		},
 		Components: &huma.Components{
 			Schemas: huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer),

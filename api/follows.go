@@ -75,6 +75,9 @@ func (s *server) followRoutes() {
 }
 
 func (s *server) putFollow(ctx context.Context, in *PairPath) (*followOutput, error) {
+	if err := s.limitAuthor(ctx, in.FollowerID.int64()); err != nil {
+		return nil, err
+	}
 	out, err := s.store.Follow(ctx, callerOf(ctx).TenantID, in.write(ctx))
 	if err != nil {
 		return nil, err

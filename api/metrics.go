@@ -16,6 +16,7 @@ type metrics struct {
 	requests *prometheus.CounterVec
 	seconds  *prometheus.HistogramVec
 	overlaid *prometheus.CounterVec
+	limited  *prometheus.CounterVec
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -34,7 +35,13 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, consumer := range []string{followercounts.Name, threadcache.Name} {
 		m.overlaid.WithLabelValues(consumer)
 	}
-	reg.MustRegister(m.requests, m.seconds, m.overlaid)
+	m.limited = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "api_rate_limited_total", Help: "Requests refused by a rate limit: reads or writes of a token, or what one user (author) makes.",
+	}, []string{"kind"})
+	for _, kind := range []string{policyRead, policyWrite, policyAuthor} {
+		m.limited.WithLabelValues(kind)
+	}
+	reg.MustRegister(m.requests, m.seconds, m.overlaid, m.limited)
 	return m
 }
 

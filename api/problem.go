@@ -94,6 +94,7 @@ const (
 	codeThreadTooLarge    = "thread-too-large"
 	codeKeyReused         = "idempotency-key-reused"
 	codeIfMatchMissing    = "if-match-missing"
+	codeRateLimited       = "rate-limited"
 	codeInternal          = "internal"
 	codeUnavailable       = "unavailable"
 	retryAfter            = "1" // seconds
@@ -140,6 +141,7 @@ func problemKinds() []problemKind {
 		{Code: codeThreadTooLarge, Status: 422, Title: fmt.Sprintf("The tree has more than %d comments; read it in pages", maxTree)},
 		{Code: codeKeyReused, Status: 422, Title: "The Idempotency-Key was used with another request", is: store.ErrKeyReused, at: FieldError{Header: "Idempotency-Key"}},
 		{Code: codeIfMatchMissing, Status: 428, Title: "The request needs If-Match with the version that it is about"},
+		{Code: codeRateLimited, Status: 429, Title: "The token, or the user, has made too many requests; Retry-After says when it may go on"},
 		{Code: codeInternal, Status: 500, Title: "The server is at fault"},
 		{Code: codeUnavailable, Status: 503, Title: "A database is away for now; try again"},
 	}

@@ -46,6 +46,7 @@ type server struct {
 	log         *slog.Logger
 	metrics     *metrics
 	auth        *authenticator
+	limits      *limits
 	cursors     cursors
 	problems    problemTable
 	mux         *http.ServeMux
@@ -66,6 +67,7 @@ func New(cfg Config, deps Deps) (http.Handler, error) {
 		metrics: newMetrics(deps.Reg), auth: newAuthenticator(deps.Store), cursors: cursors{key}, problems: newProblemTable(), mux: http.NewServeMux(),
 	}
 	jsonFormat := huma.Format{Marshal: huma.DefaultJSONFormat.Marshal, Unmarshal: strictJSON}
+	s.limits = newLimits(cfg, s.metrics)
 	s.api = humago.New(s.mux, huma.Config{
 		OpenAPI:                      newOpenAPI(),
 		Formats:                      map[string]huma.Format{"application/json": jsonFormat, "json": jsonFormat}, // the latter: any +json
@@ -229,8 +231,9 @@ func validRequestID(id string) bool {
 // caller is who sent a request, and within which trace.
 type caller struct {
 	store.Principal
-	meta  store.Meta
-	fresh []event.Ref // what reads of projections must show
+	meta   store.Meta
+	fresh  []event.Ref // what reads of projections must show
+	answer http.Header
 }
 
 func callerOf(ctx context.Context) caller {
@@ -252,20 +255,24 @@ type route struct {
 	projected    bool           // read from a projection
 }
 
-// register adds a route: token and role first, then the body, then the framework's validation, then handle.
+// writes reports whether the route changes anything. Some that only read are POSTs, for their bodies.
+func (r route) writes() bool { return r.method != http.MethodGet && r.role != store.RoleRead }
+
+// register adds a route: token, rate and role first, then the body, then the framework's validation, then handle.
 func register[I, O any](s *server, r route, handle func(ctx context.Context, in *I) (*O, error)) {
-	codes := append([]string{codeBadRequest, codeHeaderInvalid, codeUnauthenticated, codeRoleMissing, codeValidation, codeInternal, codeUnavailable}, r.codes...)
+	codes := append([]string{codeBadRequest, codeHeaderInvalid, codeUnauthenticated, codeRoleMissing, codeRateLimited, codeValidation, codeInternal, codeUnavailable}, r.codes...)
 	op := huma.Operation{
 		Method: r.method, Path: r.path, OperationID: r.id, Summary: r.summary, Description: r.description + " Needs the role `" + r.role + "`.", Tags: []string{r.tag},
 		DefaultStatus: r.status, Security: []map[string][]string{{"token": {r.role}}}, Responses: s.problemResponses(codes),
 		BodyReadTimeout: -1, // guard has read it
 	}
-	if r.method != http.MethodGet && r.role != store.RoleRead {
+	if r.writes() {
 		op.Parameters = metaParameters()
 	}
 	if r.projected {
 		op.Parameters = append(op.Parameters, freshParameters()...)
 	}
+	op.Responses["429"].Headers = map[string]*huma.Param{"Retry-After": {Schema: &huma.Schema{Type: huma.TypeInteger}, Description: "Seconds."}}
 	for status, what := range r.also {
 		op.Responses[fmt.Sprint(status)] = &huma.Response{Description: what}
 	}
@@ -323,19 +330,29 @@ func (s *server) transform(ctx huma.Context, _ string, v any) (any, error) {
 	return v, nil
 }
 
-// guard authenticates the caller, checks the role and reads the body, in this order: who may not come in learns nothing else. A body may
+// guard authenticates the caller, counts the request, checks the role and reads the body, in this order: who may not come in learns nothing else. A body may
 // take its time to come, so the token is looked at again behind it.
 func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 	r, w := humago.Unwrap(hctx)
 	ctx := hctx.Context()
-	p, err := s.admit(ctx, r, op)
+	p, err := s.principal(ctx, r)
+	if err == nil {
+		err = s.limitRequest(w.Header(), p, op)
+	}
+	if err == nil {
+		err = s.checkRole(p, op)
+	}
 	var c caller
 	if err == nil {
 		c, err = s.caller(r, p)
+		c.answer = w.Header()
 	}
 	if err == nil && hctx.Operation().RequestBody != nil {
 		if err = s.readBody(w, r); err == nil {
-			c.Principal, err = s.admit(ctx, r, op)
+			c.Principal, err = s.principal(ctx, r)
+		}
+		if err == nil {
+			err = s.checkRole(c.Principal, op)
 		}
 	}
 	if err != nil {
@@ -346,16 +363,19 @@ func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 	next(huma.WithValue(hctx, callerKey, c))
 }
 
-// admit returns whom the request's token stands for, if that has the operation's role.
-func (s *server) admit(ctx context.Context, r *http.Request, op route) (store.Principal, error) {
+// principal returns whom the request's token stands for.
+func (s *server) principal(ctx context.Context, r *http.Request) (store.Principal, error) {
 	if len(r.Header.Values("Authorization")) > 1 {
 		return store.Principal{}, store.ErrUnauthenticated
 	}
-	p, err := s.auth.principal(ctx, r.Header.Get("Authorization"))
-	if err == nil && !p.Has(op.role) {
-		err = s.problems.problem(codeRoleMissing, fmt.Sprintf("the route needs the role %s", op.role))
+	return s.auth.principal(ctx, r.Header.Get("Authorization"))
+}
+
+func (s *server) checkRole(p store.Principal, op route) error {
+	if p.Has(op.role) {
+		return nil
 	}
-	return p, err
+	return s.problems.problem(codeRoleMissing, fmt.Sprintf("the route needs the role %s", op.role))
 }
 
 // caller reads the headers that every route takes.

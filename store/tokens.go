@@ -164,12 +164,12 @@ func CreateToken(ctx context.Context, pool *pgxpool.Pool, tenant int64, name str
 // ensureTokenSQL makes the token the name's, whatever had become of it.
 // Index: api_tokens_pkey.   Locks: the token.
 const ensureTokenSQL = `
-INSERT /* store.ensure_token */ INTO api_tokens AS t (token_hash, tenant_id, name, roles)
-VALUES (@hash::bytea, @tenant::bigint, @name::text, @roles::text[])
-ON CONFLICT (token_hash) DO UPDATE SET roles = EXCLUDED.roles, expires_at = NULL, revoked_at = NULL, replaced_at = NULL, rate_read = NULL, rate_write = NULL
+INSERT /* store.ensure_token */ INTO api_tokens AS t (token_hash, tenant_id, name, roles, rate_read, rate_write)
+VALUES (@hash::bytea, @tenant::bigint, @name::text, @roles::text[], 'off', 'off')
+ON CONFLICT (token_hash) DO UPDATE SET roles = EXCLUDED.roles, expires_at = NULL, revoked_at = NULL, replaced_at = NULL, rate_read = 'off', rate_write = 'off'
  WHERE t.tenant_id = EXCLUDED.tenant_id AND t.name = EXCLUDED.name`
 
-// EnsureToken makes token the one that name of tenant has, with these roles and no end. The ones it had before are void. pool
+// EnsureToken makes token the one that name of tenant has, with these roles, no end and no limits. The ones it had before are void. pool
 // acts as postgres.RoleSystem.
 func EnsureToken(ctx context.Context, pool *pgxpool.Pool, tenant int64, name, token string, roles []string) error {
 	if err := checkToken(tenant, name, token, roles); err != nil {

@@ -39,7 +39,7 @@ func TestRunAnswersUntilItIsStopped(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		done <- run(ctx, envconfig.MapLookuper(map[string]string{
-			"DATABASE_URL": db.URL, "API_ADDR": addr, "OPS_ADDR": opsAddr, "API_CURSOR_KEY": strings.Repeat("ab", 32),
+			"DATABASE_URL": db.URL, "API_ADDR": addr, "OPS_ADDR": opsAddr, "API_CURSOR_KEY": strings.Repeat("ab", 32), "API_RATE_WRITE": "1/1h",
 		}))
 	}()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
@@ -62,6 +62,9 @@ func TestRunAnswersUntilItIsStopped(t *testing.T) {
 	if got := status("PUT", "http://"+addr+"/v1/follows/1/2"); got != 201 {
 		t.Errorf("PUT: %d, want 201", got)
 	}
+	if got := status("PUT", "http://"+addr+"/v1/follows/1/3"); got != 429 {
+		t.Errorf("PUT beyond API_RATE_WRITE: %d, want 429", got)
+	}
 	if got := status("GET", "http://"+addr+"/v1/users/2/counts"); got != 200 {
 		t.Errorf("counts: %d, want 200: PROJECTIONS_DATABASE_URL is DATABASE_URL by default", got)
 	}
@@ -77,12 +80,13 @@ func TestRunAnswersUntilItIsStopped(t *testing.T) {
 }
 
 func TestRunRefusesAConfigurationThatCannotWork(t *testing.T) {
-	for name, env := range map[string]map[string]string{
-		"no database":   {"API_CURSOR_KEY": strings.Repeat("ab", 32)},
-		"no cursor key": {"DATABASE_URL": "postgres://127.0.0.1:1/x"},
+	for says, env := range map[string]map[string]string{
+		"DATABASE_URL":   {"API_CURSOR_KEY": strings.Repeat("ab", 32)},
+		"API_CURSOR_KEY": {"DATABASE_URL": "postgres://127.0.0.1:1/x"},
+		`rate "fast"`:    {"DATABASE_URL": "postgres://127.0.0.1:1/x", "API_CURSOR_KEY": strings.Repeat("ab", 32), "API_RATE_READ": "fast"},
 	} {
-		if err := run(t.Context(), envconfig.MapLookuper(env)); err == nil {
-			t.Errorf("%s: accepted", name)
+		if err := run(t.Context(), envconfig.MapLookuper(env)); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v, want an error that says %s", err, says)
 		}
 	}
 }

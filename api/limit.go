@@ -1,0 +1,168 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/tidings/tidings/store"
+)
+
+// The policies of rate limits: their names in headers and in api_rate_limited_total.
+const (
+	policyRead   = "read"
+	policyWrite  = "write"
+	policyAuthor = "author"
+)
+
+const (
+	limitedTokens  = 4096    // whose windows are kept, twice that at most
+	limitedAuthors = 1 << 15 // likewise: some MiB
+)
+
+// Headers of draft-ietf-httpapi-ratelimit-headers-11 (May 2026).
+const (
+	rateLimitPolicyHeader = "RateLimit-Policy"
+	rateLimitHeader       = "RateLimit"
+)
+
+// limiter counts requests in windows, one per key, that begin with the key's first request. Windows and not a bucket that leaks: what the
+// headers say is then exactly so (r more requests within t seconds), and the most that can come within any window's length is the same, twice
+// the rate. It counts for this process alone. Its memory is bounded: of more keys than it keeps, those that were not heard of for longest begin
+// anew. Safe for concurrent use.
+type limiter[K comparable] struct {
+	keep int
+
+	mu         sync.Mutex
+	now, older map[K]window // older are those of before the last time that now was full
+}
+
+type window struct {
+	ends time.Time
+	used int64 // may exceed the rate: a batch is charged when it is there, and later windows pay
+}
+
+func newLimiter[K comparable](keep int) *limiter[K] {
+	return &limiter[K]{keep: keep, now: make(map[K]window)}
+}
+
+// quota is what a key has left, and for how long that has to last.
+type quota struct {
+	left int64
+	t    time.Duration // until there is more
+}
+
+// take counts n requests of the key at once, if one may still come; else it counts nothing, and q.t is how long to wait.
+func (l *limiter[K]) take(key K, rate store.Rate, n int64, at time.Time) (q quota, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	w, known := l.now[key]
+	if !known {
+		w = l.older[key]
+	}
+	if late := at.Sub(w.ends); late >= 0 {
+		ended := 1 + late/rate.Window
+		if w.used -= rate.N * int64(ended); w.used > 0 { // a batch's: it is paid by the windows that follow
+			w.ends = w.ends.Add(ended * rate.Window)
+		} else {
+			w = window{ends: at.Add(rate.Window)}
+		}
+	}
+	ok = w.used < rate.N
+	if ok {
+		w.used += n
+	}
+	if !known && len(l.now) >= l.keep {
+		l.now, l.older = make(map[K]window), l.now
+	}
+	l.now[key] = w
+	t := w.ends.Sub(at)
+	if owed := w.used/rate.N - 1; owed > 0 { // windows that are spent already
+		t += time.Duration(owed) * rate.Window
+	}
+	return quota{left: max(0, rate.N-w.used), t: t}, ok
+}
+
+// tokenKey is a token, the tenant first. Tokens of one name share their limits.
+type tokenKey struct {
+	tenant int64
+	name   string
+	policy string
+}
+
+type authorKey struct{ tenant, user int64 }
+
+// limits are the rate limits of this process.
+type limits struct {
+	cfg     Config
+	tokens  *limiter[tokenKey]
+	authors *limiter[authorKey]
+	metrics *metrics
+	clock   func() time.Time
+}
+
+func newLimits(cfg Config, m *metrics) *limits {
+	return &limits{cfg: cfg, tokens: newLimiter[tokenKey](limitedTokens), authors: newLimiter[authorKey](limitedAuthors), metrics: m, clock: time.Now}
+}
+
+// request counts a request of the token, and says in the answer's header what is left. false: it is one too many.
+func (l *limits) request(h http.Header, p store.Principal, policy string) bool {
+	rate, own := l.cfg.RateRead, p.ReadRate
+	if policy == policyWrite {
+		rate, own = l.cfg.RateWrite, p.WriteRate
+	}
+	if own != nil {
+		rate = *own
+	}
+	if rate.Off() {
+		return true
+	}
+	q, ok := l.tokens.take(tokenKey{p.TenantID, p.Name, policy}, rate, 1, l.clock())
+	l.tell(h, policy, rate, q, ok)
+	return ok
+}
+
+// author counts a creation by a user, likewise. A token whose own writes are without a limit, an importer's, has none here either.
+func (l *limits) author(h http.Header, p store.Principal, user int64) bool {
+	rate := l.cfg.RateAuthor
+	if rate.Off() || p.WriteRate != nil && p.WriteRate.Off() {
+		return true
+	}
+	q, ok := l.authors.take(authorKey{p.TenantID, user}, rate, 1, l.clock())
+	l.tell(h, policyAuthor, rate, q, ok)
+	return ok
+}
+
+// tell writes the headers. Seconds are rounded up: who waits for so long is not refused again.
+func (l *limits) tell(h http.Header, policy string, rate store.Rate, q quota, ok bool) {
+	seconds := int64((q.t + time.Second - 1) / time.Second)
+	h.Add(rateLimitPolicyHeader, fmt.Sprintf("%q;q=%d;w=%d", policy, rate.N, int64(rate.Window/time.Second)))
+	h.Add(rateLimitHeader, fmt.Sprintf("%q;r=%d;t=%d", policy, q.left, seconds))
+	if !ok {
+		h.Set("Retry-After", fmt.Sprint(seconds))
+		l.metrics.limited.WithLabelValues(policy).Inc()
+	}
+}
+
+// limitRequest counts the request against the limit of its token.
+func (s *server) limitRequest(h http.Header, p store.Principal, op route) error {
+	policy := policyRead
+	if op.writes() {
+		policy = policyWrite
+	}
+	if s.limits.request(h, p, policy) {
+		return nil
+	}
+	return s.problems.problem(codeRateLimited, "the token has made its "+policy+"s for now")
+}
+
+// limitAuthor counts a creation by the user.
+func (s *server) limitAuthor(ctx context.Context, user int64) error {
+	c := callerOf(ctx)
+	if s.limits.author(c.answer, c.Principal, user) {
+		return nil
+	}
+	return s.problems.problem(codeRateLimited, fmt.Sprintf("user %d has made what one user may make for now", user))
+}

@@ -1,0 +1,161 @@
+package api_test
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/api"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/store"
+)
+
+func openLimited(t *testing.T, read, write, author int64) fixture {
+	t.Helper()
+	db := testkit.Postgres(t)
+	f := fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}
+	pool := db.Pool(t, postgres.RoleAPI)
+	cfg := config()
+	for rate, n := range map[*store.Rate]int64{&cfg.RateRead: read, &cfg.RateWrite: write, &cfg.RateAuthor: author} {
+		*rate = store.Rate{N: n, Window: time.Hour}
+	}
+	var err error
+	f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Log: testkit.Logger(t), Reg: f.reg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.token = f.newToken(t, tenant, "tester", store.Roles()...)
+	return f
+}
+
+// limits are the rate limits that an answer tells of, the seconds to the end of the window left out.
+func (a answer) limits() string {
+	return regexp.MustCompile(`;t=3(600|5\d\d)`).ReplaceAllString(strings.Join(a.Header["Ratelimit-Policy"], ",")+" "+strings.Join(a.Header["Ratelimit"], ","), ";t")
+}
+
+func (f fixture) refused(t *testing.T) map[string]float64 {
+	t.Helper()
+	families, err := f.reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := make(map[string]float64)
+	for _, family := range families {
+		for _, m := range family.Metric {
+			if family.GetName() == "api_rate_limited_total" {
+				refused[m.Label[0].GetValue()] = m.GetCounter().GetValue()
+			}
+		}
+	}
+	return refused
+}
+
+func TestATokensReadsAndWritesAreLimitedApart(t *testing.T) {
+	f := openLimited(t, 4, 3, 1000)
+	const path = "/v1/follows/7/42"
+	limited := func(what string, a answer) {
+		t.Helper()
+		if seconds := a.Header.Get("Retry-After"); a.StatusCode != 429 || a.text("code") != "rate-limited" || a.Header.Get("Content-Type") != "application/problem+json" ||
+			!regexp.MustCompile(`^3(600|5\d\d)$`).MatchString(seconds) || !strings.HasSuffix(a.Header.Get("RateLimit"), ";r=0;t="+seconds) {
+			t.Errorf("%s: %d %s %v, want 429", what, a.StatusCode, a.body, a.Header)
+		}
+	}
+	// Every answer says what is left, whatever it is, and counts.
+	f.want(t, 201, "PUT", path, "")
+	for i, c := range []struct {
+		status int
+		path   string
+		header string
+	}{{200, path, "X-Nothing"}, {304, path, `If-None-Match: "1"`}, {404, "/v1/follows/7/43", "X-Nothing"}, {422, "/v1/follows/x/43", "X-Nothing"}} {
+		a := f.do(t, "GET", c.path, "", c.header)
+		if want := fmt.Sprintf(`"read";q=4;w=3600 "read";r=%d;t`, 3-i); a.StatusCode != c.status || a.limits() != want {
+			t.Errorf("%s: %d %s, want %d %s", c.path, a.StatusCode, a.limits(), c.status, want)
+		}
+	}
+	limited("a read too many", f.do(t, "GET", path, ""))
+	limited("a read by POST", f.do(t, "POST", "/v1/users:counts", `{"user_ids":["1"]}`))
+	if a := f.do(t, "GET", path, "", "Authorization: Bearer x"); a.StatusCode != 401 || a.limits() != " " {
+		t.Errorf("nobody's: %d %s", a.StatusCode, a.limits())
+	}
+
+	comment := f.want(t, 201, "POST", "/v1/posts/5/comments", `{"author_id":"3","body":"x"}`, "Idempotency-Key: k")
+	if want := `"write";q=3;w=3600,"author";q=1000;w=3600 "write";r=1;t,"author";r=999;t`; comment.limits() != want {
+		t.Errorf("a create: %s, want %s", comment.limits(), want)
+	}
+	f.want(t, 201, "POST", "/v1/posts/5/comments", `{"author_id":"3","body":"x"}`, "Idempotency-Key: k") // replayed, and counted
+	before := f.rows(t)
+	for _, c := range [][3]string{
+		{"POST", "/v1/posts/5/comments", `{"author_id":"3","body":"y"}`}, {"PUT", "/v1/follows/7/44", ""}, {"DELETE", path, ""}, {"DELETE", "/v1/comments/" + comment.text("comment_id"), ""},
+		{"PUT", "/v1/posts/5/thread", `{"locked":true}`}, {"POST", "/v1/outbox/dlq/1/retry", ""}, {"POST", "/v1/posts/5/comments", `{`},
+	} {
+		limited(c[0]+" "+c[1], f.do(t, c[0], c[1], c[2], "If-Match: *"))
+	}
+	if diff := cmp.Diff(before, f.rows(t)); diff != "" {
+		t.Errorf("a refused write wrote (-before +after):\n%s", diff)
+	}
+	if diff := cmp.Diff(map[string]float64{"read": 2, "write": 7, "author": 0}, f.refused(t)); diff != "" {
+		t.Errorf("api_rate_limited_total (-want +got):\n%s", diff)
+	}
+
+	// Another token, and another tenant's of the same name, have limits of their own; so have those that were given some.
+	others := f
+	for _, spec := range []store.TokenSpec{
+		{TenantID: tenant, Name: "another"}, {TenantID: 2, Name: "tester"}, {TenantID: tenant, Name: "more", ReadRate: &store.Rate{N: 9, Window: time.Minute}},
+		{TenantID: tenant, Name: "unlimited", ReadRate: &store.Rate{}},
+	} {
+		spec.Roles = store.Roles()
+		var err error
+		if others.token, _, err = store.IssueToken(t.Context(), f.system, spec); err != nil {
+			t.Fatal(err)
+		}
+		want := map[string]string{"more": `"read";q=9;w=60 "read";r=8;t=60`, "unlimited": " "}[spec.Name]
+		if want == "" {
+			want = `"read";q=4;w=3600 "read";r=3;t`
+		}
+		if a := others.want(t, 404, "GET", "/v1/follows/1/2", ""); a.limits() != want {
+			t.Errorf("%s of tenant %d: %s, want %s", spec.Name, spec.TenantID, a.limits(), want)
+		}
+	}
+}
+
+func TestWhatOneUserMakesIsLimited(t *testing.T) {
+	f := openLimited(t, 1000, 1000, 2)
+	create := func(f fixture, status int, author int) {
+		t.Helper()
+		f.want(t, status, "POST", "/v1/posts/5/comments", fmt.Sprintf(`{"author_id":"%d","body":"x"}`, author))
+	}
+	create(f, 201, 3)
+	f.want(t, 201, "PUT", "/v1/follows/3/42", "")
+	before := f.rows(t)
+	create(f, 429, 3)
+	if a := f.want(t, 429, "PUT", "/v1/follows/3/43", ""); a.text("code") != "rate-limited" || a.Header.Get("Retry-After") == "" || a.Header.Get("Tidings-Token") != "" {
+		t.Errorf("%s %v", a.body, a.Header)
+	}
+	if diff := cmp.Diff(before, f.rows(t)); diff != "" {
+		t.Errorf("a refused write wrote (-before +after):\n%s", diff)
+	}
+	f.want(t, 204, "DELETE", "/v1/follows/3/42", "") // takes back, and makes nothing
+	f.want(t, 201, "PUT", "/v1/follows/42/3", "")
+	create(f, 201, 4)
+	other := f
+	other.token = f.newToken(t, 2, "tester", store.Roles()...)
+	create(other, 201, 3)
+	// Whatever token it comes by; but an importer's, whose own writes have no limit.
+	other.token = f.newToken(t, tenant, "another", store.Roles()...)
+	create(other, 429, 3)
+	var err error
+	if other.token, _, err = store.IssueToken(t.Context(), f.system, store.TokenSpec{TenantID: tenant, Name: "importer", Roles: store.Roles(), WriteRate: &store.Rate{}}); err != nil {
+		t.Fatal(err)
+	}
+	create(other, 201, 3)
+	if diff := cmp.Diff(map[string]float64{"read": 0, "write": 0, "author": 3}, f.refused(t)); diff != "" {
+		t.Errorf("api_rate_limited_total (-want +got):\n%s", diff)
+	}
+}
