@@ -19,6 +19,9 @@ type Config struct {
 	RateRead       store.Rate    `env:"API_RATE_READ, default=20000/1s"`        // reads of one token, on this process: a number and whole seconds, or off
 	RateWrite      store.Rate    `env:"API_RATE_WRITE, default=20000/1s"`       // writes, likewise
 	RateAuthor     store.Rate    `env:"API_RATE_AUTHOR, default=6000/1m"`       // comments and follows that one user makes, likewise
+	TLSCert        string        `env:"API_TLS_CERT"`                           // path of the certificate chain, PEM; plain HTTP without
+	TLSKey         string        `env:"API_TLS_KEY"`                            // path of its key
+	AccessLog      bool          `env:"API_ACCESS_LOG, default=false"`          // a line per request, at the level info; else at debug
 	RequestTimeout time.Duration `env:"API_REQUEST_TIMEOUT, default=10s"`       // for one request, 100ms..25s: below what the server gives it to arrive
 }
 
@@ -33,6 +36,9 @@ func (c Config) Validate() error {
 	}
 	if c.PageCacheBytes < 0 || c.PageCacheBytes > 1<<30 {
 		errs = append(errs, fmt.Errorf("API_PAGE_CACHE_BYTES is %d: want 0..1073741824", c.PageCacheBytes))
+	}
+	if (c.TLSCert == "") != (c.TLSKey == "") {
+		errs = append(errs, errors.New("API_TLS_CERT and API_TLS_KEY: want both or none"))
 	}
 	if c.RequestTimeout < 100*time.Millisecond || c.RequestTimeout > 25*time.Second {
 		errs = append(errs, fmt.Errorf("API_REQUEST_TIMEOUT is %s: want 100ms..25s", c.RequestTimeout))

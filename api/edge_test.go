@@ -3,6 +3,7 @@ package api_test
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net"
@@ -98,6 +99,51 @@ func TestACauseIsLoggedAndNotSent(t *testing.T) {
 	}
 	if got := log.String(); strings.Contains(got, f.token) || strings.Contains(got, "confidential") {
 		t.Errorf("a token or a body is in the log: %s", got)
+	}
+}
+
+func TestTheAccessLogTellsWhoAskedWhatAndNoSecret(t *testing.T) {
+	db := testkit.Postgres(t)
+	pool := db.Pool(t, postgres.RoleAPI)
+	f := fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}
+	cfg := config()
+	cfg.AccessLog = true
+	var log bytes.Buffer
+	var err error
+	f.Handler, err = api.New(cfg, api.Deps{
+		Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Reg: f.reg, Log: slog.New(slog.NewJSONHandler(&log, nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.token = f.newToken(t, tenant, "tester", store.Roles()...)
+	made := f.want(t, 201, "POST", "/v1/posts/1/comments", `{"author_id":"1","body":"confidential"}`, "X-Request-Id: r-1",
+		"traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+	f.want(t, 400, "GET", "/v1/posts/1/comments?cursor=secret", "")
+	f.do(t, "GET", "/v1/nowhere/"+strings.Repeat("x", 5000), "")
+	lines := strings.Split(strings.TrimSpace(log.String()), "\n")
+	if len(lines) != 3 {
+		t.Fatalf("%d lines: %s", len(lines), &log)
+	}
+	var got map[string]any
+	if err := json.Unmarshal([]byte(lines[0]), &got); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]any{
+		"level": "INFO", "msg": "request", "method": "POST", "route": "/v1/posts/{post_id}/comments", "path": "/v1/posts/1/comments", "status": 201.0,
+		"bytes": float64(len(made.body)), "request_id": "r-1", "trace_id": "0af7651916cd43dd8448eb211c80319c", "tenant": float64(tenant), "token": "tester",
+	} {
+		if got[name] != want {
+			t.Errorf("%s is %v, want %v", name, got[name], want)
+		}
+	}
+	if len(lines[2]) > 1000 {
+		t.Errorf("a line has %d bytes", len(lines[2]))
+	}
+	for _, secret := range []string{f.token, "confidential", "secret"} {
+		if strings.Contains(log.String(), secret) {
+			t.Errorf("%q is in the log: %s", secret, &log)
+		}
 	}
 }
 

@@ -95,14 +95,25 @@ const requestIDHeader = "X-Request-Id"
 type contextKey int
 
 const (
-	requestIDKey contextKey = iota
+	exchangeKey contextKey = iota
 	callerKey
 )
 
-func requestID(ctx context.Context) string {
-	id, _ := ctx.Value(requestIDKey).(string)
-	return id
+// exchange is what is logged of a request: never a body, a token or a query.
+type exchange struct {
+	id     string
+	tenant int64  // 0 until the token is known
+	token  string // its name
 }
+
+func exchangeOf(ctx context.Context) *exchange {
+	if e, ok := ctx.Value(exchangeKey).(*exchange); ok {
+		return e
+	}
+	return new(exchange)
+}
+
+func requestID(ctx context.Context) string { return exchangeOf(ctx).id }
 
 // ServeHTTP gives a request its id and its deadline, and answers for handlers that panic.
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -111,7 +122,8 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !validRequestID(id) {
 		id = uuid.NewString()
 	}
-	ctx, cancel := context.WithTimeout(context.WithValue(r.Context(), requestIDKey, id), s.cfg.RequestTimeout)
+	ex := &exchange{id: id}
+	ctx, cancel := context.WithTimeout(context.WithValue(r.Context(), exchangeKey, ex), s.cfg.RequestTimeout)
 	defer cancel()
 	r = r.WithContext(ctx)
 	rec := &recorder{ResponseWriter: w}
@@ -127,13 +139,31 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		took := time.Since(start)
 		s.metrics.observe(route, r.Method, rec.code(), took)
-		s.log.DebugContext(ctx, "request", "method", r.Method, "route", route, "status", rec.code(), "seconds", took.Seconds(), "request_id", id)
+		s.access(ctx, r, rec, route, took, ex)
 	}()
 	if p := s.checkURL(r); p != nil {
 		s.refuse(rec, r, p)
 		return
 	}
 	s.mux.ServeHTTP(rec, r)
+}
+
+// access writes the access log's line of one request. The path is cut: it may be as long as the client likes.
+func (s *server) access(ctx context.Context, r *http.Request, rec *recorder, route string, took time.Duration, ex *exchange) {
+	level := slog.LevelDebug
+	if s.cfg.AccessLog {
+		level = slog.LevelInfo
+	}
+	if !s.log.Enabled(ctx, level) {
+		return
+	}
+	_, trace, _ := strings.Cut(traceParent(r.Header.Values("Traceparent")), "-")
+	trace, _, _ = strings.Cut(trace, "-")
+	const maxPath = 200
+	s.log.LogAttrs(ctx, level, "request", slog.String("method", r.Method), slog.String("route", route),
+		slog.String("path", r.URL.Path[:min(len(r.URL.Path), maxPath)]), slog.Int("status", rec.code()), slog.Int64("bytes", rec.bytes),
+		slog.Float64("seconds", took.Seconds()), slog.String("client", r.RemoteAddr), slog.String("request_id", ex.id), slog.String("trace_id", trace),
+		slog.Int64("tenant", ex.tenant), slog.String("token", ex.token))
 }
 
 // recovered answers for a handler that panicked. The framework panics when it cannot write an answer: then nobody waits for it.
@@ -189,10 +219,11 @@ func (s *server) noRoute(w http.ResponseWriter, r *http.Request) {
 	s.refuse(w, r, s.problems.problem(codeMethodNotAllowed, "the route has "+strings.Join(allowed, ", ")))
 }
 
-// recorder remembers the status of the answer.
+// recorder remembers the status of the answer and counts its bytes.
 type recorder struct {
 	http.ResponseWriter
 	status int
+	bytes  int64
 }
 
 func (r *recorder) WriteHeader(status int) {
@@ -206,7 +237,9 @@ func (r *recorder) Write(b []byte) (int, error) {
 	if r.status == 0 {
 		r.status = http.StatusOK
 	}
-	return r.ResponseWriter.Write(b)
+	n, err := r.ResponseWriter.Write(b)
+	r.bytes += int64(n)
+	return n, err
 }
 
 // Unwrap lets http.ResponseController find the connection.
@@ -336,6 +369,8 @@ func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 	r, w := humago.Unwrap(hctx)
 	ctx := hctx.Context()
 	p, err := s.principal(ctx, r)
+	ex := exchangeOf(ctx)
+	ex.tenant, ex.token = p.TenantID, p.Name
 	if err == nil {
 		err = s.limitRequest(w.Header(), p, op)
 	}

@@ -74,6 +74,8 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	g.Go(func() error { return ops.Run(ctx) })
 	g.Go(func() error { return waker.Run(ctx) })
 	g.Go(func() error { return consumers.Listen(ctx, nc, cfg.Broker, event.AggregateFollow, pages, log) })
-	g.Go(func() error { return daemon.ListenAndServe(ctx, cfg.API.Addr, handler, log.With("component", "api")) })
+	g.Go(func() error {
+		return daemon.ListenAndServe(ctx, cfg.API.Addr, cfg.API.TLSCert, cfg.API.TLSKey, handler, log.With("component", "api"))
+	})
 	return g.Wait()
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"net"
 	"net/http"
 	"strings"
@@ -34,15 +35,16 @@ func TestRunAnswersUntilItIsStopped(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr, opsAddr := freeAddr(t), freeAddr(t)
+	addr, opsAddr, cert := freeAddr(t), freeAddr(t), testkit.NewCertificate(t)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
 		done <- run(ctx, envconfig.MapLookuper(map[string]string{
 			"DATABASE_URL": db.URL, "API_ADDR": addr, "OPS_ADDR": opsAddr, "API_CURSOR_KEY": strings.Repeat("ab", 32), "API_RATE_WRITE": "1/1h",
+			"API_TLS_CERT": cert.CertFile, "API_TLS_KEY": cert.KeyFile,
 		}))
 	}()
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: cert.Pool(t)}}}
 	status := func(method, url string) int {
 		req, err := http.NewRequestWithContext(ctx, method, url, nil)
 		if err != nil {
@@ -57,9 +59,9 @@ func TestRunAnswersUntilItIsStopped(t *testing.T) {
 		return resp.StatusCode
 	}
 	testkit.Eventually(t, 10*time.Second, "the API to be ready", func() (bool, error) {
-		return status("GET", "http://"+opsAddr+"/readyz") == 200 && status("GET", "http://"+addr+"/v1/openapi.json") == 200, nil
+		return status("GET", "http://"+opsAddr+"/readyz") == 200 && status("GET", "https://"+addr+"/v1/openapi.json") == 200, nil
 	})
-	if got := status("PUT", "http://"+addr+"/v1/follows/1/2"); got != 201 {
+	if got := status("PUT", "https://"+addr+"/v1/follows/1/2"); got != 201 {
 		t.Errorf("PUT: %d, want 201", got)
 	}
 	if got := status("PUT", "http://"+addr+"/v1/follows/1/3"); got != 429 {

@@ -49,8 +49,8 @@ func TestDefaultsAreValid(t *testing.T) {
 }
 
 func TestValidateNamesEveryViolation(t *testing.T) {
-	err := broker.Config{Stream: "a.b", Prefix: "x.y", LivePrefix: "*", Replicas: 6, MaxAge: time.Second, MaxBytes: 0}.Validate()
-	for _, name := range []string{"NATS_URL", "NATS_STREAM", "NATS_SUBJECT_PREFIX", "NATS_LIVE_PREFIX", "NATS_REPLICAS", "NATS_MAX_AGE", "NATS_MAX_BYTES", "NATS_TIMEOUT"} {
+	err := broker.Config{TLSCert: "cert.pem", Stream: "a.b", Prefix: "x.y", LivePrefix: "*", Replicas: 6, MaxAge: time.Second, MaxBytes: 0}.Validate()
+	for _, name := range []string{"NATS_URL", "NATS_STREAM", "NATS_SUBJECT_PREFIX", "NATS_LIVE_PREFIX", "NATS_REPLICAS", "NATS_MAX_AGE", "NATS_MAX_BYTES", "NATS_TIMEOUT", "NATS_TLS_KEY"} {
 		if err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%v does not name %s", err, name)
 		}
@@ -331,4 +331,49 @@ func portOf(t *testing.T, raw string) int {
 		t.Fatal(err)
 	}
 	return n
+}
+
+func TestConnectionIsEncryptedAndBothSidesAreChecked(t *testing.T) {
+	srvCert, clientCert := testkit.NewCertificate(t), testkit.NewCertificate(t)
+	config, err := server.GenTLSConfig(&server.TLSConfigOpts{CertFile: srvCert.CertFile, KeyFile: srvCert.KeyFile, CaFile: clientCert.CertFile, Verify: true, Timeout: 5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true, TLS: true, TLSVerify: true, TLSConfig: config, TLSTimeout: 5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv.Start()
+	defer srv.WaitForShutdown()
+	defer srv.Shutdown()
+	if !srv.ReadyForConnections(10 * time.Second) {
+		t.Fatal("no server")
+	}
+	good := broker.Config{URL: srv.ClientURL(), TLSCA: srvCert.CertFile, TLSCert: clientCert.CertFile, TLSKey: clientCert.KeyFile,
+		Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxBytes: -1, Timeout: 5 * time.Second}
+	for name, c := range map[string]struct {
+		change func(*broker.Config)
+		ok     bool
+	}{
+		"both know each other":        {func(*broker.Config) {}, true},
+		"the server is not known":     {func(c *broker.Config) { c.TLSCA = clientCert.CertFile }, false},
+		"the client has none":         {func(c *broker.Config) { c.TLSCert, c.TLSKey = "", "" }, false},
+		"the client's is not allowed": {func(c *broker.Config) { c.TLSCert, c.TLSKey = srvCert.CertFile, srvCert.KeyFile }, false},
+	} {
+		cfg := good
+		c.change(&cfg)
+		nc, err := broker.Connect(cfg, "test", slog.New(slog.DiscardHandler), nats.RetryOnFailedConnect(false))
+		if err == nil {
+			_, err = nc.TLSConnectionState()
+			err = errors.Join(err, nc.FlushTimeout(5*time.Second)) // a client's certificate is refused after the handshake
+			nc.Close()
+		}
+		if (err == nil) != c.ok {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := broker.Connect(broker.Config{URL: good.URL, TLSCA: "absent.pem", Stream: "E", Prefix: "a", LivePrefix: "b", Replicas: 1, MaxBytes: -1, Timeout: 1},
+		"test", slog.New(slog.DiscardHandler)); err == nil {
+		t.Error("an authority that cannot be read was ignored")
+	}
 }

@@ -12,6 +12,9 @@ import (
 type Config struct {
 	URL         string        `env:"NATS_URL, default=nats://127.0.0.1:4222"` // of one or more servers, separated by commas
 	Credentials string        `env:"NATS_CREDENTIALS"`                        // path of a credentials file; none when empty
+	TLSCA       string        `env:"NATS_TLS_CA"`                             // path of the certificates, PEM, that the servers' are checked with; the system's when empty
+	TLSCert     string        `env:"NATS_TLS_CERT"`                           // path of the client's certificate, PEM, for servers that want one
+	TLSKey      string        `env:"NATS_TLS_KEY"`                            // path of its key
 	Stream      string        `env:"NATS_STREAM, default=EVENTS"`             // name of the stream
 	Prefix      string        `env:"NATS_SUBJECT_PREFIX, default=events"`     // events are published to Prefix.>
 	LivePrefix  string        `env:"NATS_LIVE_PREFIX, default=live"`          // and republished, once stored, to LivePrefix.>
@@ -32,6 +35,9 @@ func (c Config) Validate() error {
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if c.URL == "" {
 		bad("NATS_URL is empty")
+	}
+	if (c.TLSCert == "") != (c.TLSKey == "") {
+		bad("NATS_TLS_CERT and NATS_TLS_KEY: want both or none")
 	}
 	if !streamName.MatchString(c.Stream) {
 		bad("NATS_STREAM is %q: want letters, digits, - and _", c.Stream)

@@ -45,6 +45,12 @@ func Connect(cfg Config, name string, log *slog.Logger, opts ...nats.Option) (*n
 	if cfg.Credentials != "" {
 		all = append(all, nats.UserCredentials(cfg.Credentials))
 	}
+	if cfg.TLSCA != "" {
+		all = append(all, nats.RootCAs(cfg.TLSCA))
+	}
+	if cfg.TLSCert != "" {
+		all = append(all, nats.ClientCert(cfg.TLSCert, cfg.TLSKey))
+	}
 	nc, err := nats.Connect(cfg.servers(), append(all, opts...)...)
 	if err != nil {
 		return nil, fmt.Errorf("connect to NATS: %w", err)

@@ -48,12 +48,19 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger
 	return nil
 }
 
-// ListenAndServe is Serve on addr (host:port).
-func ListenAndServe(ctx context.Context, addr string, h http.Handler, log *slog.Logger) error {
+// ListenAndServe is Serve on addr (host:port), with TLS when it is given a certificate (see Encrypt).
+func ListenAndServe(ctx context.Context, addr, certFile, keyFile string, h http.Handler, log *slog.Logger) error {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return fmt.Errorf("listen for HTTP: %w", err)
 	}
-	log.Info("listening", "addr", l.Addr().String())
+	if certFile != "" {
+		encrypted, err := Encrypt(l, certFile, keyFile, log)
+		if err != nil {
+			return errors.Join(err, l.Close())
+		}
+		l = encrypted
+	}
+	log.Info("listening", "addr", l.Addr().String(), "tls", certFile != "")
 	return Serve(ctx, l, h, log)
 }

@@ -61,6 +61,9 @@ the next start goes on with them, also after dev was killed. Ctrl-C stops everyt
 			if err := envconfig.ProcessWith(c.Context(), &envconfig.Config{Target: &cfg, Lookuper: p.Env}); err != nil {
 				return &usageError{fmt.Errorf("read the environment: %w", err)}
 			}
+			if cfg.API.TLSCert != "" {
+				return &usageError{errors.New("dev answers plain HTTP on loopback: unset API_TLS_CERT and API_TLS_KEY")}
+			}
 			if dir == "" {
 				var err error
 				if dir, err = p.defaultData(); err != nil {

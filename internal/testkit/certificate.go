@@ -1,0 +1,61 @@
+package testkit
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// Certificate is a certificate for 127.0.0.1 and its key, as PEM files. It signs itself, so its file is also the authority to
+// check it with, and serves clients as well as servers.
+type Certificate struct{ CertFile, KeyFile string }
+
+// NewCertificate makes one in a directory of its own.
+func NewCertificate(t testing.TB) Certificate {
+	t.Helper()
+	dir := t.TempDir()
+	c := Certificate{CertFile: filepath.Join(dir, "cert.pem"), KeyFile: filepath.Join(dir, "key.pem")}
+	c.Renew(t)
+	return c
+}
+
+// Renew makes another pair in the place of the files.
+func (c Certificate) Renew(t testing.TB) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	check(t, "make a key", err)
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+	check(t, "make a serial number", err)
+	template := &x509.Certificate{
+		SerialNumber: serial, Subject: pkix.Name{CommonName: "tidings test"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	check(t, "make a certificate", err)
+	der, err := x509.MarshalECPrivateKey(key)
+	check(t, "encode the key", err)
+	check(t, "write the key", os.WriteFile(c.KeyFile, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600))
+	check(t, "write the certificate", os.WriteFile(c.CertFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}), 0o600))
+}
+
+// Pool returns the authority to check the certificate with.
+func (c Certificate) Pool(t testing.TB) *x509.CertPool {
+	t.Helper()
+	b, err := os.ReadFile(c.CertFile)
+	check(t, "read the certificate", err)
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(b) {
+		t.Fatal("the certificate is not PEM")
+	}
+	return pool
+}
