@@ -64,10 +64,10 @@ func TestRunAnswersUntilItIsStopped(t *testing.T) {
 	if got := status("PUT", "https://"+addr+"/v1/follows/1/2"); got != 201 {
 		t.Errorf("PUT: %d, want 201", got)
 	}
-	if got := status("PUT", "http://"+addr+"/v1/follows/1/3"); got != 429 {
+	if got := status("PUT", "https://"+addr+"/v1/follows/1/3"); got != 429 {
 		t.Errorf("PUT beyond API_RATE_WRITE: %d, want 429", got)
 	}
-	if got := status("GET", "http://"+addr+"/v1/users/2/counts"); got != 200 {
+	if got := status("GET", "https://"+addr+"/v1/users/2/counts"); got != 200 {
 		t.Errorf("counts: %d, want 200: PROJECTIONS_DATABASE_URL is DATABASE_URL by default", got)
 	}
 	stop()
