@@ -158,6 +158,9 @@ INSERT INTO thread_settings (tenant_id, post_id, locked, premoderated, title, ve
 INSERT INTO thread_comments (tenant_id, comment_id, post_id, slug, path, author_id, body, author_state, moderation_state, version, created_at,
     updated_at, visible, shown)
   VALUES (1, gen_random_uuid(), 1, 'aaaaaaaa', 'p', 1, 'x', 'ACTIVE', 'NONE', 1, now(), now(), true, true);
+INSERT INTO threads_purged (tenant_id, post_id, version) VALUES (1, 2, 3);
+INSERT INTO comment_history_purged (tenant_id, comment_id, version) VALUES (1, gen_random_uuid(), 3);
+INSERT INTO follow_history_purged (tenant_id, follower_id, followee_id, version) VALUES (1, 1, 2, 3);
 INSERT INTO comment_history (tenant_id, object, metadata)
   VALUES (1, '{"comment_id": "00000000-0000-7000-8000-000000000000", "version": 1}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}');
 INSERT INTO follow_history (tenant_id, object, metadata)
@@ -268,5 +271,82 @@ func TestEveryTenantTableHasRowLevelSecurity(t *testing.T) {
 	open, err = pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil || len(open) > 0 {
 		t.Errorf("partitions that tidings_api reads past their parent's policy: %v, %v", open, err)
+	}
+}
+
+// hidden are columns that tidings_reader may not read.
+var hidden = map[string]bool{"api_tokens.token_hash": true}
+
+func TestTheReaderReadsEveryTableOfEveryTenantAndWritesNone(t *testing.T) {
+	db := testkit.Postgres(t)
+	ctx, owner := t.Context(), db.Pool(t, postgres.RoleOwner)
+	if _, err := owner.Exec(ctx, fillSQL); err != nil {
+		t.Fatal(err)
+	}
+	rows, _ := owner.Query(ctx, `
+		SELECT t.table_name::text AS name, t.table_type = 'VIEW' AS view,
+		       array_agg(c.column_name::text ORDER BY c.ordinal_position) AS columns,
+		       array_agg(c.column_name::text ORDER BY c.ordinal_position) FILTER (WHERE NOT has_column_privilege('tidings_reader', quote_ident(t.table_name), c.column_name, 'SELECT')) AS unread,
+		       concat_ws(', ', VARIADIC array(SELECT p FROM unnest(ARRAY['INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) p
+		          WHERE has_table_privilege('tidings_reader', quote_ident(t.table_name), p))) AS rights
+		  FROM information_schema.tables t JOIN information_schema.columns c USING (table_schema, table_name)
+		  JOIN pg_class k ON k.oid = quote_ident(t.table_name)::regclass
+		 WHERE t.table_schema = current_schema() AND NOT k.relispartition -- which is read through its parent
+		 GROUP BY t.table_name, t.table_type ORDER BY 1`)
+	type readable struct {
+		Name            string
+		View            bool
+		Columns, Unread []string
+		Rights          string
+	}
+	tables, err := pgx.CollectRows(rows, pgx.RowToStructByName[readable])
+	if err != nil || len(tables) < 30 {
+		t.Fatalf("%d tables, %v", len(tables), err)
+	}
+	tx, err := owner.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(ctx) }()
+	counts := map[string]int{}
+	for _, table := range tables {
+		if !table.View {
+			var n int
+			if err := tx.QueryRow(ctx, `SELECT count(*) FROM `+table.Name).Scan(&n); err != nil {
+				t.Fatal(err)
+			}
+			counts[table.Name] = n
+		}
+	}
+	if _, err := tx.Exec(ctx, `SET LOCAL ROLE tidings_reader`); err != nil {
+		t.Fatal(err)
+	}
+	for _, table := range tables {
+		open := slices.DeleteFunc(slices.Clone(table.Columns), func(c string) bool { return hidden[table.Name+"."+c] })
+		var shut []string
+		for _, c := range table.Unread {
+			if !hidden[table.Name+"."+c] {
+				shut = append(shut, c)
+			}
+		}
+		if len(shut) > 0 || len(open)+len(table.Unread) != len(table.Columns) {
+			t.Errorf("%s: tidings_reader may not read %v, or may read what is hidden; its migration wants GRANT SELECT ON %[1]s TO tidings_reader", table.Name, shut)
+			continue
+		}
+		if table.Rights != "" {
+			t.Errorf("%s: tidings_reader has %s", table.Name, table.Rights)
+		}
+		var n int
+		if err := tx.QueryRow(ctx, `SELECT count(*) FROM (SELECT `+strings.Join(open, ", ")+` FROM `+table.Name+`) x`).Scan(&n); err != nil {
+			t.Fatalf("%s: %v", table.Name, err)
+		}
+		if !table.View && n != counts[table.Name] {
+			t.Errorf("%s: tidings_reader sees %d of %d rows; its migration wants CREATE POLICY reader ON %[1]s FOR SELECT TO tidings_reader USING (true)", table.Name, n, counts[table.Name])
+		}
+	}
+	var sequences []string
+	if err := tx.QueryRow(ctx, `SELECT coalesce(array_agg(sequencename::text), '{}') FROM pg_sequences WHERE schemaname = current_schema() AND has_sequence_privilege(schemaname || '.' || sequencename, 'USAGE, UPDATE')`).
+		Scan(&sequences); err != nil || len(sequences) > 0 {
+		t.Errorf("tidings_reader may take numbers of %v, %v", sequences, err)
 	}
 }

@@ -542,7 +542,7 @@ func TestProjectionsNameAllTheirTablesAndTellOfAllTheirAggregates(t *testing.T) 
 	rows, _ := r.owner.Query(t.Context(), `
 		SELECT c.relname::text FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant_id'
 		 WHERE c.relkind = 'r' AND c.relnamespace = 'public'::regnamespace AND NOT starts_with(c.relname::text, 'consumer_')
-		   AND c.relname NOT IN ('comment_history', 'follow_history') AND c.relname NOT IN ('follows', 'comments', 'comment_keys', 'threads', 'api_tokens')
+		   AND c.relname NOT IN ('comment_history', 'follow_history') AND NOT c.relname::text ~ '_purged$' AND c.relname NOT IN ('follows', 'comments', 'comment_keys', 'threads', 'api_tokens')
 		   AND NOT starts_with(c.relname::text, 'outbox_')
 		 ORDER BY 1`)
 	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -61,7 +62,7 @@ func (e *StaleThreadError) Error() string {
 // threads has every version of every thread's settings. A thread whose settings were never set has no row: it is at version 0.
 func threads() *versioned.Table[event.Thread] {
 	return versioned.New[event.Thread](versioned.Definition{
-		Table: "threads", Sequence: "object_version_id", Key: []versioned.Column{{Name: "post_id", Type: "bigint"}},
+		Table: "threads", Sequence: "object_version_id", Key: []versioned.Column{{Name: "post_id", Type: "bigint"}}, Purged: "threads_purged",
 	})
 }
 
@@ -143,20 +144,23 @@ func (s *Store) setTurn(ctx context.Context, tx *unit, tenant int64, settings []
 	return err
 }
 
-// threadsGetSQL reads the settings of threads, in the order of the argument, and the time.
-// Index: threads_head_idx.   Locks: none.
+// threadsGetSQL reads the settings of threads, in the order of the argument, and the time. What retention deleted or purged were the
+// defaults, and they are still at the version that consumers know.
+// Index: threads_head_idx, threads_purged_pkey.   Locks: none.
 const threadsGetSQL = `
-SELECT /* store.threads_get */ now(), t.object
+SELECT /* store.threads_get */ now(), t.object, coalesce(p.version, 0)
   FROM unnest(@post_ids::bigint[]) WITH ORDINALITY AS w(post_id, ord)
-  LEFT JOIN threads t ON t.tenant_id = @tenant::bigint AND t.post_id = w.post_id AND t.version_state = 'LATEST'
+  LEFT JOIN threads t ON t.tenant_id = @tenant::bigint AND t.post_id = w.post_id AND t.version_state IN ('LATEST', 'DELETED')
+  LEFT JOIN threads_purged p ON t.post_id IS NULL AND p.tenant_id = @tenant::bigint AND p.post_id = w.post_id
  ORDER BY w.ord`
 
-// getThreads returns the settings of each post, the defaults at version 0 where nothing was set, and the transaction's time.
+// getThreads returns the settings of each post, the defaults at version 0 where nothing was ever set, and the transaction's time.
 func getThreads(ctx context.Context, tx pgx.Tx, tenant int64, posts []int64) (now time.Time, all []event.Thread, err error) {
 	var object *event.Thread
+	var purged int64
 	rows, _ := tx.Query(ctx, threadsGetSQL, pgx.StrictNamedArgs{"tenant": tenant, "post_ids": posts})
-	_, err = pgx.ForEachRow(rows, []any{&now, &object}, func() error {
-		t := event.Thread{PostID: event.ID(posts[len(all)])}
+	_, err = pgx.ForEachRow(rows, []any{&now, &object, &purged}, func() error {
+		t := event.Thread{PostID: event.ID(posts[len(all)]), Version: purged}
 		if object != nil {
 			t = *object
 			t.Actor = "" // as with comments and follows: the history has it
@@ -210,4 +214,15 @@ func CheckThreads(ctx context.Context, pool *pgxpool.Pool, report func(versioned
 		return err
 	})
 	return versions, err
+}
+
+// RetainThreads does retention for the settings of threads: those that are the defaults again and were not touched for after are deleted
+// logically, and what has been deleted for after is purged. What holds for a thread, and its version, stay the same. See versioned.Retain.
+func RetainThreads(ctx context.Context, pool *pgxpool.Pool, after time.Duration, fence func(context.Context, pgx.Tx) error, done func(expired, purged, versions int64)) error {
+	return threads().Retain(ctx, pool, versioned.Retention[event.Thread]{After: after, Fence: fence, Done: done,
+		Invalid: func(_ context.Context, latest []versioned.Head[event.Thread]) ([]versioned.Head[event.Thread], error) {
+			return slices.DeleteFunc(latest, func(h versioned.Head[event.Thread]) bool {
+				return h.Object.Locked || h.Object.Premoderate || h.Object.Title != ""
+			}), nil
+		}})
 }

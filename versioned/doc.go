@@ -11,8 +11,8 @@
 // (a partial unique index), a version without a state, a creator or a time (checks); what they cannot hold, Check looks for.
 // Writers of one object wait for each other (an advisory lock, taken in one order), so none of them fails for the others.
 //
-// Get, List and ListDeleted read heads by key, Query by the fields of an index; History and Recent read an object's versions. Purge
-// deletes what has been deleted long enough: nothing else removes a row.
+// Get, List and ListDeleted read heads by key, Query by the fields of an index; History and Recent read an object's versions. Retain
+// deletes what is no longer valid and purges what has been deleted long enough: nothing else removes a row.
 //
 // Upsert and Delete make the next version. Record takes versions that somebody else numbered, in any order and any number of
 // times, and puts each in its place: it is how a history is kept from events.

@@ -37,22 +37,22 @@ func (t *Table[T]) Get(ctx context.Context, tx pgx.Tx, tenant int64, key Key) (V
 // List returns up to limit LATEST versions of a tenant in the order of their keys, after the key after; from the first when it
 // is nil.
 func (t *Table[T]) List(ctx context.Context, tx pgx.Tx, tenant int64, after Key, limit int) ([]Version[T], error) {
-	return t.heads(ctx, tx, Latest, tenant, nil, nil, after, limit)
+	return t.page(ctx, tx, Latest, tenant, nil, nil, after, limit)
 }
 
 // ListDeleted is List of the objects that are deleted.
 func (t *Table[T]) ListDeleted(ctx context.Context, tx pgx.Tx, tenant int64, after Key, limit int) ([]Version[T], error) {
-	return t.heads(ctx, tx, Deleted, tenant, nil, nil, after, limit)
+	return t.page(ctx, tx, Deleted, tenant, nil, nil, after, limit)
 }
 
-// Query is List of the objects whose fields have these values. The fields are, in any order, the columns of one of
+// Query is List of the objects whose fields have these values. The fields are, in any order, those of one of
 // Definition.Indexes or the first columns of the key; others have no index and are an error.
 func (t *Table[T]) Query(ctx context.Context, tx pgx.Tx, tenant int64, fields []Field, after Key, limit int) ([]Version[T], error) {
 	columns, values, err := t.indexed(fields)
 	if err != nil {
 		return nil, err
 	}
-	return t.heads(ctx, tx, Latest, tenant, columns, values, after, limit)
+	return t.page(ctx, tx, Latest, tenant, columns, values, after, limit)
 }
 
 // indexed returns the fields in the order of the index that has them.
@@ -79,7 +79,7 @@ next:
 	return nil, nil, fmt.Errorf("query %s by %v: no index has these columns", t.def.Table, fields)
 }
 
-func (t *Table[T]) heads(ctx context.Context, tx pgx.Tx, state State, tenant int64, columns []Column, values []any, after Key, limit int) ([]Version[T], error) {
+func (t *Table[T]) page(ctx context.Context, tx pgx.Tx, state State, tenant int64, columns []Column, values []any, after Key, limit int) ([]Version[T], error) {
 	args := pgx.StrictNamedArgs{"tenant": tenant}
 	if after != nil {
 		var err error
@@ -105,7 +105,11 @@ func (t *Table[T]) selectSQL(columns []Column, state State, paged bool) string {
 	keys := strings.Join(names, ", ")
 	where := []string{"t.tenant_id = @tenant", fmt.Sprintf("t.version_state = '%s'", state)}
 	for i, c := range columns {
-		where = append(where, fmt.Sprintf("t.%s = @field%d::%s", c.Name, i, c.Type))
+		field := fmt.Sprintf("(t.object ->> '%s')::%s", c.Name, c.Type)
+		if slices.Contains(t.def.Key, c) {
+			field = "t." + c.Name
+		}
+		where = append(where, fmt.Sprintf("%s = @field%d::%s", field, i, c.Type))
 	}
 	if paged {
 		where = append(where, fmt.Sprintf("(%s) > (%s)", keys, strings.Join(after, ", ")))

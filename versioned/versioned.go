@@ -74,9 +74,14 @@ type Definition struct {
 	Key      []Column // generated from the object's fields of the same names
 	Version  string   // bigint column generated from the object's own version, unique per object; empty when there is none
 
-	// Indexes is what Query may ask for besides the beginning of the key: for each, the columns of an index of the LATEST versions,
-	// (tenant_id, these columns, the key) WHERE version_state = 'LATEST'. They are generated from the object's fields of the same names.
+	// Indexes is what Query may ask for besides the beginning of the key: for each, the object's fields of an index of the LATEST versions,
+	// (tenant_id, ((object ->> 'field')::type) for each of them, the key) WHERE version_state = 'LATEST'. An index on an expression comes
+	// to a table that is in use without a rewrite; a generated column would not.
 	Indexes [][]Column
+
+	// Purged is the table of (tenant_id, the key, version, purged_at) that notes up to which version (the object's own) an object was purged. Record
+	// adds none of those any more, and whoever numbers the next version goes on from there. Empty when nothing needs it.
+	Purged string
 }
 
 // Key is the values of an object's key columns, in their order.
@@ -87,7 +92,8 @@ type Key []any
 type Table[T any] struct {
 	def                                                                        Definition
 	lockSQL, archiveSQL, insertSQL, deleteSQL, outdateSQL, adoptSQL, recordSQL string
-	getSQL, historySQL, recentSQL, purgeSQL, checkSQL, countSQL                string
+	getSQL, historySQL, recentSQL, checkSQL, countSQL                          string
+	expireSQL, purgeSQL, headsSQL, headsAfterSQL                               string
 }
 
 var identifier = regexp.MustCompile(`^[a-z][a-z0-9_]{0,62}$`)
@@ -98,6 +104,9 @@ func New[T any](def Definition) *Table[T] {
 	names := []string{def.Table, def.Sequence}
 	if def.Version != "" {
 		names = append(names, def.Version)
+	}
+	if def.Purged != "" {
+		names = append(names, def.Purged)
 	}
 	for _, c := range slices.Concat(append([][]Column{def.Key}, def.Indexes...)...) {
 		names = append(names, c.Name)
@@ -123,8 +132,10 @@ const buckets = 1024
 
 // prepare writes the statements. {table} and the like stand for what the definition names; everything else is an argument.
 func (t *Table[T]) prepare() {
-	var names, same, exprs, params []string
+	var names, same, exprs, params, texts, after []string
 	for i, c := range t.def.Key {
+		texts = append(texts, fmt.Sprintf("t.%s::text", c.Name))
+		after = append(after, fmt.Sprintf("@key%d::text::%s", i, c.Type))
 		names = append(names, c.Name)
 		same = append(same, fmt.Sprintf("t.%[1]s = i.%[1]s", c.Name))
 		exprs = append(exprs, fmt.Sprintf("(u.object ->> '%s')::%s AS %s", c.Name, c.Type, c.Name))
@@ -134,7 +145,19 @@ func (t *Table[T]) prepare() {
 	if t.def.Version != "" {
 		position = t.def.Version
 	}
+	purged, note, bump := "", "", ""
+	if t.def.Version != "" {
+		bump = " || jsonb_build_object('{version}', t.{version} + 1)"
+	}
+	if t.def.Purged != "" {
+		purged = " AND NOT EXISTS (SELECT FROM {purged} t WHERE {same} AND t.version >= i.{version})"
+		note = `, noted AS (
+  INSERT INTO {purged} (tenant_id, {keys}, version) SELECT tenant_id, {keys}, version FROM gone
+      ON CONFLICT (tenant_id, {keys}) DO UPDATE SET version = excluded.version, purged_at = excluded.purged_at
+)`
+	}
 	r := strings.NewReplacer(
+		"{purged}", t.def.Purged, "{key texts}", strings.Join(texts, ", "), "{after}", strings.Join(after, ", "),
 		"{table}", t.def.Table, "{sequence}", t.def.Sequence, "{keys}", strings.Join(names, ", "), "{same}", "t.tenant_id = i.tenant_id AND "+strings.Join(same, " AND "),
 		"{key exprs}", strings.Join(exprs, ", "), "{key params}", "t.tenant_id = @tenant AND "+strings.Join(params, " AND "),
 		"{keys of t}", "t."+strings.Join(names, ", t."), "{keys of i}", "i."+strings.Join(names, ", i."), "{at}", "(t.metadata ->> 'last_update_time')::timestamptz", "{version}", t.def.Version, "{position}", position, "{buckets}", fmt.Sprint(buckets),
@@ -200,7 +223,7 @@ UPDATE /* versioned.adopt */ {table} t SET object = i.object, metadata = jsonb_s
          WHERE created_by <> '` + Unrecorded + `' ORDER BY tenant_id, {keys}, {version}, ord) i
  WHERE {same} AND t.{version} = i.{version} AND t.metadata ->> 'created_by' = '` + Unrecorded + `'`)
 
-	// Versions that are there are left alone; one that nothing is later than is the head.   Index: the version index.
+	// Versions that are there, and that were, are left alone; one that nothing is later than is the head.   Index: the version index.
 	t.recordSQL = r.Replace(incoming + `, versions AS MATERIALIZED (
   SELECT DISTINCT ON (tenant_id, {keys}, {version}) * FROM (SELECT *, (object ->> '{version}')::bigint AS {version} FROM incoming) v
    ORDER BY tenant_id, {keys}, {version}, created_by = '` + Unrecorded + `', ord
@@ -209,7 +232,7 @@ UPDATE /* versioned.adopt */ {table} t SET object = i.object, metadata = jsonb_s
                      OR EXISTS (SELECT FROM {table} t WHERE {same} AND t.{version} > i.{version}) THEN 'ARCHIVED'
                    WHEN i.deleted THEN 'DELETED' ELSE 'LATEST' END AS state
     FROM versions i
-   WHERE NOT EXISTS (SELECT FROM {table} t WHERE {same} AND t.{version} = i.{version})
+   WHERE NOT EXISTS (SELECT FROM {table} t WHERE {same} AND t.{version} = i.{version})` + purged + `
 )
 INSERT /* versioned.record */ INTO {table} (tenant_id, object, metadata)
 SELECT n.tenant_id, n.object, ` + metadata + `
@@ -229,11 +252,33 @@ SELECT /* versioned.history */ t.object, t.metadata, t.{position} FROM {table} t
 SELECT /* versioned.recent */ t.object, t.metadata, t.{position} FROM {table} t
  WHERE {key params} AND t.{position} < @before ORDER BY t.{position} DESC LIMIT @limit`)
 
-	// Index: the head index, then the primary key.   Locks: every version of the objects.
-	t.purgeSQL = r.Replace(incoming + `, gone AS MATERIALIZED (
-  SELECT DISTINCT i.tenant_id, {keys of i} FROM incoming i JOIN {table} t ON {same} AND t.version_state = 'DELETED' AND {at} < i.at
+	// A head that is no longer the version that was looked at, or not made before the time, stays.   Index: the head index.   Locks: the heads.
+	t.expireSQL = r.Replace(incoming + `, gone AS (
+  UPDATE {table} t SET ` + toArchived + `
+    FROM incoming i
+   WHERE {same} AND t.version_state = 'LATEST' AND t.version_id = (@ids::bigint[])[i.ord] AND {at} < i.at
+  RETURNING i.ord, t.tenant_id, t.object` + bump + ` AS object, i.created_by, greatest(now(), {at}) AS at
 )
-DELETE /* versioned.purge */ FROM {table} t USING gone i WHERE {same}`)
+INSERT /* versioned.expire */ INTO {table} (tenant_id, object, metadata)
+SELECT n.tenant_id, n.object, ` + metadata + `
+  FROM (SELECT o.*, nextval('{sequence}') AS id, 'DELETED' AS state FROM (SELECT * FROM gone ORDER BY ord) o) n
+RETURNING version_id`)
+
+	// Likewise.   Index: the head index, then the primary key.   Locks: every version of the objects.
+	t.purgeSQL = r.Replace(incoming + `, gone AS MATERIALIZED (
+  SELECT i.tenant_id, {keys of i}, (t.object ->> 'version')::bigint AS version
+    FROM incoming i JOIN {table} t ON {same} AND t.version_state = 'DELETED' AND t.version_id = (@ids::bigint[])[i.ord] AND {at} < i.at
+)` + note + `
+DELETE /* versioned.purge */ FROM {table} t USING gone i WHERE {same} RETURNING t.version_state = 'DELETED'`)
+
+	// Index: the head index, one range.   Locks: none.
+	t.headsSQL = r.Replace(`
+SELECT /* versioned.heads */ t.tenant_id, ARRAY[{key texts}], t.object, t.metadata, t.{position} FROM {table} t
+ WHERE t.version_state IN ('LATEST', 'DELETED') ORDER BY t.tenant_id, {keys of t} LIMIT @limit`)
+	t.headsAfterSQL = r.Replace(`
+SELECT /* versioned.heads */ t.tenant_id, ARRAY[{key texts}], t.object, t.metadata, t.{position} FROM {table} t
+ WHERE t.version_state IN ('LATEST', 'DELETED') AND (t.tenant_id, {keys of t}) > (@tenant::bigint, {after})
+ ORDER BY t.tenant_id, {keys of t} LIMIT @limit`)
 
 	// Index: the version index, or the primary key, all of it.   Locks: none.
 	t.checkSQL = r.Replace(`
@@ -252,7 +297,8 @@ SELECT /* versioned.check */ tenant_id, object, rule, CASE rule WHEN 'state of t
 
 // statements are the constant texts of the table, for tests to prepare.
 func (t *Table[T]) statements() []string {
-	all := []string{t.lockSQL, t.archiveSQL, t.insertSQL, t.deleteSQL, t.getSQL, t.historySQL, t.recentSQL, t.purgeSQL, t.checkSQL, t.countSQL}
+	all := []string{t.lockSQL, t.archiveSQL, t.insertSQL, t.deleteSQL, t.getSQL, t.historySQL, t.recentSQL, t.expireSQL, t.purgeSQL,
+		t.headsSQL, t.headsAfterSQL, t.checkSQL, t.countSQL}
 	for _, fields := range append([][]Column{nil}, t.def.Indexes...) {
 		all = append(all, t.selectSQL(fields, Latest, false), t.selectSQL(fields, Latest, true))
 	}
@@ -304,8 +350,8 @@ type Entry[T any] struct {
 	Deleted bool
 }
 
-// Record adds the versions that are missing, each in its place by the object's own version: one that a later version follows is
-// ARCHIVED from the start, the latest is the head. What is there already is left as it is, but a version by Unrecorded becomes that of who
+// Record adds the versions that are missing and were not purged, each in its place by the object's own version: one that a later version
+// follows is ARCHIVED from the start, the latest is the head. What is there already is left as it is, but a version by Unrecorded becomes that of who
 // made it. It returns how many it added.
 // The ids of versions that came late are higher than those of their successors: History goes by the object's version.
 func (t *Table[T]) Record(ctx context.Context, tx pgx.Tx, entries []Entry[T]) (int64, error) {
@@ -368,39 +414,4 @@ func (t *Table[T]) lock(ctx context.Context, tx pgx.Tx, changes []Change[T], del
 		return nil, fmt.Errorf("lock %d objects of %s: %w", n, t.def.Table, err)
 	}
 	return args, nil
-}
-
-// Purge physically deletes all versions of the objects named whose head is DELETED and was made before a time, and returns how many
-// versions that were. The others stay: one that was made again is no longer deleted. It is the second step of retention; Delete is
-// the first, and ListDeleted finds what to look at. What an event tells of once more, Record brings back: nothing is purged
-// that the stream still has.
-func (t *Table[T]) Purge(ctx context.Context, tx pgx.Tx, tenant int64, keys []Key, before time.Time) (int64, error) {
-	if len(keys) == 0 {
-		return 0, nil
-	}
-	objects := make([]string, len(keys))
-	for i, key := range keys {
-		if _, err := t.keyArgs(tenant, key); err != nil {
-			return 0, err
-		}
-		fields := make(map[string]any, len(key))
-		for k, c := range t.def.Key {
-			fields[c.Name] = key[k]
-		}
-		b, err := json.Marshal(fields)
-		if err != nil {
-			return 0, fmt.Errorf("encode a key of %s: %w", t.def.Table, err)
-		}
-		objects[i] = string(b)
-	}
-	args := pgx.StrictNamedArgs{"tenants": slices.Repeat([]int64{tenant}, len(keys)), "objects": objects, "bys": make([]string, len(keys)),
-		"ats": slices.Repeat([]time.Time{before}, len(keys)), "deleteds": make([]bool, len(keys))}
-	if _, err := tx.Exec(ctx, t.lockSQL, args); err != nil {
-		return 0, fmt.Errorf("lock %d objects of %s: %w", len(keys), t.def.Table, err)
-	}
-	tag, err := tx.Exec(ctx, t.purgeSQL, args)
-	if err != nil {
-		return 0, fmt.Errorf("purge %d objects of %s: %w", len(keys), t.def.Table, err)
-	}
-	return tag.RowsAffected(), nil
 }

@@ -41,7 +41,7 @@ func threads() *Table[settings] {
 
 func bonds() *Table[bond] {
 	return New[bond](Definition{Table: "follow_history", Sequence: "history_version_id", Version: "version",
-		Key: []Column{{"follower_id", "bigint"}, {"followee_id", "bigint"}}})
+		Key: []Column{{"follower_id", "bigint"}, {"followee_id", "bigint"}}, Purged: "follow_history_purged"})
 }
 
 func inTx(t testing.TB, pool *pgxpool.Pool, fn func(ctx context.Context, tx pgx.Tx) error) {
@@ -55,7 +55,7 @@ func inTx(t testing.TB, pool *pgxpool.Pool, fn func(ctx context.Context, tx pgx.
 func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
-		for i, sql := range slices.Concat(threads().statements(), bonds().statements()) {
+		for i, sql := range slices.Concat(threads().statements(), bonds().statements(), []string{cursorSQL, moveSQL, restSQL}) {
 			args := pgx.NamedArgs{}
 			query, _, err := args.RewriteQuery(ctx, tx.Conn(), sql, nil)
 			if err != nil {
@@ -210,11 +210,14 @@ func TestAnySeriesOfWritesKeepsTheInvariants(t *testing.T) {
 				}
 				switch rapid.SampledFrom([]string{"upsert", "delete", "purge"}).Draw(rt, "what") {
 				case "purge":
-					var keys []Key
-					for _, c := range changes {
-						keys = append(keys, Key{c.Object.PostID})
+					heads, err := table.Heads(ctx, tx, Head[settings]{}, 100)
+					if err != nil {
+						return err
 					}
-					n, err := table.Purge(ctx, tx, tenant, keys, time.Unix(1001, 0))
+					heads = slices.DeleteFunc(heads, func(h Head[settings]) bool {
+						return !slices.ContainsFunc(changes, func(c Change[settings]) bool { return c.Object.PostID == h.Object.PostID })
+					})
+					_, n, err := table.Purge(ctx, tx, heads, time.Unix(1001, 0))
 					if err != nil {
 						return err
 					}
@@ -539,14 +542,12 @@ CREATE SEQUENCE article_version_id AS bigint START 100000000001;
 CREATE TABLE articles (
   tenant_id bigint NOT NULL, object jsonb NOT NULL, metadata jsonb NOT NULL,
   id            bigint GENERATED ALWAYS AS ((object ->> 'id')::bigint) STORED NOT NULL,
-  author        bigint GENERATED ALWAYS AS ((object ->> 'author')::bigint) STORED NOT NULL,
-  section       text   GENERATED ALWAYS AS (object ->> 'section') STORED NOT NULL,
   version_id    bigint GENERATED ALWAYS AS ((metadata ->> 'version_id')::bigint) STORED NOT NULL,
   version_state text   GENERATED ALWAYS AS (metadata ->> 'version_state') STORED NOT NULL,
   PRIMARY KEY (tenant_id, id, version_id)
 );
 CREATE UNIQUE INDEX articles_head_idx ON articles (tenant_id, id) WHERE version_state IN ('LATEST', 'DELETED');
-CREATE INDEX articles_author_idx ON articles (tenant_id, author, section, id) WHERE version_state = 'LATEST';
+CREATE INDEX articles_author_idx ON articles (tenant_id, ((object ->> 'author')::bigint), (object ->> 'section'), id) WHERE version_state = 'LATEST';
 GRANT SELECT, INSERT, UPDATE, DELETE ON articles TO tidings_system;
 GRANT USAGE ON SEQUENCE article_version_id TO tidings_system;`)
 	if err != nil {

@@ -22,3 +22,4 @@ $$;
 -- +goose StatementEnd
 REVOKE ALL ON FUNCTION find_token(bytea) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION find_token(bytea) TO tidings_api, tidings_system;
+GRANT SELECT (replaced_at, rate_read, rate_write) ON api_tokens TO tidings_reader;

@@ -29,7 +29,8 @@ func New() *Projection { return &Projection{comments: Comments(), follows: Follo
 func Comments() *versioned.Table[event.Comment] {
 	return versioned.New[event.Comment](versioned.Definition{
 		Table: "comment_history", Sequence: sequence, Version: "version",
-		Key: []versioned.Column{{Name: "comment_id", Type: "uuid"}},
+		Key: []versioned.Column{{Name: "comment_id", Type: "uuid"}}, Purged: "comment_history_purged",
+		Indexes: [][]versioned.Column{{{Name: "author_id", Type: "bigint"}}},
 	})
 }
 
@@ -37,7 +38,7 @@ func Comments() *versioned.Table[event.Comment] {
 func Follows() *versioned.Table[event.Follow] {
 	return versioned.New[event.Follow](versioned.Definition{
 		Table: "follow_history", Sequence: sequence, Version: "version",
-		Key: []versioned.Column{{Name: "follower_id", Type: "bigint"}, {Name: "followee_id", Type: "bigint"}},
+		Key: []versioned.Column{{Name: "follower_id", Type: "bigint"}, {Name: "followee_id", Type: "bigint"}}, Purged: "follow_history_purged",
 	})
 }
 

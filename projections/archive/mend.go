@@ -25,6 +25,24 @@ SELECT /* archive.mend */ tenant_id, follower_id, followee_id, status, version, 
   FROM follows JOIN unnest(@tenants::bigint[], @followers::bigint[], @followees::bigint[]) AS k(tenant_id, follower_id, followee_id)
        USING (tenant_id, follower_id, followee_id)`
 
+func readComments(ctx context.Context, truth *pgxpool.Pool, tenants []int64, ids []string) ([]*commentRow, error) {
+	rows, _ := truth.Query(ctx, truthCommentsByIDSQL, pgx.StrictNamedArgs{"tenants": tenants, "ids": ids})
+	comments, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByPos[commentRow])
+	if err != nil {
+		return nil, fmt.Errorf("read %d comments of the truth: %w", len(ids), err)
+	}
+	return comments, nil
+}
+
+func readPairs(ctx context.Context, truth *pgxpool.Pool, tenants, followers, followees []int64) ([]*followRow, error) {
+	rows, _ := truth.Query(ctx, truthPairsSQL, pgx.StrictNamedArgs{"tenants": tenants, "followers": followers, "followees": followees})
+	follows, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByPos[followRow])
+	if err != nil {
+		return nil, fmt.Errorf("read %d follows of the truth: %w", len(tenants), err)
+	}
+	return follows, nil
+}
+
 // Mend adds the versions that the truth is at where the histories of the keys lack them, by versioned.Unrecorded. A record is not corrected:
 // versions that the truth does not know stay, and stay named by Verify. The caller holds the consumer's offsets in tx.
 func (p *Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key, parked projections.Parked) error {
@@ -37,15 +55,13 @@ func (p *Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, k
 			tenants, followers, followees = append(tenants, k.TenantID), append(followers, k.Other), append(followees, k.Aggregate)
 		}
 	}
-	rows, _ := truth.Query(ctx, truthCommentsByIDSQL, pgx.StrictNamedArgs{"tenants": owners, "ids": ids})
-	comments, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByPos[commentRow])
+	comments, err := readComments(ctx, truth, owners, ids)
 	if err != nil {
-		return fmt.Errorf("read %d comments of the truth: %w", len(ids), err)
+		return err
 	}
-	rows, _ = truth.Query(ctx, truthPairsSQL, pgx.StrictNamedArgs{"tenants": tenants, "followers": followers, "followees": followees})
-	follows, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByPos[followRow])
+	follows, err := readPairs(ctx, truth, tenants, followers, followees)
 	if err != nil {
-		return fmt.Errorf("read %d follows of the truth: %w", len(tenants), err)
+		return err
 	}
 	var events []event.Event
 	for _, c := range comments {

@@ -29,11 +29,15 @@ const truthCommentsSQL = `
 SELECT /* archive.verify */ tenant_id, comment_id::text, 0::bigint, 0::bigint, version, author_state <> 'ACTIVE'
   FROM comments ORDER BY tenant_id, comments.comment_id`
 
-// commentHeadsSQL reads the heads of the comments' histories.
-// Index: comment_history_head_idx, all of it.   Locks: none.
+// commentHeadsSQL reads the heads of the comments' histories; where all of one was purged, what is noted of it.
+// Index: comment_history_head_idx, comment_history_purged_pkey, all of them.   Locks: none.
 const commentHeadsSQL = `
-SELECT /* archive.verify */ tenant_id, comment_id::text, 0::bigint, 0::bigint, version, version_state = 'DELETED'
-  FROM comment_history WHERE version_state IN ('LATEST', 'DELETED') ORDER BY tenant_id, comment_history.comment_id`
+SELECT /* archive.verify */ tenant_id, comment_id::text, 0::bigint, 0::bigint, version, deleted
+  FROM (SELECT tenant_id, comment_id, version, version_state = 'DELETED' AS deleted FROM comment_history WHERE version_state IN ('LATEST', 'DELETED')
+         UNION ALL
+        SELECT tenant_id, comment_id, version, true FROM comment_history_purged p
+         WHERE NOT EXISTS (SELECT FROM comment_history h WHERE h.tenant_id = p.tenant_id AND h.comment_id = p.comment_id)) heads
+ ORDER BY tenant_id, heads.comment_id`
 
 // truthFollowsSQL reads the version that each pair is at.
 // Index: follows_pkey, all of it.   Locks: none.
@@ -41,11 +45,15 @@ const truthFollowsSQL = `
 SELECT /* archive.verify */ tenant_id, '', follower_id, followee_id, version, status <> 'ACTIVE'
   FROM follows ORDER BY tenant_id, follower_id, followee_id`
 
-// followHeadsSQL reads the heads of the pairs' histories.
-// Index: follow_history_head_idx, all of it.   Locks: none.
+// followHeadsSQL reads those of the pairs' histories likewise.
+// Index: follow_history_head_idx, follow_history_purged_pkey, all of them.   Locks: none.
 const followHeadsSQL = `
-SELECT /* archive.verify */ tenant_id, '', follower_id, followee_id, version, version_state = 'DELETED'
-  FROM follow_history WHERE version_state IN ('LATEST', 'DELETED') ORDER BY tenant_id, follower_id, followee_id`
+SELECT /* archive.verify */ tenant_id, '', follower_id, followee_id, version, deleted
+  FROM (SELECT tenant_id, follower_id, followee_id, version, version_state = 'DELETED' AS deleted FROM follow_history WHERE version_state IN ('LATEST', 'DELETED')
+         UNION ALL
+        SELECT tenant_id, follower_id, followee_id, version, true FROM follow_history_purged p
+         WHERE NOT EXISTS (SELECT FROM follow_history h WHERE h.tenant_id = p.tenant_id AND h.follower_id = p.follower_id AND h.followee_id = p.followee_id)) heads
+ ORDER BY tenant_id, follower_id, followee_id`
 
 // Verify compares the head of each history with the truth's row and each version with its predecessor (versioned.Table.Check),
 // reports every difference, and returns how many entities it compared. What has not been applied yet is a difference too, so it is run when the consumer's lag is 0. Both pools act
@@ -91,6 +99,9 @@ func entity(comment string, follower, followee int64) string {
 }
 
 func compareHead(want, got *headRow, report func(projections.Difference)) {
+	if want == nil && got.Deleted {
+		return // gone in both
+	}
 	present := want
 	if want == nil {
 		present = got

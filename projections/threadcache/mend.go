@@ -22,10 +22,10 @@ SELECT /* threadcache.mend */ tenant_id, post_id, path, comment_id::text, coales
  ORDER BY tenant_id, post_id, path LIMIT @limit`
 
 // truthPostSettingsSQL reads the truth's settings of some posts.
-// Index: threads_head_idx, one probe per post.   Locks: none.
+// Index: threads_head_idx, threads_purged_pkey, one probe per post.   Locks: none.
 const truthPostSettingsSQL = `
 SELECT /* threadcache.mend */ tenant_id, post_id, object
-  FROM threads JOIN unnest(@tenants::bigint[], @posts::bigint[]) AS k(tenant_id, post_id) USING (tenant_id, post_id) WHERE version_state = 'LATEST'`
+  FROM (` + settledSQL + `) t JOIN unnest(@tenants::bigint[], @posts::bigint[]) AS k(tenant_id, post_id) USING (tenant_id, post_id)`
 
 // Mend drops all that the projection has of the posts of the keys and applies the truth's comments and settings of them. The caller holds the
 // consumer's offsets in tx: an event that is on its way finds that its version is there. Cost: that of the posts' comments.

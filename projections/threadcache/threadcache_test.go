@@ -82,6 +82,61 @@ func toEvent(tenant int64, c event.Comment) event.Event {
 		Type: typ, Version: 1, Payload: payload}
 }
 
+func TestSettingsThatWerePurgedAreTheDefaultsAtTheVersionThatStays(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	ctx := t.Context()
+	exec := func(sql string) {
+		t.Helper()
+		if _, err := pool.Exec(ctx, sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Deleted, purged, and purged and set again.
+	exec(`INSERT INTO threads (tenant_id, object, metadata) SELECT 1, o, jsonb_build_object('version_id', n, 'version_state', s, 'created_by', 't', 'last_update_time', '2026-01-02T03:04:05Z')
+	  FROM (VALUES (1, '{"post_id": "5", "version": 2, "locked": false, "premoderated": false}'::jsonb, 'DELETED'), (2, '{"post_id": "7", "version": 4, "locked": true}', 'LATEST')) v (n, o, s)`)
+	exec(`INSERT INTO threads_purged (tenant_id, post_id, version) VALUES (1, 6, 3), (1, 7, 3)`)
+	fields := func() (all []string) {
+		t.Helper()
+		if _, err := Verify(ctx, pool, pool, func(d projections.Difference) { all = append(all, d.String()) }); err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	want := []string{
+		"threadcache: tenant 1, thread of post 5: settings version is 0, want 2", "threadcache: tenant 1, thread of post 6: settings version is 0, want 3",
+		"threadcache: tenant 1, thread of post 7: locked is false, want true", "threadcache: tenant 1, thread of post 7: settings version is 0, want 4",
+	}
+	if got := fields(); !slices.Equal(got, want) {
+		t.Errorf("an empty projection: got %q, want %q", got, want)
+	}
+	for name, fill := range map[string]func() error{
+		"mended": func() error {
+			return postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+				keys := []projections.Key{{TenantID: 1, Aggregate: 5}, {TenantID: 1, Aggregate: 6}, {TenantID: 1, Aggregate: 7}}
+				return New().Mend(ctx, tx, pool, keys, func(int64, string, int64) bool { return false })
+			})
+		},
+		"made from the truth": func() error {
+			var events []event.Event
+			for e, err := range New().Truth(ctx, pool) {
+				if err != nil {
+					return err
+				}
+				events = append(events, e)
+			}
+			return apply(ctx, pool, New(), events)
+		},
+	} {
+		exec(`DELETE FROM thread_settings`)
+		if err := fill(); err != nil {
+			t.Fatal(err)
+		}
+		if got := fields(); len(got) > 0 {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+}
+
 func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := context.Background()

@@ -24,11 +24,18 @@ SELECT /* threadcache.truth */ tenant_id, post_id, path, comment_id::text, coale
   FROM comments WHERE (tenant_id, post_id, path) > (@tenant::bigint, @post::bigint, @path::text COLLATE "C")
  ORDER BY tenant_id, post_id, path LIMIT @limit`
 
+// settledSQL is what the truth says is set for threads. What retention deleted or purged were the defaults, at a version that stays.
+const settledSQL = `
+SELECT tenant_id, post_id, object FROM threads WHERE version_state IN ('LATEST', 'DELETED')
+ UNION ALL
+SELECT tenant_id, post_id, jsonb_build_object('post_id', post_id::text, 'version', version) FROM threads_purged p
+ WHERE NOT EXISTS (SELECT FROM threads t WHERE t.tenant_id = p.tenant_id AND t.post_id = p.post_id)`
+
 // truthSettingsSQL reads a page of the truth's thread settings.
-// Index: threads_head_idx, one range.   Locks: none.
+// Index: threads_head_idx, threads_purged_pkey, one range.   Locks: none.
 const truthSettingsSQL = `
 SELECT /* threadcache.truth_settings */ tenant_id, post_id, object
-  FROM threads WHERE (tenant_id, post_id) > (@tenant::bigint, @post::bigint) AND version_state = 'LATEST'
+  FROM (` + settledSQL + `) t WHERE (tenant_id, post_id) > (@tenant::bigint, @post::bigint)
  ORDER BY tenant_id, post_id LIMIT @limit`
 
 type settingsRow struct {

@@ -246,12 +246,12 @@ type threadRow struct {
 }
 
 // truthThreadsSQL counts the truth's comments per post and reads its settings.
-// Index: comments_path_key, all of it; threads_head_idx.   Locks: none.
+// Index: comments_path_key, all of it; threads_head_idx; threads_purged_pkey.   Locks: none.
 const truthThreadsSQL = `
 SELECT /* threadcache.verify */ tenant_id, post_id, coalesce(c.total, 0), coalesce((t.object ->> 'locked')::boolean, false),
        coalesce((t.object ->> 'premoderated')::boolean, false), coalesce(t.object ->> 'title', ''), coalesce((t.object ->> 'version')::bigint, 0)
   FROM (SELECT tenant_id, post_id, count(*) AS total FROM comments GROUP BY tenant_id, post_id) c
-  FULL JOIN (SELECT tenant_id, post_id, object FROM threads WHERE version_state = 'LATEST') t USING (tenant_id, post_id)
+  FULL JOIN (` + settledSQL + `) t USING (tenant_id, post_id)
  ORDER BY tenant_id, post_id`
 
 // threadsSQL reads the projection's likewise.

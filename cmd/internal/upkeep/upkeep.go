@@ -17,10 +17,13 @@ import (
 // Config is the environment of all jobs.
 type Config struct {
 	OutboxArchive outbox.ArchiveConfig
+	Retention     RetentionConfig
 }
 
 // Validate reports every value out of bounds.
-func (c Config) Validate() error { return errors.Join(c.OutboxArchive.Validate()) }
+func (c Config) Validate() error {
+	return errors.Join(c.OutboxArchive.Validate(), c.Retention.Validate())
+}
 
 // Deps are what jobs work with. The pools act as the system role; that of the projections may be that of the truth.
 type Deps struct {
@@ -35,8 +38,13 @@ func Jobs(cfg Config, d Deps) ([]jobs.Job, error) {
 	if err != nil {
 		return nil, err
 	}
+	retain, err := retention(cfg.Retention, d)
+	if err != nil {
+		return nil, err
+	}
 	return []jobs.Job{
 		{Name: outbox.ArchiveJob, Every: cfg.OutboxArchive.Every, Plan: messages.Plan,
 			Run: func(ctx context.Context, h *jobs.Hold) error { return messages.Run(ctx, h) }},
+		retain,
 	}, nil
 }

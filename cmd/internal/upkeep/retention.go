@@ -1,0 +1,86 @@
+package upkeep
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/internal/jobs"
+	"github.com/tidings/tidings/projections/archive"
+	"github.com/tidings/tidings/store"
+)
+
+// RetentionConfig is the environment of the retention of versioned objects. What has no time is kept for ever.
+type RetentionConfig struct {
+	Every          time.Duration `env:"RETENTION_EVERY, default=24h"`               // from the end of a run to the next
+	Window         jobs.Window   `env:"RETENTION_WINDOW, default=02:00-05:00"`      // when it may run, UTC; empty for always
+	CommentHistory time.Duration `env:"RETENTION_COMMENT_HISTORY_AFTER, default=0"` // of comments that are deleted or erased
+	FollowHistory  time.Duration `env:"RETENTION_FOLLOW_HISTORY_AFTER, default=0"`  // of pairs that are not followed any more
+	Threads        time.Duration `env:"RETENTION_THREADS_AFTER, default=0"`         // of settings that are the defaults again
+}
+
+// Validate reports every value out of bounds.
+func (c RetentionConfig) Validate() error {
+	var errs []error
+	if c.Every < time.Minute {
+		errs = append(errs, fmt.Errorf("RETENTION_EVERY is %s: want 1m or more", c.Every))
+	}
+	for _, v := range []struct {
+		name  string
+		after time.Duration
+	}{{"RETENTION_COMMENT_HISTORY_AFTER", c.CommentHistory}, {"RETENTION_FOLLOW_HISTORY_AFTER", c.FollowHistory}, {"RETENTION_THREADS_AFTER", c.Threads}} {
+		if v.after != 0 && v.after < time.Hour {
+			errs = append(errs, fmt.Errorf("%s is %s: want 1h or more, or 0 for ever", v.name, v.after))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// retention returns the job that ends the life of versioned objects, one table after the other.
+func retention(cfg RetentionConfig, d Deps) (jobs.Job, error) {
+	expired := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "retention_expired_total", Help: "Objects that retention deleted logically, by table."}, []string{"table"})
+	purged := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "retention_purged_total", Help: "Objects that retention purged with all their versions, by table."}, []string{"table"})
+	for _, c := range []prometheus.Collector{expired, purged} {
+		if err := d.Registry.Register(c); err != nil {
+			return jobs.Job{}, fmt.Errorf("register the metrics of retention: %w", err)
+		}
+	}
+	tables := []struct {
+		name   string
+		retain func(ctx context.Context, h *jobs.Hold, done func(expired, purged, versions int64)) error
+	}{
+		{"threads", func(ctx context.Context, h *jobs.Hold, done func(int64, int64, int64)) error {
+			return store.RetainThreads(ctx, d.Truth, cfg.Threads, h.Fence, done)
+		}},
+		{"comment_history", func(ctx context.Context, h *jobs.Hold, done func(int64, int64, int64)) error {
+			return archive.RetainComments(ctx, d.Truth, d.Projections, cfg.CommentHistory, h.FenceElsewhere, done)
+		}},
+		{"follow_history", func(ctx context.Context, h *jobs.Hold, done func(int64, int64, int64)) error {
+			return archive.RetainFollows(ctx, d.Truth, d.Projections, cfg.FollowHistory, h.FenceElsewhere, done)
+		}},
+	}
+	for _, t := range tables {
+		expired.WithLabelValues(t.name)
+		purged.WithLabelValues(t.name)
+	}
+	return jobs.Job{Name: "retention", Every: cfg.Every, Window: cfg.Window, Run: func(ctx context.Context, h *jobs.Hold) error {
+		var errs []error // of one table: the others go on
+		for _, t := range tables {
+			err := t.retain(ctx, h, func(e, p, v int64) {
+				expired.WithLabelValues(t.name).Add(float64(e))
+				purged.WithLabelValues(t.name).Add(float64(p))
+				h.Count(t.name+" expired", e)
+				h.Count(t.name+" purged", p)
+				h.Count(t.name+" versions purged", v)
+			})
+			if ctx.Err() != nil || errors.Is(err, jobs.ErrLost) {
+				return err
+			}
+			errs = append(errs, err)
+		}
+		return errors.Join(errs...)
+	}}, nil
+}

@@ -1,0 +1,90 @@
+package archive
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/versioned"
+)
+
+// RetainComments does retention for the history of comments: that of a comment which the truth has no more is deleted logically when
+// nothing was added to it for after, and that of one which has been deleted or erased for after is purged, all of it. The history of a comment
+// that lives stays, however old. Both pools act as the system role; they may be of two servers. See versioned.Retain.
+func RetainComments(ctx context.Context, truth, projection *pgxpool.Pool, after time.Duration, fence func(context.Context, pgx.Tx) error, done func(expired, purged, versions int64)) error {
+	type key struct {
+		tenant  int64
+		comment string
+	}
+	return retain(ctx, Comments(), projection, versioned.Retention[event.Comment]{After: after, Fence: fence, Done: done},
+		func(h versioned.Head[event.Comment]) key { return key{h.TenantID, h.Key[0]} },
+		func(ctx context.Context, keys []key) (map[key]entityNow, error) {
+			tenants, ids := make([]int64, len(keys)), make([]string, len(keys))
+			for i, k := range keys {
+				tenants[i], ids[i] = k.tenant, k.comment
+			}
+			rows, err := readComments(ctx, truth, tenants, ids)
+			now := make(map[key]entityNow, len(rows))
+			for _, r := range rows {
+				now[key{r.TenantID, r.CommentID}] = entityNow{r.Version, r.AuthorState != event.AuthorActive}
+			}
+			return now, err
+		}, func(c event.Comment) int64 { return c.Version })
+}
+
+// RetainFollows is RetainComments for the history of follows: a pair that is followed keeps its own.
+func RetainFollows(ctx context.Context, truth, projection *pgxpool.Pool, after time.Duration, fence func(context.Context, pgx.Tx) error, done func(expired, purged, versions int64)) error {
+	type key struct{ tenant, follower, followee int64 }
+	return retain(ctx, Follows(), projection, versioned.Retention[event.Follow]{After: after, Fence: fence, Done: done},
+		func(h versioned.Head[event.Follow]) key {
+			return key{h.TenantID, int64(h.Object.FollowerID), int64(h.Object.FolloweeID)}
+		},
+		func(ctx context.Context, keys []key) (map[key]entityNow, error) {
+			tenants, followers, followees := make([]int64, len(keys)), make([]int64, len(keys)), make([]int64, len(keys))
+			for i, k := range keys {
+				tenants[i], followers[i], followees[i] = k.tenant, k.follower, k.followee
+			}
+			rows, err := readPairs(ctx, truth, tenants, followers, followees)
+			now := make(map[key]entityNow, len(rows))
+			for _, r := range rows {
+				now[key{r.TenantID, r.FollowerID, r.FolloweeID}] = entityNow{r.Version, r.Status != event.StatusActive}
+			}
+			return now, err
+		}, func(f event.Follow) int64 { return f.Version })
+}
+
+// entityNow is what the truth says of an entity.
+type entityNow struct {
+	version int64
+	gone    bool
+}
+
+// retain compares the heads that are old enough with the truth, as read gives it. A version that is on its way to a history keeps it.
+func retain[T any, K comparable](ctx context.Context, table *versioned.Table[T], projection *pgxpool.Pool, r versioned.Retention[T],
+	key func(versioned.Head[T]) K, read func(context.Context, []K) (map[K]entityNow, error), version func(T) int64) error {
+	choose := func(ends func(h versioned.Head[T], now entityNow, there bool) bool) func(context.Context, []versioned.Head[T]) ([]versioned.Head[T], error) {
+		return func(ctx context.Context, heads []versioned.Head[T]) ([]versioned.Head[T], error) {
+			keys := make([]K, len(heads))
+			for i, h := range heads {
+				keys[i] = key(h)
+			}
+			all, err := read(ctx, keys)
+			if err != nil {
+				return nil, err
+			}
+			return slices.DeleteFunc(heads, func(h versioned.Head[T]) bool {
+				now, there := all[key(h)]
+				return !ends(h, now, there)
+			}), nil
+		}
+	}
+	r.Invalid = choose(func(_ versioned.Head[T], _ entityNow, there bool) bool { return !there })
+	r.Ended = choose(func(h versioned.Head[T], now entityNow, there bool) bool {
+		return !there || now.gone && now.version == version(h.Object)
+	})
+	return table.Retain(ctx, projection, r)
+}
