@@ -421,7 +421,7 @@ func (s *session) check(ctx context.Context, partition int, pos *position, e *ev
 		}
 		return s.replay("message %d follows %d, below the offset %d: the stream is not the one that was read", seq, prev, pos.reached), nil
 	}
-	if prev < first {
+	if prev < first && !broker.ErasedAll(info.Config.Metadata, pos.reached+1, prev) {
 		return s.replay("the events after %d have expired: message %d follows %d, and stream %s begins at %d", pos.reached, seq, prev, info.Config.Name, first), nil
 	}
 	raw, err := s.next(ctx, partition, pos.reached)

@@ -58,6 +58,11 @@ func PartitionFilter(prefix string, partition int) string {
 	return fmt.Sprintf("%s.p%02d.>", prefix, partition)
 }
 
+// AggregateFilter is the subject filter of all events of one tenant's aggregate type under prefix.
+func AggregateFilter(prefix string, tenant int64, aggregateType string) string {
+	return fmt.Sprintf("%s.*.t%d.%s.*", prefix, tenant, aggregateType)
+}
+
 // PartitionKey names a partition in consumer_offsets: p00 to p31.
 func PartitionKey(partition int) string { return fmt.Sprintf("p%02d", partition) }
 

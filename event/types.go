@@ -132,6 +132,7 @@ type Comment struct {
 	UpdatedAt       Time   `json:"updated_at"`
 	Actor           string `json:"actor"`
 	Reason          string `json:"reason,omitempty"` // the moderator's
+	Erased          bool   `json:"erased,omitempty"` // body and reason were taken out afterwards: the author was erased since
 }
 
 // The two axes of a comment's state.

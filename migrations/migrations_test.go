@@ -144,6 +144,7 @@ INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id
     processed_at, attempts, event_id, inserted_at, partition)
   VALUES (1, 1, 'follow', 2, 'created', 1, '{}', now(), now(), now(), 0, gen_random_uuid(), now(), 0);
 INSERT INTO outbox_archive_holds (tenant_id, reason, created_by) VALUES (1, 'r', 'a');
+INSERT INTO erasures (tenant_id, author_id, requested_by) VALUES (1, 1, 'a');
 INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type,
     event_version, headers, payload, error)
   VALUES ('c', 1, 'p00', 1, 'follow', 2, gen_random_uuid(), 'created', 1, '{}', '', 'x');

@@ -157,6 +157,9 @@ func TestStatements(t *testing.T) {
 		"slice": sliceSQL, "cursor": cursorSQL, "move cursor": moveCursorSQL, "plan": planSQL, "months": monthsSQL, "make month": makeMonthSQL,
 		"drop month": dropMonthSQL, "bound locks": boundLocksSQL, "trim default": trimDefaultSQL, "count default": countDefaultSQL,
 		"add hold": addHoldSQL, "list holds": listHoldsSQL, "release hold": releaseHoldSQL,
+		"sweep end": sweepEndSQL, "sweep": sweepOutboxSQL, "sweep of DLQ": sweepDLQSQL, "sweep of archive": sweepArchiveSQL, "pending of": pendingOfSQL,
+		"redact": redactSQLOf(TableOutbox), "redact in DLQ": redactSQLOf(TableDLQ), "redact in archive": redactSQLOf(TableArchive),
+		"unmark": strings.ReplaceAll(unmarkSQL, "{table}", TableOutbox), "unmark in archive": strings.ReplaceAll(unmarkSQL, "{table}", TableArchive),
 	} {
 		t.Run(name, func(t *testing.T) { testkit.Prepare(t, pool, sql) })
 	}

@@ -24,6 +24,7 @@ type streamState struct {
 	generation  int64
 	first, last uint64
 	messages    uint64
+	erasedFirst bool // all that is missing at its beginning was erased
 }
 
 func readStream(ctx context.Context, js jetstream.JetStream, cfg broker.Config) (s streamState, err error) {
@@ -38,6 +39,7 @@ func readStream(ctx context.Context, js jetstream.JetStream, cfg broker.Config) 
 		name: cfg.Stream, created: info.Created.UTC().Truncate(time.Microsecond), generation: 1,
 		first: info.State.FirstSeq, last: info.State.LastSeq, messages: info.State.Msgs,
 	}
+	s.erasedFirst = s.first > 1 && broker.ErasedAll(info.Config.Metadata, 1, s.first-1)
 	if text := info.Config.Metadata[broker.MetaGeneration]; text != "" {
 		if s.generation, err = strconv.ParseInt(text, 10, 64); err != nil {
 			return s, fmt.Errorf("the generation of stream %s is %.80q", cfg.Stream, text)
@@ -50,13 +52,13 @@ func (s streamState) sameAs(other streamState) bool {
 	return s.created.Equal(other.created) && s.generation == other.generation
 }
 
-// missing says why the stream may lack events that once were on it. A partition whose history has expired starts as one that is
+// missing says why the stream may lack events that once were on it, and that were not erased. A partition whose history has expired starts as one that is
 // new, so only the stream's first sequence proves anything; and a repair brings back what the outbox still has, no more.
 func (s streamState) missing() string {
 	switch {
 	case s.generation != 1:
 		return fmt.Sprintf("stream %s was repaired: it is of generation %d", s.name, s.generation)
-	case s.first > 1:
+	case s.first > 1 && !s.erasedFirst:
 		return fmt.Sprintf("stream %s begins at %d", s.name, s.first)
 	}
 	return ""

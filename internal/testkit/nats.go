@@ -36,6 +36,9 @@ type Broker struct {
 // (TEST_NATS_URL) the stream and its subjects have names of the test's own, so take them from here.
 func (b *Broker) Config() broker.Config { return b.cfg }
 
+// Dir is where the server keeps its files; empty when it is not one of this machine's.
+func (b *Broker) Dir() string { return b.serve.Dir }
+
 // Connect returns a connection that is closed when the test ends.
 func (b *Broker) Connect(t testing.TB) *nats.Conn {
 	t.Helper()

@@ -144,6 +144,7 @@ func TestStatements(t *testing.T) {
 		oldestSQL, newestSQL, skipOldestSQL, skipNewestSQL, threadedSQL, byIDSQL, bySlugSQL, byAuthorSQL, pendingSQL, pendingOfPostSQL, summarySQL,
 		readSettingsSQL, settingsSQL, commentsSQL, descendantsSQL, countsSQL, splitBucketsSQL, splitGroupsSQL, totalsSQL,
 		truthSQL, rowsSQL, truthPlacesSQL, rangesSQL, truthThreadsSQL, threadsSQL, truthPageSQL, truthSettingsSQL, truthPostSQL, rowsPageSQL, truthPostSettingsSQL,
+		heldBodiesSQL, redactBodiesSQL,
 	} {
 		query, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
 		if err != nil {

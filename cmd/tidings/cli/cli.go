@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/cmd/tidings/bench"
+	"github.com/tidings/tidings/erasure"
 	"github.com/tidings/tidings/internal/load"
 )
 
@@ -31,6 +32,7 @@ const (
 	exitOK    = 0
 	exitError = 1
 	exitInput = 2 // bad usage, or bad input
+	exitAgain = 3 // not finished: the same command goes on
 )
 
 // usageError marks an error of the arguments.
@@ -64,7 +66,7 @@ func Execute(ctx context.Context, args []string, p Process) int {
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
 	root.AddCommand(p.devCommand(), p.migrateCommand(), p.tokenCommand(), p.loadCommand(), p.verifyCommand(), p.statusCommand(), p.repairCommand(),
-		p.replayCommand(), p.dlqCommand(), p.pauseCommand(), p.resumeCommand(),
+		p.replayCommand(), p.dlqCommand(), p.pauseCommand(), p.resumeCommand(), p.eraseCommand(),
 		bench.Command())
 	refuseUnknown(root.Commands())
 	root.SetArgs(args)
@@ -81,6 +83,9 @@ func Execute(ctx context.Context, args []string, p Process) int {
 		return exitError
 	}
 	fmt.Fprintf(p.Stderr, "tidings: %v\n", err)
+	if errors.Is(err, erasure.ErrUnfinished) {
+		return exitAgain
+	}
 	if started && !errors.As(err, &usage) {
 		if errors.As(err, &line) {
 			return exitInput

@@ -1,0 +1,128 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/erasure"
+	"github.com/tidings/tidings/internal/jobs"
+	"github.com/tidings/tidings/replay"
+	"github.com/tidings/tidings/store"
+)
+
+func (p Process) eraseCommand() *cobra.Command {
+	var (
+		data   string
+		asJSON bool
+		o      erasure.Options
+	)
+	c := &cobra.Command{
+		Use:   "erase --tenant T --author A",
+		Short: "Take what an author wrote out of everything that holds it",
+		Long: `Erase takes the bodies of all comments of the author out of the truth, the outbox with its DLQ and archive, the dead letters, the histories
+and the read tables, and off the stream, whose files are overwritten. The comments stay as tombstones, under which replies stand, and each
+has a comment.erased event, by which subscribers know what to do with their copies. Follows are not touched: they hold no text.
+
+It waits until the relay has published these events and every consumer has applied them, and ends when a scan of everything finds nothing.
+Nothing is archived meanwhile, and no projection replayed. Exit code 3 says that it has waited for --wait in vain and for what; then, and
+after any interruption, the same command goes on. Bytes that no statement reaches, such as backups, are in docs/erasure.md.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			switch {
+			case o.TenantID <= 0 || o.AuthorID <= 0:
+				return &usageError{errors.New("--tenant and --author are wanted: ids from 1")}
+			case o.Wait < 0:
+				return &usageError{fmt.Errorf("--wait is %s: want 0 or more", o.Wait)}
+			case !store.ValidReason(o.Reason):
+				return &usageError{fmt.Errorf("--reason wants at most %d bytes of UTF-8 without control characters", store.MaxReasonBytes)}
+			}
+			if err := setActor(&o.Actor); err != nil {
+				return err
+			}
+			if !asJSON {
+				o.Progress = func(what string) { fmt.Fprintln(p.Stderr, what) }
+			}
+			report, err := p.erase(c.Context(), data, o)
+			if err != nil && !errors.Is(err, erasure.ErrUnfinished) {
+				if c.Context().Err() != nil {
+					err = errors.New("stopped before the end: run the same command again to go on")
+				}
+				return err
+			}
+			if asJSON {
+				return errors.Join(p.writeJSON(report), err)
+			}
+			return errors.Join(p.printErasure(report), err)
+		},
+	}
+	c.Flags().Int64Var(&o.TenantID, "tenant", 0, "whose author")
+	c.Flags().Int64Var(&o.AuthorID, "author", 0, "whose comments")
+	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "only count what there is")
+	c.Flags().DurationVar(&o.Wait, "wait", 10*time.Minute, "how long to wait for the relay and the consumers, in all")
+	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	addActor(c, &o.Actor, &o.Reason)
+	dataFlag(c, &data)
+	return c
+}
+
+// erase runs the erasure under the lease of the archiver's jobs, with replays kept out.
+func (p Process) erase(ctx context.Context, data string, o erasure.Options) (report erasure.Report, err error) {
+	s, err := p.servers(ctx, data)
+	if err != nil {
+		return report, err
+	}
+	y, err := p.system(ctx, data, "erase")
+	if err != nil {
+		return report, err
+	}
+	defer y.close()
+	deps := erasure.Deps{Truth: y.truth, Projections: y.projections, JetStream: y.js, Broker: y.broker}
+	if o.DryRun {
+		return erasure.Run(ctx, deps, o)
+	}
+	err = jobs.WithLease(ctx, y.truth, "erase", func(ctx context.Context, h *jobs.Hold) (err error) {
+		x, err := replay.Exclude(ctx, replay.Deps{URL: s.ProjectionsDatabaseURL, Postgres: s.Postgres}, replayable()...)
+		if errors.Is(err, replay.ErrRunning) {
+			return fmt.Errorf("%w: %w", erasure.ErrUnfinished, err)
+		}
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, x.Close(ctx)) }()
+		deps.Fence, deps.Excluded = h.Fence, x.Check
+		report, err = erasure.Run(ctx, deps, o)
+		return err
+	})
+	return report, err
+}
+
+func (p Process) printErasure(r erasure.Report) error {
+	title := "REDACTED"
+	if r.DryRun {
+		title = "FOUND"
+	}
+	rows := [][]string{{"STORE", title}}
+	for _, s := range erasure.Stores() {
+		rows = append(rows, []string{s, count(int64(r.Counts[s]))})
+	}
+	if err := p.table(rows...); err != nil {
+		return err
+	}
+	text := fmt.Sprintf("\nAuthor %d of tenant %d is erased: a scan of everything has found nothing more. Requested at %s by %s.\n",
+		r.AuthorID, r.TenantID, r.RequestedAt.Format(time.RFC3339), r.RequestedBy)
+	switch {
+	case r.DryRun:
+		text = "\nNothing was done.\n"
+	case !r.Done:
+		text = fmt.Sprintf("\nNOT finished; run it again. It waited for %s.\n", strings.Join(r.Waiting, "; "))
+	}
+	if _, err := fmt.Fprint(p.Stdout, text); err != nil {
+		return fmt.Errorf("write the result: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,106 @@
+package consumers
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+)
+
+// notPastSQL finds the consumers that have not applied everything up to some places. A consumer that has offsets has one for every partition,
+// or will make it and read from the beginning.
+// Index: consumer_offsets_pkey, all of it.   Locks: none.
+const notPastSQL = `
+SELECT /* consumers.not_past */ c.consumer_name, count(*)::int
+  FROM (SELECT DISTINCT consumer_name FROM consumer_offsets) c
+ CROSS JOIN unnest(@keys::text[], @seqs::bigint[]) AS t(partition_key, seq)
+  LEFT JOIN consumer_offsets o ON o.consumer_name = c.consumer_name AND o.partition_key = t.partition_key
+ WHERE o.last_processed_id IS NULL OR o.last_processed_id < t.seq OR o.generation <> @generation OR coalesce(o.stream_created, @created) <> @created
+ GROUP BY c.consumer_name`
+
+// NotPast returns which of the consumers that have offsets have not applied everything up to these sequences of the stream, by partition,
+// and in how many partitions. The stream is named by its creation, to the microsecond, and its generation.
+func NotPast(ctx context.Context, pool *pgxpool.Pool, seqs map[int]uint64, created time.Time, generation int64) (map[string]int, error) {
+	var keys []string
+	var at []int64
+	for p, seq := range seqs {
+		keys, at = append(keys, event.PartitionKey(p)), append(at, int64(seq))
+	}
+	behind := make(map[string]int)
+	var name string
+	var n int
+	rows, _ := pool.Query(ctx, notPastSQL, pgx.StrictNamedArgs{"keys": keys, "seqs": at, "created": created, "generation": generation})
+	if _, err := pgx.ForEachRow(rows, []any{&name, &n}, func() error {
+		behind[name] = n
+		return nil
+	}); err != nil {
+		return nil, fmt.Errorf("compare the offsets of consumers in %d partitions: %w", len(keys), err)
+	}
+	return behind, nil
+}
+
+// sweepDeadLettersSQL reads the next dead letters of an aggregate type with what they hold.
+// Index: consumer_dead_letters_pkey, one range.   Locks: none.
+const sweepDeadLettersSQL = `
+SELECT /* consumers.sweep_dead_letters */ id, consumer_name, partition_key, payload, headers
+  FROM consumer_dead_letters
+ WHERE tenant_id = @tenant AND aggregate_type = @type AND id > @after ORDER BY id LIMIT @limit`
+
+// redactDeadLetterSQL takes content out of a dead letter, if it is still there.
+// Index: consumer_dead_letters_pkey.   Locks: the dead letter; its partition's offset is locked.
+const redactDeadLetterSQL = `
+UPDATE /* consumers.redact_dead_letter */ consumer_dead_letters SET payload = @payload, headers = @headers WHERE id = @id`
+
+type heldLetter struct {
+	ID                  int64
+	Consumer, Partition string
+	Payload             []byte
+	Headers             map[string][]string
+}
+
+// RedactDeadLetters calls redact with the payload and the headers of every dead letter of the tenant's aggregate type, and replaces them by
+// what it returns where it says so. They keep their places, and a retry applies them as they are then. Each change locks the partition's
+// offset first, so that no retry is under way that has read what was there before. With look nothing is changed. It returns how many it
+// changed, or would.
+func RedactDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, aggregateType string, look bool,
+	redact func(payload []byte, headers map[string][]string) ([]byte, map[string][]string, bool, error)) (n int, err error) {
+	const page = 100
+	for after, full := int64(0), true; full; {
+		rows, _ := pool.Query(ctx, sweepDeadLettersSQL, pgx.StrictNamedArgs{"tenant": tenant, "type": aggregateType, "after": after, "limit": page})
+		letters, err := pgx.CollectRows(rows, pgx.RowToStructByPos[heldLetter])
+		if err != nil {
+			return n, fmt.Errorf("sweep the dead letters after %d: %w", after, err)
+		}
+		full = len(letters) == page
+		for _, l := range letters {
+			after = l.ID
+			payload, headers, is, err := redact(l.Payload, l.Headers)
+			if err != nil {
+				return n, fmt.Errorf("dead letter %d: %w", l.ID, err)
+			}
+			if !is {
+				continue
+			}
+			n++
+			if look {
+				continue
+			}
+			err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+				if _, err := tx.Exec(ctx, lockOffsetSQL, pgx.StrictNamedArgs{"consumer": l.Consumer, "key": l.Partition}); err != nil {
+					return err
+				}
+				_, err := tx.Exec(ctx, redactDeadLetterSQL, pgx.StrictNamedArgs{"id": l.ID, "payload": payload, "headers": headers})
+				return err
+			})
+			if err != nil {
+				return n, fmt.Errorf("redact dead letter %d: %w", l.ID, err)
+			}
+		}
+	}
+	return n, nil
+}

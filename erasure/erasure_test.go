@@ -1,0 +1,444 @@
+package erasure
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/lease"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/projections/archive"
+	"github.com/tidings/tidings/projections/threadcache"
+	"github.com/tidings/tidings/relay"
+	"github.com/tidings/tidings/replay"
+	"github.com/tidings/tidings/store"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func TestStatements(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	for name, sql := range map[string]string{"begin": beginSQL, "save": saveSQL} {
+		t.Run(name, func(t *testing.T) { testkit.Prepare(t, pool, sql) })
+	}
+}
+
+const (
+	tenant = 1
+	author = 7
+)
+
+// world is the whole line, with the truth and the projections in databases of their own.
+type world struct {
+	t                  *testing.T
+	truthDB, projDB    *testkit.DB
+	truth, projections *pgxpool.Pool
+	nats               *testkit.Broker
+	js                 jetstream.JetStream
+	store              *store.Store
+	secret             string // in everything that the author wrote, and nowhere else
+}
+
+func newWorld(t *testing.T) *world {
+	w := &world{t: t, truthDB: testkit.Postgres(t), projDB: testkit.Postgres(t), nats: testkit.NATS(t), secret: rand.Text()}
+	w.truth, w.projections = w.truthDB.Pool(t, postgres.RoleSystem), w.projDB.Pool(t, postgres.RoleSystem)
+	w.store = store.New(w.truthDB.Pool(t, postgres.RoleAPI), nil)
+	var err error
+	if w.js, err = jetstream.New(w.nats.Connect(t)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := broker.EnsureStream(t.Context(), w.js, w.nats.Config()); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func (w *world) exec(pool *pgxpool.Pool, sql string, args ...any) int64 {
+	w.t.Helper()
+	tag, err := pool.Exec(w.t.Context(), sql, args...)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return tag.RowsAffected()
+}
+
+// run runs a part of the line until the returned function is called, or the test ends.
+func (w *world) run(fn func(context.Context) error) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- fn(ctx) }()
+	stopped := false
+	stop = func() {
+		if cancel(); !stopped {
+			stopped = true
+			if err := <-done; err != nil {
+				w.t.Error(err)
+			}
+		}
+	}
+	w.t.Cleanup(stop)
+	return stop
+}
+
+func (w *world) relay() (stop func()) {
+	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond, PublishTimeout: 5 * time.Second, Publishers: 2,
+		DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: time.Second}},
+		w.truth, w.nats.Config(), testkit.Logger(w.t), prometheus.NewRegistry())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return w.run(r.Run)
+}
+
+func both() []consumers.Projection { return []consumers.Projection{threadcache.New(), archive.New()} }
+
+// consume runs the consumers that want comments on some projections' database.
+func (w *world) consume(pool *pgxpool.Pool) (stop func()) {
+	var stops []func()
+	for _, p := range both() {
+		c, err := consumers.New(consumers.Config{BatchEvents: 100, BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second, LagInterval: 500 * time.Millisecond,
+			Recheck: 500 * time.Millisecond, Lease: lease.Config{TTL: 2 * time.Second}},
+			consumers.Deps{Pool: pool, JetStream: w.js, Broker: w.nats.Config(), Registry: prometheus.NewRegistry(), Log: testkit.Logger(w.t)}, p)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		stops = append(stops, w.run(c.Run))
+	}
+	return func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}
+}
+
+// settle waits until all that was written is published and applied.
+func (w *world) settle(pool *pgxpool.Pool) {
+	w.t.Helper()
+	testkit.Eventually(w.t, 30*time.Second, "everything to be applied", func() (bool, error) {
+		var waiting bool
+		if err := w.truth.QueryRow(w.t.Context(), `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&waiting); err != nil || waiting {
+			return false, err
+		}
+		lags, err := consumers.Lag(w.t.Context(), pool, w.js, w.nats.Config(), threadcache.Name, archive.Name)
+		return err == nil && !slices.ContainsFunc(lags, func(l consumers.ConsumerLag) bool { return l.Messages > 0 }), err
+	})
+}
+
+func (w *world) comment(tenant, author, post int64, parent, key, body string) event.Comment {
+	w.t.Helper()
+	out, err := w.store.Create(w.t.Context(), tenant, []store.NewComment{{Meta: store.Meta{Actor: "ann"}, PostID: post, AuthorID: author, ParentID: parent, Key: key, Body: body}})
+	if err != nil || out[0].Err != nil {
+		w.t.Fatal(err, out)
+	}
+	return out[0].Comment
+}
+
+func (w *world) edit(c event.Comment, body string) {
+	w.t.Helper()
+	out, err := w.store.Edit(w.t.Context(), tenant, []store.CommentEdit{{Meta: store.Meta{Actor: "ann"}, CommentID: c.CommentID, Body: body}})
+	if err != nil || out[0].Err != nil {
+		w.t.Fatal(err, out)
+	}
+}
+
+// holding finds the tables of a database that hold the text anywhere in a row, as text or as bytes. It asks the catalogue for the tables, so that
+// one that comes later is searched too.
+func holding(t *testing.T, db *testkit.DB, text string) (found []string) {
+	t.Helper()
+	pool := db.Pool(t, postgres.RoleOwner)
+	rows, _ := pool.Query(t.Context(), `
+		SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+		 WHERE c.relkind = 'r' AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast') ORDER BY 1`)
+	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(tables) < 20 {
+		t.Fatal(tables, err)
+	}
+	for _, table := range tables {
+		var holds bool
+		if err := pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM `+table+` AS r WHERE r::text LIKE '%' || $1 || '%' OR r::text LIKE '%' || $2 || '%')`,
+			text, hex.EncodeToString([]byte(text))).Scan(&holds); err != nil {
+			t.Fatal(table, err)
+		}
+		if holds {
+			found = append(found, strings.TrimPrefix(table, "public."))
+		}
+	}
+	return found
+}
+
+// filesHolding finds the files of the stream that have the text.
+func (w *world) filesHolding(text string) (found []string) {
+	w.t.Helper()
+	if w.nats.Dir() == "" {
+		w.t.Log("the files of the stream are on another machine")
+		return nil
+	}
+	if err := filepath.WalkDir(w.nats.Dir(), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		if bytes.Contains(b, []byte(text)) {
+			found = append(found, filepath.Base(path))
+		}
+		return err
+	}); err != nil {
+		w.t.Fatal(err)
+	}
+	return found
+}
+
+// gone fails the test if the author's text is anywhere.
+func (w *world) gone(when string) {
+	w.t.Helper()
+	if found := slices.Concat(holding(w.t, w.truthDB, w.secret), holding(w.t, w.projDB, w.secret), w.filesHolding(w.secret)); len(found) > 0 {
+		w.t.Errorf("%s the text is in %v", when, found)
+	}
+}
+
+// equal compares what consumers made with the truth, and the stream with the outbox.
+func (w *world) equal(when string, pool *pgxpool.Pool) {
+	w.t.Helper()
+	for _, verify := range []func(context.Context, *pgxpool.Pool, *pgxpool.Pool, func(projections.Difference)) (int64, error){threadcache.Verify, archive.Verify} {
+		if _, err := verify(w.t.Context(), w.truth, pool, func(d projections.Difference) { w.t.Errorf("%s: %s", when, d) }); err != nil {
+			w.t.Error(err)
+		}
+	}
+	stream, err := w.js.Stream(w.t.Context(), "EVENTS")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	info := stream.CachedInfo()
+	rows, distinct, err := outbox.CountPublished(w.t.Context(), w.truth, info.State.FirstSeq)
+	if err != nil || rows != distinct || uint64(rows) != info.State.Msgs {
+		w.t.Errorf("%s the stream holds %d messages, and %d rows say so of %d places, %v", when, info.State.Msgs, rows, distinct, err)
+	}
+}
+
+func (w *world) deps() Deps {
+	return Deps{Truth: w.truth, Projections: w.projections, JetStream: w.js, Broker: w.nats.Config(), Fence: func(context.Context, pgx.Tx) error { return nil }}
+}
+
+func (w *world) erase(o Options) (Report, error) {
+	o.TenantID, o.AuthorID, o.Actor = tenant, author, "officer"
+	return Run(w.t.Context(), w.deps(), o)
+}
+
+var errKilled = errors.New("killed")
+
+func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
+	w := newWorld(t)
+	ctx := t.Context()
+	secret := func(what string) string { return what + " " + w.secret }
+	stopRelay := w.relay()
+	stopConsumers := w.consume(w.projections)
+
+	// The first messages of the stream are the author's.
+	root := w.comment(tenant, author, 10, "", "key", secret("first"))
+	w.edit(root, secret("second"))
+	other := w.comment(tenant, 8, 10, root.CommentID, "", "another author's reply")
+	deleted := w.comment(tenant, author, 10, other.CommentID, "", secret("deleted"))
+	if out, err := w.store.Delete(ctx, tenant, []store.CommentDelete{{Meta: store.Meta{Actor: "ann"}, CommentID: deleted.CommentID}}); err != nil || out[0].Err != nil {
+		t.Fatal(err, out)
+	}
+	hidden := w.comment(tenant, author, 11, "", "", secret("hidden"))
+	if out, err := w.store.Moderate(ctx, tenant, []store.CommentModeration{{Meta: store.Meta{Actor: "mod"}, CommentID: hidden.CommentID, State: event.ModerationHidden,
+		Reason: secret("it says")}}); err != nil || out[0].Err != nil {
+		t.Fatal(err, out)
+	}
+	elsewhere := w.comment(2, author, 10, "", "", "the same number in another tenant")
+	w.settle(w.projections)
+	// A poison event of a post, behind which everything of the post is parked.
+	parked := w.comment(tenant, author, 50, "", "", secret("parked"))
+	w.exec(w.truth, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload)
+		VALUES (1, 'comment', 50, 'edited', 9, jsonb_build_object('comment_id', $1::text, 'author_id', '7', 'text', $2::text, 'version', 1))`, parked.CommentID, secret("poison"))
+	w.edit(parked, secret("parked too"))
+	w.settle(w.projections)
+	// Rows that were archived, in a month of their own and in none.
+	w.exec(w.truthDB.Pool(t, postgres.RoleOwner), `CREATE TABLE outbox_messages_archive_old PARTITION OF outbox_messages_archive FOR VALUES FROM ('2020-01-01') TO ('2020-02-01')`)
+	for _, of := range []string{"m.aggregate_id = 11|'2020-01-15'", "m.event_type = 'deleted'|m.occurred_at", "m.id = 1|m.occurred_at"} {
+		where, at, _ := strings.Cut(of, "|")
+		if n := w.exec(w.truth, `WITH gone AS (DELETE FROM outbox_messages m WHERE `+where+` RETURNING *)
+			INSERT INTO outbox_messages_archive SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, `+at+`::timestamptz, available_at, processed_at,
+			attempts, last_error, trace_id, event_id, stream_seq, inserted_at, partition FROM gone m`); n == 0 {
+			t.Fatalf("nothing of %s is archived", of)
+		}
+	}
+	// Messages in the DLQ, and ones that wait for a relay.
+	stopRelay()
+	w.comment(tenant, author, 12, "", "", secret("dead"))
+	w.exec(w.truth, `WITH gone AS (DELETE FROM outbox_messages WHERE aggregate_id = 12 RETURNING *)
+		INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts, trace_id, event_id, inserted_at, partition)
+		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 11, trace_id, event_id, inserted_at, partition FROM gone`)
+	w.comment(tenant, author, 13, "", "", secret("pending"))
+	alone := w.comment(tenant, 8, 13, "", "", "another author's, pending")
+
+	// All of these have it, so that each is a store that the erasure has to go to.
+	if diff := cmp.Diff([]string{"comments", "outbox_messages", "outbox_messages_archive_default", "outbox_messages_archive_old", "outbox_messages_dlq"}, holding(t, w.truthDB, w.secret)); diff != "" {
+		t.Fatalf("before, in the truth (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"comment_history", "consumer_dead_letters", "thread_comments"}, holding(t, w.projDB, w.secret)); diff != "" {
+		t.Fatalf("before, in the projections (-want +got):\n%s", diff)
+	}
+	if w.nats.Dir() != "" && len(w.filesHolding(w.secret)) == 0 {
+		t.Fatal("before, no file of the stream has it")
+	}
+	dry, err := w.erase(Options{DryRun: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]int{Comments: 6, Keys: 1, Outbox: 6, DLQ: 1, Archive: 4, DeadLetters: 4, History: 6, Threads: 2, Stream: 9}, dry.Counts); diff != "" {
+		t.Errorf("a dry run (-want +got):\n%s", diff)
+	}
+
+	// It dies at each step that it comes to, once, and goes on. While nothing is published it waits, and says for what.
+	died := map[string]bool{}
+	dying := func(wait time.Duration) (report Report, err error) {
+		t.Helper()
+		for err = errKilled; errors.Is(err, errKilled); {
+			report, err = w.erase(Options{Wait: wait, at: func(step string) error {
+				if died[step] {
+					return nil
+				}
+				died[step] = true
+				return errKilled
+			}})
+		}
+		return report, err
+	}
+	report, err := dying(0)
+	if !errors.Is(err, ErrUnfinished) || len(report.Waiting) != 1 || !strings.Contains(report.Waiting[0], "the relay") {
+		t.Fatalf("without a relay: %+v, %v", report, err)
+	}
+	w.relay()
+	stopConsumers()
+	report, err = w.erase(Options{Wait: time.Second})
+	if !errors.Is(err, ErrUnfinished) || len(report.Waiting) != 2 || !strings.HasPrefix(report.Waiting[0], "archiver: ") || !strings.HasPrefix(report.Waiting[1], "threadcache: ") {
+		t.Fatalf("without consumers: %+v, %v", report, err)
+	}
+	stopConsumers = w.consume(w.projections)
+	if report, err = dying(20 * time.Second); err != nil || !report.Done {
+		t.Fatal(report, err)
+	}
+	if len(died) != 16 {
+		t.Errorf("it died at %d steps: %v", len(died), died)
+	}
+	if report.RequestedBy != "officer" || report.FinishedAt == nil || report.Runs < len(died) {
+		t.Errorf("the report is %+v", report)
+	}
+	t.Logf("killed at %v: %+v", died, report)
+	w.gone("after the erasure")
+
+	// Other texts are where they were.
+	for _, c := range []event.Comment{other, alone} {
+		if got, err := w.store.GetComment(ctx, tenant, c.CommentID); err != nil || got.Body != c.Body {
+			t.Errorf("%+v, %v", got, err)
+		}
+	}
+	if got, err := w.store.GetComment(ctx, 2, elsewhere.CommentID); err != nil || got.Body != elsewhere.Body {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if found := append(holding(t, w.projDB, other.Body), holding(t, w.projDB, elsewhere.Body)...); !slices.Equal(found, []string{"comment_history", "thread_comments", "comment_history", "thread_comments"}) {
+		t.Errorf("texts of others are in %v", found)
+	}
+	// A key makes no comment again.
+	out, err := w.store.Create(ctx, tenant, []store.NewComment{{Meta: store.Meta{Actor: "ann"}, PostID: 10, AuthorID: author, Key: "key", Body: secret("first")}})
+	if err != nil || !errors.Is(out[0].Err, store.ErrKeyReused) {
+		t.Errorf("the create once more: %+v, %v", out, err)
+	}
+	// What is in DLQs is redacted, and can be retried.
+	if done, err := outbox.NewDLQ(w.truth, nil).Retry(ctx, outbox.DLQRequest{Limit: 10, Actor: "op"}); err != nil || len(done) != 1 {
+		t.Fatal(done, err)
+	}
+	w.settle(w.projections)
+	letters := consumers.NewDeadLetters(w.projections, both()...)
+	heads, err := letters.List(ctx, consumers.DeadLetterFilter{First: true}, 10)
+	if err != nil || len(heads) != 2 {
+		t.Fatal(heads, err)
+	}
+	for _, l := range heads {
+		res, err := letters.Discard(ctx, consumers.DeadLetterRequest{ID: l.ID, Actor: "op"})
+		if err == nil {
+			res, err = letters.Retry(ctx, consumers.DeadLetterRequest{ID: res.Next, Actor: "op"})
+		}
+		if err != nil || res.Left > 0 {
+			t.Fatalf("%+v, %v", res, err)
+		}
+	}
+	w.gone("after retries")
+	w.equal("after retries", w.projections)
+	if n := w.exec(w.projections, `UPDATE thread_comments SET version = version WHERE author_state = 'ERASED' AND NOT visible`); n != 6 {
+		t.Errorf("%d comments are tombstones by erasure, want 6", n)
+	}
+
+	// Who begins now reads past what is gone, from the stream's first message on, and so does a replay.
+	fresh := testkit.Postgres(t)
+	freshPool := fresh.Pool(t, postgres.RoleSystem)
+	stopFresh := w.consume(freshPool)
+	w.settle(freshPool)
+	stopFresh()
+	w.equal("to a new consumer", freshPool)
+	for _, from := range []replay.Source{replay.Stream, replay.Truth} {
+		r, err := replay.Run(ctx, replay.Deps{URL: w.projDB.URL, Postgres: postgres.Config{MaxConns: 4, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute},
+			Truth: w.truth, JetStream: w.js, Broker: w.nats.Config(), Log: testkit.Logger(t)}, threadcache.New(), replay.Options{From: from})
+		if err != nil || !r.Switched || r.DeadLetters > 0 {
+			t.Fatalf("replay from the %s: %+v, %v", from, r, err)
+		}
+		w.equal(fmt.Sprintf("after a replay from the %s", from), w.projections)
+	}
+
+	// What they write from now on is theirs, and an erasure of that finds nothing of before.
+	if n := w.comment(tenant, author, 10, "", "", secret("new")); n.Body == "" {
+		t.Error("a new comment has no body")
+	}
+	w.settle(w.projections)
+	if got := len(holding(t, w.projDB, w.secret)); got != 2 {
+		t.Errorf("the new text is in %d tables, want 2", got)
+	}
+	again, err := w.erase(Options{Wait: 20 * time.Second})
+	if err != nil || !again.Done {
+		t.Fatal(again, err)
+	}
+	if diff := cmp.Diff(map[string]int{Comments: 1, Outbox: 1, History: 1, Stream: 1}, again.Counts); diff != "" {
+		t.Errorf("the second erasure (-want +got):\n%s", diff)
+	}
+	w.gone("after the second erasure")
+
+	// A stream that is lost comes back without what was erased.
+	if err := w.js.DeleteStream(ctx, "EVENTS"); err != nil {
+		t.Fatal(err)
+	}
+	repaired, err := relay.Repair(ctx, w.truth, w.nats.Config(), testkit.Logger(t), relay.RepairOptions{})
+	if err != nil || !repaired.Repaired {
+		t.Fatal(repaired, err)
+	}
+	if err := consumers.Rebase(ctx, w.projections, repaired.Created, repaired.Generation, repaired.Tails); err != nil {
+		t.Fatal(err)
+	}
+	w.settle(w.projections)
+	w.gone("on the new stream")
+	w.equal("on the new stream", w.projections)
+	stopConsumers()
+}

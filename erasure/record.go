@@ -1,0 +1,65 @@
+package erasure
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/internal/postgres"
+)
+
+// beginSQL notes a new erasure, or that one that was interrupted goes on.
+// Index: erasures_unfinished_idx.   Locks: the row.
+const beginSQL = `
+INSERT /* erasure.begin */ INTO erasures AS e (tenant_id, author_id, requested_by, reason) VALUES (@tenant, @author, @actor, @reason)
+    ON CONFLICT (tenant_id, author_id) WHERE finished_at IS NULL DO UPDATE SET runs = e.runs + 1
+RETURNING requested_at, requested_by, runs, counts`
+
+// saveSQL notes what has been redacted so far.
+// Index: erasures_unfinished_idx.   Locks: the row.
+const saveSQL = `
+UPDATE /* erasure.save */ erasures SET counts = @counts, finished_at = CASE WHEN @finished THEN now() END
+ WHERE tenant_id = @tenant AND author_id = @author AND finished_at IS NULL
+RETURNING coalesce(finished_at, now())`
+
+func (e *eraser) begin(ctx context.Context) error {
+	err := e.tx(ctx, func(tx pgx.Tx) error {
+		clear(e.report.Counts)
+		return tx.QueryRow(ctx, beginSQL, pgx.StrictNamedArgs{"tenant": e.o.TenantID, "author": e.o.AuthorID, "actor": e.o.Actor, "reason": e.o.Reason}).
+			Scan(&e.report.RequestedAt, &e.report.RequestedBy, &e.report.Runs, &e.report.Counts)
+	})
+	if err != nil {
+		return fmt.Errorf("note the erasure: %w", err)
+	}
+	e.report.RequestedAt = e.report.RequestedAt.UTC()
+	return nil
+}
+
+func (e *eraser) save(ctx context.Context, finished bool) error {
+	var at time.Time
+	err := e.tx(ctx, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, saveSQL, pgx.StrictNamedArgs{
+			"tenant": e.o.TenantID, "author": e.o.AuthorID, "counts": e.report.Counts, "finished": finished,
+		}).Scan(&at)
+	})
+	if err != nil {
+		return fmt.Errorf("note what was erased: %w", err)
+	}
+	if finished {
+		at = at.UTC()
+		e.report.FinishedAt = &at
+	}
+	return nil
+}
+
+// tx runs fn in a transaction of the truth in which nobody else takes the jobs' lease.
+func (e *eraser) tx(ctx context.Context, fn func(tx pgx.Tx) error) error {
+	return postgres.InTx(ctx, e.Truth, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		if err := e.Fence(ctx, tx); err != nil {
+			return err
+		}
+		return fn(tx)
+	})
+}

@@ -1,0 +1,138 @@
+package erasure
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/store"
+)
+
+// scanAll looks through every store for anything that is left of the erased comments, and returns how much of it is where; nothing is
+// found only when there is nothing. The stream comes before what consumers keep: one that begins to read afterwards reads no content.
+func (e *eraser) scanAll(ctx context.Context) (map[string]int, error) {
+	left := make(map[string]int)
+	err := e.store.AuthorComments(ctx, e.o.TenantID, e.o.AuthorID, func(all []store.AuthorComment) error {
+		for _, c := range all {
+			if _, of := e.comments[c.CommentID]; of && !c.Erased {
+				left[Comments]++
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := e.lookAtKeys(ctx, left); err != nil {
+		return nil, err
+	}
+	if err := e.lookAtMessages(ctx, left); err != nil {
+		return nil, err
+	}
+	found, err := e.scan(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if found.left > 0 {
+		left[Stream] = found.left
+	}
+	behind, err := e.notPast(ctx, found)
+	if err != nil {
+		return nil, err
+	}
+	if len(behind) > 0 { // a consumer that has begun since
+		left[Threads] += len(behind)
+	}
+	if err := e.redactProjections(ctx, true, left); err != nil {
+		return nil, err
+	}
+	if err := e.lookAtCold(ctx, left); err != nil {
+		return nil, err
+	}
+	if e.Excluded != nil {
+		err = e.Excluded(ctx)
+	}
+	return left, err
+}
+
+func (e *eraser) lookAtKeys(ctx context.Context, left map[string]int) error {
+	return e.store.AuthorKeys(ctx, e.o.TenantID, e.o.AuthorID, func(byKey map[string]string) error {
+		for _, id := range byKey {
+			if _, of := e.comments[id]; of {
+				left[Keys]++
+			}
+		}
+		return nil
+	})
+}
+
+// lookAtMessages reads all tables in one snapshot: a message that goes from one to another is in one of them.
+func (e *eraser) lookAtMessages(ctx context.Context, left map[string]int) error {
+	return postgres.InTx(ctx, e.Truth, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		for _, t := range tables {
+			delete(left, t.store)
+			err := outbox.Sweep(ctx, tx, t.table, e.selection(), func(m outbox.Swept) error {
+				_, is, err := e.redact(m.EventType, m.Payload)
+				if is {
+					left[t.store]++
+				}
+				return err
+			}, func() error { return nil })
+			if err != nil {
+				return err
+			}
+		}
+		dead, err := e.deadErasures(ctx, tx)
+		if dead > 0 {
+			left[DLQ] += dead
+		}
+		return err
+	})
+}
+
+func (e *eraser) lookAtCold(ctx context.Context, left map[string]int) error {
+	if e.Cold == nil {
+		return nil
+	}
+	n, err := e.Cold(ctx, e.o.TenantID, true, e.redact)
+	if n > 0 {
+		left[Cold] = n
+	}
+	return err
+}
+
+// dryRun counts what an erasure would find now.
+func (e *eraser) dryRun(ctx context.Context) error {
+	counts := e.report.Counts
+	err := e.store.AuthorComments(ctx, e.o.TenantID, e.o.AuthorID, func(all []store.AuthorComment) error {
+		for _, c := range all {
+			e.comments[c.CommentID] = c.PostID
+			if !c.Erased {
+				counts[Comments]++
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if err := e.lookAtKeys(ctx, counts); err != nil {
+		return err
+	}
+	if err := e.lookAtMessages(ctx, counts); err != nil {
+		return err
+	}
+	found, err := e.scan(ctx)
+	if err != nil {
+		return err
+	}
+	if found.left > 0 {
+		counts[Stream] = found.left
+	}
+	if err := e.redactProjections(ctx, true, counts); err != nil {
+		return err
+	}
+	return e.lookAtCold(ctx, counts)
+}

@@ -1,0 +1,51 @@
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// Exclusion keeps projections from being replayed, and has dropped what interrupted replays of them left: copies of what they were built from.
+type Exclusion struct{ held []*replay }
+
+// Exclude keeps these projections from being replayed until the exclusion is closed. Of deps it uses the connection alone. It returns
+// ErrRunning when one of them is being replayed.
+func Exclude(ctx context.Context, deps Deps, all ...Projection) (_ *Exclusion, err error) {
+	e := &Exclusion{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, e.Close(ctx))
+		}
+	}()
+	for _, p := range all {
+		r := &replay{deps: deps, p: p, name: p.Name()}
+		if err := r.lock(ctx); err != nil {
+			return nil, err
+		}
+		e.held = append(e.held, r)
+		if err := r.drop(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return e, nil
+}
+
+// Check returns an error when the exclusion may have ended by itself: its connections are lost.
+func (e *Exclusion) Check(ctx context.Context) error {
+	for _, r := range e.held {
+		if err := r.conn.Ping(ctx); err != nil {
+			return fmt.Errorf("keep %s from being replayed: %w", r.name, err)
+		}
+	}
+	return nil
+}
+
+// Close ends the exclusion.
+func (e *Exclusion) Close(ctx context.Context) error {
+	var errs []error
+	for _, r := range e.held {
+		errs = append(errs, r.unlock(context.WithoutCancel(ctx)))
+	}
+	return errors.Join(errs...)
+}
