@@ -24,7 +24,9 @@ BEGIN
     USING (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)
     WITH CHECK (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint);
   CREATE POLICY system ON erasures TO tidings_system USING (true) WITH CHECK (true);
+  CREATE POLICY reader ON erasures FOR SELECT TO tidings_reader USING (true);
 END $$;
 -- +goose StatementEnd
 
+GRANT SELECT ON erasures TO tidings_reader;
 GRANT SELECT, INSERT, UPDATE ON erasures TO tidings_system; -- the API has no business with it
