@@ -111,10 +111,11 @@ func TestATokensReadsAndWritesAreLimitedApart(t *testing.T) {
 		{TenantID: tenant, Name: "unlimited", ReadRate: &store.Rate{}},
 	} {
 		spec.Roles = store.Roles()
-		var err error
-		if others.token, _, err = store.IssueToken(t.Context(), f.system, spec); err != nil {
+		made, err := store.IssueToken(t.Context(), f.system, spec)
+		if err != nil {
 			t.Fatal(err)
 		}
+		others.token = made.Token
 		want := map[string]string{"more": `"read";q=9;w=60 "read";r=8;t=60`, "unlimited": " "}[spec.Name]
 		if want == "" {
 			want = `"read";q=4;w=3600 "read";r=3;t`
@@ -150,10 +151,11 @@ func TestWhatOneUserMakesIsLimited(t *testing.T) {
 	// Whatever token it comes by; but an importer's, whose own writes have no limit.
 	other.token = f.newToken(t, tenant, "another", store.Roles()...)
 	create(other, 429, 3)
-	var err error
-	if other.token, _, err = store.IssueToken(t.Context(), f.system, store.TokenSpec{TenantID: tenant, Name: "importer", Roles: store.Roles(), WriteRate: &store.Rate{}}); err != nil {
+	made, err := store.IssueToken(t.Context(), f.system, store.TokenSpec{TenantID: tenant, Name: "importer", Roles: store.Roles(), WriteRate: &store.Rate{}})
+	if err != nil {
 		t.Fatal(err)
 	}
+	other.token = made.Token
 	create(other, 201, 3)
 	if diff := cmp.Diff(map[string]float64{"read": 0, "write": 0, "author": 3}, f.refused(t)); diff != "" {
 		t.Errorf("api_rate_limited_total (-want +got):\n%s", diff)

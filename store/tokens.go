@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -33,7 +34,7 @@ var (
 	ErrUnauthenticated = errors.New("store: unknown, expired or revoked token")
 	// ErrTokenExists reports a name that the tenant has given to another token, which is neither revoked nor expired.
 	ErrTokenExists = errors.New("store: the tenant has a token of this name")
-	// ErrTokenUnknown reports a name that the tenant never gave to a token.
+	// ErrTokenUnknown reports a name that the tenant never gave to a token, or that has no current one to replace.
 	ErrTokenUnknown = errors.New("store: the tenant has no token of this name")
 )
 
@@ -98,7 +99,7 @@ type TokenSpec struct {
 	Expires   time.Time // zero: never
 	ReadRate  *Rate     // nil: as configured
 	WriteRate *Rate
-	Replace   bool          // take the place of the name's current token
+	Replace   bool          // take the place of the name's current token, whose roles and rates go on where none are given
 	Overlap   time.Duration // how long that one goes on working, at most
 }
 
@@ -107,7 +108,7 @@ type TokenSpec struct {
 const retireTokenSQL = `
 UPDATE /* store.retire_token */ api_tokens SET replaced_at = now(), expires_at = LEAST(expires_at, now() + @overlap::interval)
  WHERE tenant_id = @tenant::bigint AND name = @name::text AND revoked_at IS NULL AND replaced_at IS NULL AND (@replace::boolean OR expires_at <= now())
-RETURNING expires_at`
+RETURNING expires_at, roles, rate_read, rate_write`
 
 // createTokenSQL adds a token.
 // Index: none.   Locks: none but the new row.
@@ -115,34 +116,53 @@ const createTokenSQL = `
 INSERT /* store.create_token */ INTO api_tokens (token_hash, tenant_id, name, roles, expires_at, rate_read, rate_write)
 VALUES (@hash::bytea, @tenant::bigint, @name::text, @roles::text[], @expires::timestamptz, @rate_read::text, @rate_write::text)`
 
-// IssueToken makes a token and returns it; only its hash is kept. A name has one current token: ErrTokenExists while there is one, unless
-// spec replaces it; then ends is when the one before stops working, nil if there was none. pool acts as postgres.RoleSystem.
-func IssueToken(ctx context.Context, pool *pgxpool.Pool, spec TokenSpec) (token string, ends *time.Time, err error) {
-	token = NewToken()
-	if err := checkToken(spec.TenantID, spec.Name, token, spec.Roles); err != nil {
-		return "", nil, err
-	}
-	if spec.Overlap < 0 {
-		return "", nil, fmt.Errorf("%w: overlap %s: want 0 or more", ErrInvalid, spec.Overlap)
-	}
+// Issued is a token that was made.
+type Issued struct {
+	Token    string // only its hash is kept
+	Roles    []string
+	Replaced *time.Time // when the token before it ends; nil: there was none
+}
+
+// retired is the token before.
+type retired struct {
+	Ends        *time.Time
+	Roles       []string
+	Read, Write *string
+}
+
+// IssueToken makes a token. A name has one current token: ErrTokenExists while there is one, unless spec replaces it, and ErrTokenUnknown when
+// there is none whose roles could go on. pool acts as postgres.RoleSystem.
+func IssueToken(ctx context.Context, pool *pgxpool.Pool, spec TokenSpec) (Issued, error) {
+	made := Issued{Token: NewToken()}
 	var until *time.Time
 	if !spec.Expires.IsZero() {
 		until = &spec.Expires
 	}
-	err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+	err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		rows, _ := tx.Query(ctx, retireTokenSQL, pgx.StrictNamedArgs{
-			"tenant": spec.TenantID, "name": spec.Name, "replace": spec.Replace, "overlap": spec.Overlap,
+			"tenant": spec.TenantID, "name": spec.Name, "replace": spec.Replace, "overlap": max(0, spec.Overlap),
 		})
-		retired, err := pgx.CollectRows(rows, pgx.RowTo[*time.Time])
+		before, err := pgx.CollectRows(rows, pgx.RowToStructByPos[retired])
 		if err != nil {
 			return err
 		}
-		if ends = nil; len(retired) > 0 {
-			ends = retired[0]
+		read, write := spec.ReadRate.text(), spec.WriteRate.text()
+		made.Roles, made.Replaced = spec.Roles, nil
+		switch {
+		case spec.Replace && len(before) > 0:
+			made.Replaced = before[0].Ends
+			read, write = cmp.Or(read, before[0].Read), cmp.Or(write, before[0].Write)
+			if made.Roles == nil {
+				made.Roles = before[0].Roles
+			}
+		case spec.Replace && made.Roles == nil:
+			return ErrTokenUnknown
+		}
+		if err := checkToken(spec.TenantID, spec.Name, made.Token, made.Roles); err != nil {
+			return err
 		}
 		_, err = tx.Exec(ctx, createTokenSQL, pgx.StrictNamedArgs{
-			"hash": tokenHash(token), "tenant": spec.TenantID, "name": spec.Name, "roles": spec.Roles, "expires": until,
-			"rate_read": spec.ReadRate.text(), "rate_write": spec.WriteRate.text(),
+			"hash": tokenHash(made.Token), "tenant": spec.TenantID, "name": spec.Name, "roles": made.Roles, "expires": until, "rate_read": read, "rate_write": write,
 		})
 		return err
 	})
@@ -150,15 +170,15 @@ func IssueToken(ctx context.Context, pool *pgxpool.Pool, spec TokenSpec) (token 
 		err = ErrTokenExists
 	}
 	if err != nil {
-		return "", nil, fmt.Errorf("create token %q of tenant %d: %w", spec.Name, spec.TenantID, err)
+		return Issued{}, fmt.Errorf("create token %q of tenant %d: %w", spec.Name, spec.TenantID, err)
 	}
-	return token, ends, nil
+	return made, nil
 }
 
 // CreateToken is IssueToken of a token with the configured rates that replaces none. A zero expires means never.
 func CreateToken(ctx context.Context, pool *pgxpool.Pool, tenant int64, name string, roles []string, expires time.Time) (string, error) {
-	token, _, err := IssueToken(ctx, pool, TokenSpec{TenantID: tenant, Name: name, Roles: roles, Expires: expires})
-	return token, err
+	made, err := IssueToken(ctx, pool, TokenSpec{TenantID: tenant, Name: name, Roles: roles, Expires: expires})
+	return made.Token, err
 }
 
 // ensureTokenSQL makes the token the name's, whatever had become of it.

@@ -80,13 +80,13 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 		Use:   "create --tenant T --name NAME",
 		Short: "Make a token and print it, once: only its hash is kept",
 		Long: "Makes a token and prints it, once: only its hash is kept.\n\nA name has one current token. With --replace the new one takes its place, and the one before goes on " +
-			"working for --overlap: give the service the new one meanwhile. The name of tokens that were revoked or have expired may be used again.",
+			"working for --overlap: give the service the new one meanwhile. It has the roles and rates of the one before where none are given. The name of tokens that were revoked or have expired may be used again.",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if spec.TenantID <= 0 || spec.Name == "" {
 				return &usageError{errors.New("token create wants --tenant, a positive number, and --name")}
 			}
-			t := createdToken{TenantID: spec.TenantID, Name: spec.Name, Roles: spec.Roles}
+			t := createdToken{TenantID: spec.TenantID, Name: spec.Name}
 			if expires != "" {
 				var err error
 				if spec.Expires, err = parseExpires(expires, time.Now()); err != nil {
@@ -94,8 +94,8 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 				}
 				t.Expires = &spec.Expires
 			}
-			if c.Flags().Changed("overlap") && !spec.Replace {
-				return &usageError{errors.New("--overlap goes with --replace")}
+			if c.Flags().Changed("overlap") && !spec.Replace || spec.Overlap < 0 {
+				return &usageError{errors.New("--overlap goes with --replace, and is 0 or more")}
 			}
 			for _, flag := range []struct {
 				name, value string
@@ -110,13 +110,19 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 				}
 				*flag.to = &r
 			}
+			if spec.Replace && !c.Flags().Changed("roles") {
+				spec.Roles = nil
+			}
 			err := p.withTokens(c.Context(), data, func(pool *pgxpool.Pool) (err error) {
-				t.Token, t.Replaced, err = store.IssueToken(c.Context(), pool, spec)
+				made, err := store.IssueToken(c.Context(), pool, spec)
+				t.Token, t.Roles, t.Replaced = made.Token, made.Roles, inUTC(made.Replaced)
 				return err
 			})
 			switch {
 			case errors.Is(err, store.ErrInvalid):
 				return &usageError{err}
+			case errors.Is(err, store.ErrTokenUnknown):
+				return fmt.Errorf("tenant %d has no token named %q that works: make one without --replace", t.TenantID, t.Name)
 			case errors.Is(err, store.ErrTokenExists):
 				return fmt.Errorf("tenant %d has a token named %q already: choose another --name, or --replace it", t.TenantID, t.Name)
 			case err != nil:

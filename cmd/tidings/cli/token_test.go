@@ -50,6 +50,7 @@ func TestTokenCreate(t *testing.T) {
 		"an end in the past":   {[]string{"--tenant", "7", "--name", "x", "--expires", "2001-01-01"}, exitInput, "has passed already"},
 		"a rate of nothing":    {[]string{"--tenant", "7", "--name", "x", "--rate-read", "0/1s"}, exitInput, `--rate-read`},
 		"an overlap alone":     {[]string{"--tenant", "7", "--name", "x", "--overlap", "1h"}, exitInput, "--overlap goes with --replace"},
+		"nothing to replace":   {[]string{"--tenant", "7", "--name", "x", "--replace"}, exitError, `no token named "x" that works`},
 		"no end at all":        {[]string{"--tenant", "7", "--name", "x", "--expires", "soon"}, exitInput, `"soon" is no duration`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -95,13 +96,14 @@ func TestTokensAreReplacedListedAndRevoked(t *testing.T) {
 		if err := json.Unmarshal([]byte(line), &l); err != nil || l.TenantID != 7 || l.Revoked != nil || !l.Works {
 			t.Errorf("%s: %v", line, err)
 		}
-		state := "current"
+		state := "current "
 		if l.Replaced != nil {
-			state = "replaced " + l.RateWrite.String()
+			state = "replaced "
 		}
+		state += l.RateWrite.String()
 		states = append(states, state)
 	}
-	if !slices.Equal(states, []string{"replaced 50/10s", "current"}) || strings.Count(table, "importer") != 3 || !strings.Contains(table, "replaced, until 2") {
+	if !slices.Equal(states, []string{"replaced 50/10s", "current 50/10s"}) || strings.Count(table, "importer") != 3 || !strings.Contains(table, "replaced, until 2") {
 		t.Errorf("%v\n%s", states, table)
 	}
 	if strings.Contains(table+lines, "tdg_") || regexp.MustCompile(`[0-9a-f]{32}`).MatchString(table+lines) {
