@@ -17,7 +17,7 @@ type collector struct {
 	pool *pgxpool.Pool
 	log  *slog.Logger
 
-	lag, dlq, attempts, pending *prometheus.Desc
+	lag, dlq, attempts, pending, archiveOldest, archiveMonths *prometheus.Desc
 }
 
 // NewCollector returns the outbox's gauges, read from the database at each scrape at a cost that does not grow with the
@@ -25,16 +25,18 @@ type collector struct {
 func NewCollector(pool *pgxpool.Pool, log *slog.Logger) prometheus.Collector {
 	return &collector{
 		pool: pool, log: log.With("component", "outbox"),
-		lag:      prometheus.NewDesc("outbox_lag_seconds", "Age of the oldest outbox message that is due and not published, over all partitions; 0 without any.", nil, nil),
-		dlq:      prometheus.NewDesc("outbox_dlq_depth", "Messages in the outbox's DLQ (counted up to 100000).", nil, nil),
-		attempts: prometheus.NewDesc("outbox_max_attempts", "The most failed attempts of any message that is pending or in the DLQ.", nil, nil),
-		pending:  prometheus.NewDesc("outbox_pending", "Messages not yet published (counted up to 100000 due ones and as many put off).", nil, nil),
+		lag:           prometheus.NewDesc("outbox_lag_seconds", "Age of the oldest outbox message that is due and not published, over all partitions; 0 without any.", nil, nil),
+		dlq:           prometheus.NewDesc("outbox_dlq_depth", "Messages in the outbox's DLQ (counted up to 100000).", nil, nil),
+		attempts:      prometheus.NewDesc("outbox_max_attempts", "The most failed attempts of any message that is pending or in the DLQ.", nil, nil),
+		pending:       prometheus.NewDesc("outbox_pending", "Messages not yet published (counted up to 100000 due ones and as many put off).", nil, nil),
+		archiveOldest: prometheus.NewDesc("outbox_archive_oldest_seconds", "Since the oldest message was published that the archive has not taken yet, by a sample where its next run begins; 0 without any.", nil, nil),
+		archiveMonths: prometheus.NewDesc("outbox_archive_months", "Months of the archive that have a partition.", nil, nil),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.lag, c.dlq, c.attempts, c.pending} {
+	for _, d := range []*prometheus.Desc{c.lag, c.dlq, c.attempts, c.pending, c.archiveOldest, c.archiveMonths} {
 		ch <- d
 	}
 }
@@ -53,4 +55,6 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.dlq, float64(s.DLQDepth))
 	gauge(c.attempts, float64(s.MaxAttempts))
 	gauge(c.pending, float64(s.Pending))
+	gauge(c.archiveOldest, s.ArchiveOldestSeconds)
+	gauge(c.archiveMonths, float64(s.ArchiveMonths))
 }

@@ -58,6 +58,7 @@ CREATE POLICY system ON outbox_archive_holds TO tidings_system USING (true) WITH
 DROP INDEX outbox_messages_archive_tenant_aggregate_idx;
 CREATE INDEX outbox_messages_archive_tenant_aggregate_idx ON outbox_messages_archive (tenant_id, aggregate_type, aggregate_id, id);
 CREATE INDEX outbox_messages_archive_event_idx ON outbox_messages_archive (event_id);
+CREATE INDEX outbox_messages_dlq_occurred_idx ON outbox_messages_dlq (occurred_at, id);
 
 -- Partitions are made and dropped by functions of the owner's, so that the archiver needs no right to the tables themselves.
 -- All are called with a lock_timeout: who waits for ACCESS EXCLUSIVE has every later reader wait behind it.

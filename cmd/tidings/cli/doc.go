@@ -7,7 +7,9 @@
 //	verify   the projections against the truth
 //	status   lags, leases, the stream
 //	dlq      dead letters: list, show, retry, discard
+//	archive  the archiver's jobs at once, months, holds
+//	events   where an event's row is
 //
-// Results go to stdout, as a table or with --json as one JSON object (of dlq, one per message and line); progress and errors go
+// Results go to stdout, as a table or with --json as one JSON object (of dlq and events, one per message and line); progress and errors go
 // to stderr. The exit code is 0 for success, 1 for an error, 2 for bad usage or bad input.
 package cli

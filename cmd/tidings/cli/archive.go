@@ -1,0 +1,512 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/schollz/progressbar/v3"
+	"github.com/sethvargo/go-envconfig"
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/cmd/internal/upkeep"
+	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/internal/jobs"
+	"github.com/tidings/tidings/internal/lease"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/migrations"
+	"github.com/tidings/tidings/outbox"
+)
+
+func (p Process) archiveCommand() *cobra.Command {
+	c := &cobra.Command{Use: "archive", Short: "Move and drop what is old, and say what must stay"}
+	c.AddCommand(p.archiveRunCommand(), p.archiveStatusCommand(), p.archiveHoldCommand())
+	return c
+}
+
+// databases are the pools of a command that needs no broker.
+type databases struct{ truth, projections *pgxpool.Pool }
+
+func (d databases) close() {
+	for _, pool := range []*pgxpool.Pool{d.truth, d.projections} {
+		if pool != nil {
+			pool.Close()
+		}
+	}
+}
+
+// databases opens both and checks their schemas.
+func (p Process) databases(ctx context.Context, data, name string) (d databases, err error) {
+	s, err := p.servers(ctx, data)
+	if err != nil {
+		return d, err
+	}
+	defer func() {
+		if err != nil {
+			d.close()
+		}
+	}()
+	for _, open := range []struct {
+		url string
+		set migrations.Set
+		to  **pgxpool.Pool
+	}{{s.DatabaseURL, migrations.Truth, &d.truth}, {s.ProjectionsDatabaseURL, migrations.Projections, &d.projections}} {
+		if *open.to, err = postgres.Open(ctx, open.url, s.Postgres, postgres.RoleSystem, name); err != nil {
+			return d, err
+		}
+		if err := migrations.Check(ctx, *open.to, open.set); err != nil {
+			return d, err
+		}
+	}
+	return d, nil
+}
+
+// jobRun is what `tidings archive run --json` prints of a job.
+type jobRun struct {
+	Job     string           `json:"job"`
+	DryRun  bool             `json:"dry_run"`
+	Counts  map[string]int64 `json:"counts"`
+	Seconds float64          `json:"seconds"`
+	Error   string           `json:"error,omitempty"`
+}
+
+func (p Process) archiveRunCommand() *cobra.Command {
+	var (
+		data           string
+		only           []string
+		dryRun, asJSON bool
+	)
+	c := &cobra.Command{
+		Use:   "run",
+		Short: "Run the archiver's jobs now, whatever their schedule says",
+		Long: `Run does at once what the archiver does by schedule, with the same settings from the environment. One job runs at a time in the whole
+fleet: it waits for one that is running. Ctrl-C stops it after the slice in hand; the next run goes on from there.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			d, err := p.databases(c.Context(), data, "archive")
+			if err != nil {
+				return err
+			}
+			defer d.close()
+			list, err := p.jobs(c.Context(), d, only)
+			if err != nil {
+				return err
+			}
+			if dryRun {
+				return p.planJobs(c.Context(), list, asJSON)
+			}
+			return p.runJobs(c.Context(), d.truth, list, asJSON)
+		},
+	}
+	c.Flags().StringSliceVar(&only, "job", nil, "run this `job` alone; may be repeated (default: every job)")
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "only say what a run would do")
+	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object per job")
+	dataFlag(c, &data)
+	return c
+}
+
+// jobs returns the jobs named, or all.
+func (p Process) jobs(ctx context.Context, d databases, only []string) ([]jobs.Job, error) {
+	var cfg upkeep.Config
+	if err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: &cfg, Lookuper: p.Env}); err != nil {
+		return nil, &usageError{fmt.Errorf("read the environment: %w", err)}
+	}
+	log, err := daemon.NewLogger(p.Stderr, "warn") // what stays although it is old is said there
+	if err != nil {
+		return nil, err
+	}
+	list, err := upkeep.Jobs(cfg, upkeep.Deps{Truth: d.truth, Projections: d.projections, Registry: prometheus.NewRegistry(), Log: log})
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, j := range list {
+		names = append(names, j.Name)
+	}
+	for _, name := range only {
+		if !slices.Contains(names, name) {
+			return nil, &usageError{fmt.Errorf("there is no job %q; there are %s", name, strings.Join(names, ", "))}
+		}
+	}
+	return slices.DeleteFunc(list, func(j jobs.Job) bool { return len(only) > 0 && !slices.Contains(only, j.Name) }), nil
+}
+
+func (p Process) planJobs(ctx context.Context, list []jobs.Job, asJSON bool) error {
+	for _, j := range list {
+		if j.Plan == nil {
+			continue
+		}
+		start := time.Now()
+		counts, err := j.Plan(ctx)
+		if err != nil {
+			return err
+		}
+		if err := p.printRun(jobRun{Job: j.Name, DryRun: true, Counts: counts, Seconds: time.Since(start).Seconds()}, asJSON); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p Process) runJobs(ctx context.Context, truth *pgxpool.Pool, list []jobs.Job, asJSON bool) error {
+	holders, err := lease.Holders(ctx, truth, jobs.Kind)
+	if err != nil {
+		return err
+	}
+	for _, h := range holders {
+		fmt.Fprintf(p.Stderr, "Waiting for %s.\n", h.Owner)
+	}
+	return jobs.WithLease(ctx, truth, "archive-run", func(ctx context.Context, h *jobs.Hold) error {
+		var errs []error
+		for _, j := range list {
+			start := time.Now()
+			stop := p.showJob(ctx, j, h)
+			counts, err := h.Run(ctx, j)
+			stop()
+			if ctx.Err() != nil {
+				err = errors.New("stopped before the end; run the same command again to go on")
+				if errors.Is(context.Cause(ctx), jobs.ErrLost) {
+					err = jobs.ErrLost
+				}
+			}
+			r := jobRun{Job: j.Name, Counts: counts, Seconds: time.Since(start).Seconds()}
+			if err != nil {
+				r.Error = err.Error()
+			}
+			errs = append(errs, p.printRun(r, asJSON), err)
+			if ctx.Err() != nil {
+				break
+			}
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// showJob shows on stderr how far the job is, until stop is called.
+func (p Process) showJob(ctx context.Context, j jobs.Job, h *jobs.Hold) (stop func()) {
+	total := int64(-1)
+	if j.Plan != nil {
+		if plan, err := j.Plan(ctx); err == nil { // it is only for the bar
+			total = 0
+			for _, n := range plan {
+				total += n
+			}
+		}
+	}
+	var counted atomic.Int64
+	h.OnCount(func(_ string, n int64) { counted.Add(n) })
+	done, shown := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(shown)
+		if terminal(p.Stderr) {
+			p.showJobBar(j.Name, total, &counted, done)
+		} else {
+			p.showJobLines(j.Name, total, &counted, done)
+		}
+	}()
+	return func() {
+		close(done)
+		<-shown
+	}
+}
+
+func (p Process) showJobBar(name string, total int64, counted *atomic.Int64, done <-chan struct{}) {
+	bar := progressbar.NewOptions64(total, progressbar.OptionSetWriter(p.Stderr), progressbar.OptionShowCount(), progressbar.OptionShowIts(),
+		progressbar.OptionSetItsString("rows"), progressbar.OptionClearOnFinish(), progressbar.OptionUseANSICodes(true), progressbar.OptionSetWidth(30),
+		progressbar.OptionSetDescription(name))
+	ticker := time.NewTicker(barInterval)
+	defer ticker.Stop()
+	for {
+		n := counted.Load()
+		if total >= 0 {
+			n = min(n, total) // what became old since
+		}
+		_ = bar.Set64(n) // a bar that cannot be drawn is no reason to stop
+		select {
+		case <-ticker.C:
+		case <-done:
+			_ = bar.Clear()
+			return
+		}
+	}
+}
+
+func (p Process) showJobLines(name string, total int64, counted *atomic.Int64, done <-chan struct{}) {
+	start, of := time.Now(), ""
+	if total >= 0 {
+		of = " of " + count(total)
+	}
+	ticker := time.NewTicker(lineInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+			fmt.Fprintf(p.Stderr, "%4.0fs  %s: %s%s\n", time.Since(start).Seconds(), name, count(counted.Load()), of)
+		case <-done:
+			return
+		}
+	}
+}
+
+func (p Process) printRun(r jobRun, asJSON bool) error {
+	if r.Counts == nil {
+		r.Counts = map[string]int64{}
+	}
+	if asJSON {
+		return p.writeJSON(r)
+	}
+	did := "did"
+	if r.DryRun {
+		did = "would do"
+	}
+	var parts []string
+	for _, what := range slices.Sorted(maps.Keys(r.Counts)) {
+		if n := r.Counts[what]; n > 0 {
+			parts = append(parts, what+" "+count(n))
+		}
+	}
+	if len(parts) == 0 {
+		parts = []string{"nothing"}
+	}
+	if _, err := fmt.Fprintf(p.Stdout, "%s %s: %s (%.1f s)\n", r.Job, did, strings.Join(parts, ", "), r.Seconds); err != nil {
+		return fmt.Errorf("write the result: %w", err)
+	}
+	return nil
+}
+
+// archiveStatus is what `tidings archive status --json` prints.
+type archiveStatus struct {
+	Months  []outbox.Month       `json:"months"`
+	Holds   []outbox.ArchiveHold `json:"holds"`
+	Jobs    []jobs.LastRun       `json:"jobs"`
+	Running string               `json:"running,omitempty"` // who holds the jobs' lease
+}
+
+func (p Process) archiveStatusCommand() *cobra.Command {
+	var (
+		data   string
+		asJSON bool
+	)
+	c := &cobra.Command{
+		Use:   "status",
+		Short: "Show the archive's months, the holds on it, and when the jobs last ran",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			d, err := p.databases(c.Context(), data, "archive")
+			if err != nil {
+				return err
+			}
+			defer d.close()
+			s := archiveStatus{}
+			if s.Months, err = outbox.Months(c.Context(), d.truth); err != nil {
+				return err
+			}
+			if s.Holds, err = outbox.Holds(c.Context(), d.truth, false); err != nil {
+				return err
+			}
+			if s.Jobs, _, err = jobs.LastRuns(c.Context(), d.truth); err != nil {
+				return err
+			}
+			holders, err := lease.Holders(c.Context(), d.truth, jobs.Kind)
+			if err != nil {
+				return err
+			}
+			for _, h := range holders {
+				s.Running = h.Owner
+			}
+			if asJSON {
+				return p.writeJSON(s)
+			}
+			return p.printArchive(s)
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	dataFlag(c, &data)
+	return c
+}
+
+func (p Process) printArchive(s archiveStatus) error {
+	months := [][]string{{"MONTH", "ROWS", "MIB", "HELD"}}
+	for _, m := range s.Months {
+		held := ""
+		if m.Held {
+			held = "yes"
+		}
+		months = append(months, []string{m.Name(), count(m.Rows), fmt.Sprintf("%.1f", float64(m.Bytes)/(1<<20)), held})
+	}
+	runs := [][]string{{"JOB", "STARTED", "SUCCEEDED", "FAILED", "DID", "ERROR"}}
+	when := func(t time.Time) string {
+		if t.IsZero() {
+			return "never"
+		}
+		return t.UTC().Format(time.RFC3339)
+	}
+	for _, r := range s.Jobs {
+		var did []string
+		for _, what := range slices.Sorted(maps.Keys(r.Counts)) {
+			did = append(did, what+" "+count(r.Counts[what]))
+		}
+		runs = append(runs, []string{r.Job, when(r.StartedAt), when(r.SucceededAt), when(r.FailedAt), strings.Join(did, ", "), cell(r.LastError)})
+	}
+	err := p.table(months...)
+	if len(s.Holds) > 0 {
+		fmt.Fprintln(p.Stdout)
+		err = errors.Join(err, p.table(holdRows(s.Holds)...))
+	}
+	if len(s.Jobs) > 0 {
+		fmt.Fprintln(p.Stdout)
+		err = errors.Join(err, p.table(runs...))
+	}
+	if s.Running != "" {
+		fmt.Fprintf(p.Stdout, "\nRunning now: %s\n", s.Running)
+	}
+	return err
+}
+
+func (p Process) archiveHoldCommand() *cobra.Command {
+	c := &cobra.Command{Use: "hold", Short: "Keep part of the outbox's archive beyond its time"}
+	c.AddCommand(p.holdAddCommand(), p.holdListCommand(), p.holdReleaseCommand())
+	return c
+}
+
+func holdRows(holds []outbox.ArchiveHold) [][]string {
+	rows := [][]string{{"HOLD", "TENANT", "FROM", "TO", "BY", "SINCE", "RELEASED", "REASON"}}
+	month := func(t time.Time) string {
+		if t.IsZero() {
+			return ""
+		}
+		return t.Format("2006-01")
+	}
+	for _, h := range holds {
+		tenant, released := "all", ""
+		if h.TenantID != 0 {
+			tenant = fmt.Sprint(h.TenantID)
+		}
+		if !h.ReleasedAt.IsZero() {
+			released = h.ReleasedAt.UTC().Format(time.RFC3339) + " by " + cell(h.ReleasedBy)
+		}
+		rows = append(rows, []string{fmt.Sprint(h.ID), tenant, month(h.From), month(h.To), cell(h.CreatedBy), h.CreatedAt.UTC().Format(time.RFC3339), released, cell(h.Reason)})
+	}
+	return rows
+}
+
+func (p Process) holdAddCommand() *cobra.Command {
+	var (
+		data, from, to string
+		h              outbox.ArchiveHold
+	)
+	c := &cobra.Command{
+		Use:   "add",
+		Short: "Keep a tenant's rows, a range of months, or both",
+		Long: `Add keeps what it names for as long as the hold is not released: the rows of --tenant, the months from --from to --to, or that tenant's
+rows in those months. Without any of these it keeps the whole archive. What is gone already does not come back.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			for _, flag := range []struct {
+				name, value string
+				to          *time.Time
+			}{{"--from", from, &h.From}, {"--to", to, &h.To}} {
+				if flag.value == "" {
+					continue
+				}
+				t, err := time.Parse("2006-01", flag.value)
+				if err != nil {
+					return &usageError{fmt.Errorf("%s wants a month such as 2030-01, not %q", flag.name, flag.value)}
+				}
+				*flag.to = t
+			}
+			if h.Reason == "" || h.TenantID < 0 || !h.From.IsZero() && !h.To.IsZero() && h.To.Before(h.From) {
+				return &usageError{errors.New("a hold wants a --reason, a positive --tenant, and --to no earlier than --from")}
+			}
+			if err := setActor(&h.CreatedBy); err != nil {
+				return err
+			}
+			d, err := p.databases(c.Context(), data, "archive")
+			if err != nil {
+				return err
+			}
+			defer d.close()
+			added, err := outbox.AddHold(c.Context(), d.truth, h)
+			if err != nil {
+				return err
+			}
+			return p.table(holdRows([]outbox.ArchiveHold{added})...)
+		},
+	}
+	c.Flags().Int64Var(&h.TenantID, "tenant", 0, "only rows of this tenant")
+	c.Flags().StringVar(&from, "from", "", "from this `month` on, such as 2030-01")
+	c.Flags().StringVar(&to, "to", "", "up to and with this `month`")
+	addActor(c, &h.CreatedBy, &h.Reason)
+	dataFlag(c, &data)
+	return c
+}
+
+func (p Process) holdListCommand() *cobra.Command {
+	var (
+		data        string
+		all, asJSON bool
+	)
+	c := &cobra.Command{
+		Use:   "list",
+		Short: "List the holds",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			d, err := p.databases(c.Context(), data, "archive")
+			if err != nil {
+				return err
+			}
+			defer d.close()
+			holds, err := outbox.Holds(c.Context(), d.truth, all)
+			if err != nil {
+				return err
+			}
+			if !asJSON {
+				return p.table(holdRows(holds)...)
+			}
+			for _, h := range holds {
+				if err := p.writeJSON(h); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+	c.Flags().BoolVar(&all, "all", false, "also those that were released")
+	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object per hold")
+	dataFlag(c, &data)
+	return c
+}
+
+func (p Process) holdReleaseCommand() *cobra.Command {
+	var data, actor string
+	c := &cobra.Command{
+		Use:   "release HOLD",
+		Short: "End a hold: what it kept goes with the next run",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			var id int64
+			if _, err := fmt.Sscan(args[0], &id); err != nil {
+				return &usageError{fmt.Errorf("%q is no number of a hold", args[0])}
+			}
+			if err := setActor(&actor); err != nil {
+				return err
+			}
+			d, err := p.databases(c.Context(), data, "archive")
+			if err != nil {
+				return err
+			}
+			defer d.close()
+			return outbox.ReleaseHold(c.Context(), d.truth, id, actor)
+		},
+	}
+	c.Flags().StringVar(&actor, "actor", "", "who does it (default: the user of this system)")
+	dataFlag(c, &data)
+	return c
+}

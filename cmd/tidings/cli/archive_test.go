@@ -1,0 +1,139 @@
+package cli
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+// publishedRows adds n messages of tenant 1 that were published ten days ago, and one of today.
+func publishedRows(t *testing.T, pool *pgxpool.Pool, n int) {
+	t.Helper()
+	if _, err := pool.Exec(t.Context(), `
+		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, inserted_at, available_at, processed_at, stream_seq)
+		SELECT 1, 'post', 7, 'created', '{"n": 1}', at, at, at, at, n
+		  FROM generate_series(1, $1 + 1) n, LATERAL (SELECT CASE WHEN n > $1 THEN now() ELSE now() - interval '10 d' END AS at) x`, n); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestArchiveRunSaysWhatItDoesAndDoesWhatItSaid(t *testing.T) {
+	db := testkit.Postgres(t)
+	pool := db.Pool(t, postgres.RoleSystem)
+	publishedRows(t, pool, 3000)
+	env := map[string]string{"DATABASE_URL": db.URL}
+	jobRunOf := func(args ...string) jobRun {
+		t.Helper()
+		code, stdout, stderr := run(t, env, "", append([]string{"archive", "run", "--json", "--job", "outbox-archive"}, args...)...)
+		var r jobRun
+		if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitOK {
+			t.Fatalf("exit code %d, %v: %s%s", code, err, stdout, stderr)
+		}
+		return r
+	}
+	count := func(table string) (n int) {
+		t.Helper()
+		if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM "+table).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	dry := jobRunOf("--dry-run")
+	if !dry.DryRun || dry.Counts["rows archived"] != 3000 || count("outbox_messages") != 3001 || count("outbox_archive_months") != 0 || count("job_runs") != 0 {
+		t.Errorf("the dry run says %+v, and changed something or counted wrong", dry)
+	}
+	did := jobRunOf()
+	if did.DryRun || did.Counts["rows archived"] != 3000 || did.Counts["months made"] != dry.Counts["months made"] || count("outbox_messages_archive") != 3000 {
+		t.Errorf("the run says %+v", did)
+	}
+	if code, stdout, _ := run(t, env, "", "archive", "run", "--job", "outbox-archive"); code != exitOK || !strings.HasPrefix(stdout, "outbox-archive did: nothing (") {
+		t.Errorf("the second run: exit code %d, %s", code, stdout)
+	}
+	if code, _, stderr := run(t, env, "", "archive", "run", "--job", "laundry"); code != exitInput || !strings.Contains(stderr, "outbox-archive") {
+		t.Errorf("a job that there is not: exit code %d, %s", code, stderr)
+	}
+	code, stdout, stderr := run(t, env, "", "archive", "status")
+	for _, want := range []string{"MONTH    ROWS", time.Now().UTC().Add(-10*24*time.Hour).Format("2006-01") + "  3,000", "default", "outbox-archive  20"} {
+		if code != exitOK || !strings.Contains(stdout, want) {
+			t.Errorf("status lacks %q, exit code %d:\n%s%s", want, code, stdout, stderr)
+		}
+	}
+}
+
+func TestArchiveHolds(t *testing.T) {
+	env := map[string]string{"DATABASE_URL": testkit.Postgres(t).URL}
+	for _, c := range []struct {
+		args string
+		code int
+		says string
+	}{
+		{"add --from 2026-01 --to 2026-03 --reason case-7 --actor ann", exitOK, "1     all     2026-01  2026-03  ann"},
+		{"add --tenant 2 --reason audit --actor bob", exitOK, "2     2                 bob  "},
+		{"add --tenant 2", exitInput, "wants a --reason"},
+		{"add --from 2026-13 --reason x", exitInput, "--from wants a month"},
+		{"add --from 2026-02 --to 2026-01 --reason x", exitInput, "no earlier"},
+		{"release 1 --actor ann", exitOK, ""},
+		{"release 1 --actor ann", exitError, "no such hold"},
+		{"release one", exitInput, "no number of a hold"},
+		{"list", exitOK, "audit"},
+		{"list --all", exitOK, " by ann"},
+	} {
+		code, stdout, stderr := run(t, env, "", append([]string{"archive", "hold"}, strings.Fields(c.args)...)...)
+		if code != c.code || !strings.Contains(stdout+stderr, c.says) {
+			t.Errorf("hold %s: exit code %d, want %d and %q:\n%s%s", c.args, code, c.code, c.says, stdout, stderr)
+		}
+	}
+	if _, stdout, _ := run(t, env, "", "archive", "hold", "list"); strings.Contains(stdout, "case-7") {
+		t.Errorf("a hold that was released is in force:\n%s", stdout)
+	}
+}
+
+func TestEventsFind(t *testing.T) {
+	db := testkit.Postgres(t)
+	publishedRows(t, db.Pool(t, postgres.RoleSystem), 3)
+	env := map[string]string{"DATABASE_URL": db.URL}
+	if code, _, stderr := run(t, env, "", "archive", "run"); code != exitOK {
+		t.Fatal(stderr)
+	}
+	find := func(args string) (int, string, string) {
+		t.Helper()
+		return run(t, env, "", append([]string{"events", "find"}, strings.Fields(args)...)...)
+	}
+	_, stdout, _ := find("--id 2 --json --payload")
+	ids, all := lines(t, stdout)
+	if len(ids) != 1 || all[0]["where"] != "archive" || all[0]["payload"] == nil || all[0]["stream_seq"] != "2" {
+		t.Fatalf("found %s", stdout)
+	}
+	for args, want := range map[string]string{
+		"--id " + all[0]["event_id"].(string): "2",
+		"--aggregate post/7 --tenant 1":       "1 2 3",
+		"--since 240h30m --limit 2":           "1 2",
+		"--since 1h":                          "4",
+		"--since 240h30m --until 1h":          "1 2 3",
+		"--id 4":                              "4",
+		"--id 99":                             "",
+	} {
+		code, stdout, stderr := find(args + " --json")
+		ids, _ := lines(t, stdout)
+		if got := strings.Join(ids, " "); got != want || code != exitOK || strings.Contains(stdout, "payload") {
+			t.Errorf("find %s: exit code %d, %q, want %q: %s", args, code, got, want, stderr)
+		}
+		if more := strings.Contains(stderr, "There are more"); more != strings.Contains(args, "--limit") {
+			t.Errorf("find %s says %q", args, stderr)
+		}
+	}
+	if code, stdout, _ := find("--id 4"); code != exitOK || !strings.HasPrefix(stdout, "WHERE   ID  EVENT") || !strings.Contains(stdout, "outbox  4   ") {
+		t.Errorf("the table, exit code %d:\n%s", code, stdout)
+	}
+	for _, args := range []string{"", "--id x", "--aggregate post/7", "--aggregate post --tenant 1", "--id 1 --aggregate post/7 --tenant 1", "--since soon", "--id 1 --limit 0", "--tenant 1"} {
+		if code, _, _ := find(args); code != exitInput {
+			t.Errorf("find %q: exit code %d", args, code)
+		}
+	}
+}

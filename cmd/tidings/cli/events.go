@@ -1,0 +1,185 @@
+package cli
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/outbox"
+)
+
+func (p Process) eventsCommand() *cobra.Command {
+	c := &cobra.Command{Use: "events", Short: "Look for events"}
+	c.AddCommand(p.eventsFindCommand())
+	return c
+}
+
+// foundEvent is a line of `tidings events find --json`.
+type foundEvent struct {
+	Where         string          `json:"where"`
+	ID            int64           `json:"id,string"`
+	EventID       string          `json:"event_id"`
+	TenantID      int64           `json:"tenant_id,string"`
+	AggregateType string          `json:"aggregate_type"`
+	AggregateID   int64           `json:"aggregate_id,string"`
+	EventType     string          `json:"event_type"`
+	EventVersion  int             `json:"event_version"`
+	OccurredAt    event.Time      `json:"occurred_at"`
+	ProcessedAt   *event.Time     `json:"processed_at,omitempty"`
+	Partition     int             `json:"partition"`
+	StreamSeq     uint64          `json:"stream_seq,omitempty,string"`
+	Attempts      int             `json:"attempts"`
+	LastError     string          `json:"last_error,omitempty"`
+	TraceParent   string          `json:"traceparent,omitempty"`
+	Payload       json.RawMessage `json:"payload,omitempty"`
+}
+
+func foundEventOf(f outbox.Found) foundEvent {
+	e := foundEvent{
+		Where: f.Where, ID: f.OutboxID, EventID: f.ID, TenantID: f.TenantID, AggregateType: f.AggregateType, AggregateID: f.AggregateID, EventType: f.Type,
+		EventVersion: f.Version, OccurredAt: event.Time{Time: f.OccurredAt}, Partition: f.Partition, StreamSeq: f.StreamSeq, Attempts: f.Attempts,
+		LastError: f.LastError, TraceParent: f.TraceParent, Payload: f.Payload,
+	}
+	if !f.ProcessedAt.IsZero() {
+		e.ProcessedAt = &event.Time{Time: f.ProcessedAt}
+	}
+	return e
+}
+
+var uuidForm = regexp.MustCompile(`^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
+
+func (p Process) eventsFindCommand() *cobra.Command {
+	var (
+		data, id, aggregate, since, until string
+		asJSON                            bool
+		q                                 outbox.FindQuery
+	)
+	c := &cobra.Command{
+		Use:   "find",
+		Short: "Find events in the outbox, its archive and its DLQ",
+		Long: `Find shows events by --id (an outbox id, or an event's id, the ce-id), by --aggregate and --tenant, or by the time at which they occurred.
+
+The archive and the DLQ are searched in every way. The outbox itself is searched by outbox id, by time (events that occurred within ten
+minutes of being written), and by event id among its newest --recent ids. By aggregate it is not: what is young there is on the stream.
+A message on the stream names its outbox id in Tidings-Outbox-Id.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := parseFind(&q, id, aggregate, since, until, time.Now()); err != nil {
+				return &usageError{err}
+			}
+			d, err := p.databases(c.Context(), data, "events")
+			if err != nil {
+				return err
+			}
+			defer d.close()
+			limit := q.Limit
+			q.Limit++ // to know whether there are more
+			found, err := outbox.Find(c.Context(), d.truth, q)
+			if errors.Is(err, outbox.ErrFindQuery) {
+				return &usageError{errors.New("events find wants --id, --aggregate with --tenant, or --since")}
+			}
+			if err != nil {
+				return err
+			}
+			more := len(found) > limit
+			if err := p.printFound(found[:min(len(found), limit)], asJSON, q.Payload); err != nil {
+				return err
+			}
+			if more {
+				fmt.Fprintln(p.Stderr, "There are more: --limit N shows them.")
+			}
+			return nil
+		},
+	}
+	c.Flags().StringVar(&id, "id", "", "an outbox id, or the UUID of an event")
+	c.Flags().StringVar(&aggregate, "aggregate", "", "an aggregate, as `TYPE/ID`; with --tenant")
+	c.Flags().Int64Var(&q.TenantID, "tenant", 0, "only of this tenant")
+	c.Flags().StringVar(&since, "since", "", "that occurred since: a duration ago such as 24h, a date, or a time in RFC 3339")
+	c.Flags().StringVar(&until, "until", "", "that occurred before, in the same forms")
+	c.Flags().IntVar(&q.Limit, "limit", 50, "events at most, 1 to 10000: the earliest by time, else the lowest ids")
+	c.Flags().Int64Var(&q.Recent, "recent", 1_000_000, "how many of the outbox's newest ids are read for an event's id")
+	c.Flags().BoolVar(&q.Payload, "payload", false, "show payloads too")
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per event and line")
+	dataFlag(c, &data)
+	return c
+}
+
+// parseFind reads what the flags alone cannot check.
+func parseFind(q *outbox.FindQuery, id, aggregate, since, until string, now time.Time) error {
+	if q.Limit < 1 || q.Limit > 10_000 || q.Recent < 0 || q.TenantID < 0 {
+		return errors.New("--limit wants 1 to 10000, --recent 0 or more, --tenant a positive number")
+	}
+	for _, flag := range []struct {
+		name, value string
+		to          *time.Time
+	}{{"--since", since, &q.Since}, {"--until", until, &q.Until}} {
+		if flag.value == "" {
+			continue
+		}
+		t, err := parseAge(flag.value, now)
+		if err != nil {
+			return fmt.Errorf("%s: %w", flag.name, err)
+		}
+		*flag.to = t
+	}
+	switch {
+	case id != "" && aggregate != "":
+		return errors.New("--id and --aggregate exclude each other")
+	case uuidForm.MatchString(id):
+		q.EventID = id
+	case id != "":
+		parsed, err := event.ParseID(id)
+		if err != nil {
+			return fmt.Errorf("--id wants an outbox id or a UUID: %w", err)
+		}
+		q.OutboxID = int64(parsed)
+	}
+	if aggregate != "" {
+		kind, text, ok := strings.Cut(aggregate, "/")
+		n, err := strconv.ParseInt(text, 10, 64)
+		if !ok || kind == "" || err != nil || q.TenantID == 0 {
+			return fmt.Errorf("--aggregate wants TYPE/ID, and --tenant with it, not %q", aggregate)
+		}
+		q.AggregateType, q.AggregateID = kind, n
+	}
+	return nil
+}
+
+func (p Process) printFound(found []outbox.Found, asJSON, payload bool) error {
+	header := []string{"WHERE", "ID", "EVENT", "TENANT", "AGGREGATE", "TYPE", "OCCURRED", "PUBLISHED", "STREAM"}
+	if payload {
+		header = append(header, "PAYLOAD")
+	}
+	rows := [][]string{header}
+	for _, f := range found {
+		if asJSON {
+			if err := p.writeJSON(foundEventOf(f)); err != nil {
+				return err
+			}
+			continue
+		}
+		published, seq := "", ""
+		if !f.ProcessedAt.IsZero() {
+			published = f.ProcessedAt.UTC().Format(time.RFC3339)
+		}
+		if f.StreamSeq > 0 {
+			seq = fmt.Sprint(f.StreamSeq)
+		}
+		row := []string{f.Where, fmt.Sprint(f.OutboxID), f.ID, fmt.Sprint(f.TenantID), aggregate(f.AggregateType, f.AggregateID), cell(f.Type), f.OccurredAt.UTC().Format(event.TimeFormat), published, seq}
+		if payload {
+			row = append(row, string(f.Payload))
+		}
+		rows = append(rows, row)
+	}
+	if asJSON {
+		return nil
+	}
+	return p.table(rows...)
+}

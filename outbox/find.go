@@ -1,0 +1,196 @@
+package outbox
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/event"
+)
+
+// Where an event's row is.
+const (
+	InOutbox  = "outbox"
+	InArchive = "archive"
+	InDLQ     = "dlq"
+)
+
+// Found is an event's row, wherever it is.
+type Found struct {
+	event.Event // Payload only when it was asked for
+	Where       string
+	StreamSeq   uint64 // 0: not on the stream, or erased
+	ProcessedAt time.Time
+	Attempts    int
+	LastError   string
+}
+
+// FindQuery says which events to find: by one of OutboxID, EventID, the aggregate, or the time alone.
+type FindQuery struct {
+	OutboxID      int64
+	EventID       string
+	TenantID      int64 // with the aggregate; narrows the others down
+	AggregateType string
+	AggregateID   int64
+	Since, Until  time.Time // occurred at or after, and before; required where nothing else selects
+	Limit         int
+	Payload       bool
+	Recent        int64 // for EventID: how many of the newest ids of the outbox are read
+}
+
+// ErrFindQuery reports a query that selects nothing that an index finds.
+var ErrFindQuery = errors.New("outbox: find wants an id, an event id, an aggregate with its tenant, or a range of time")
+
+// findColumns of a table; the outbox and the DLQ lack some.
+func findColumns(where, processed, seq string) string {
+	return `'` + where + `', id, event_id::text, tenant_id, aggregate_type, aggregate_id, event_type, event_version::int,
+       CASE WHEN @payload::boolean THEN payload::text END, occurred_at, coalesce(trace_id, ''), partition::int, ` + processed + `, coalesce(` + seq + `, 0),
+       attempts::int, coalesce(last_error, '')`
+}
+
+// findFilter narrows down what the index found.
+const findFilter = `
+   AND (@tenant::bigint IS NULL OR tenant_id = @tenant)
+   AND (@since::timestamptz IS NULL OR occurred_at >= @since) AND (@until::timestamptz IS NULL OR occurred_at < @until)`
+
+const fromArchive, fromDLQ, fromOutbox = ` FROM outbox_messages_archive WHERE `, ` FROM outbox_messages_dlq WHERE `, ` FROM outbox_messages WHERE `
+
+// The statements of Find: each meets the rows in the order of an index and stops at the limit. Locks: none.
+var (
+	archiveRow = `SELECT /* outbox.find */ ` + findColumns(InArchive, "processed_at", "stream_seq") + fromArchive
+	dlqRow     = `SELECT /* outbox.find */ ` + findColumns(InDLQ, "NULL::timestamptz", "NULL::bigint") + fromDLQ
+	outboxRow  = `SELECT /* outbox.find */ ` + findColumns(InOutbox, "processed_at", "stream_seq") + fromOutbox
+	byID       = `id = @id` + findFilter + ` LIMIT @limit`
+	byEvent    = `event_id = @event_id::uuid` + findFilter + ` LIMIT @limit`
+	// Of the outbox the newest ids alone are read: an index on event_id would cost every write (docs/adr/0008-the-archive.md).
+	byRecentEvent = `id > @above AND event_id = @event_id::uuid` + findFilter + ` LIMIT @limit`
+	// Compared as a row: of equalities the planner thinks that the index by id serves the order, for an aggregate that has much, and then filters.
+	byAggregate = `(tenant_id, aggregate_type, aggregate_id, id) >= (@tenant::bigint, @aggregate_type::text, @aggregate_id::bigint, 0)
+   AND (tenant_id, aggregate_type, aggregate_id, id) <= (@tenant::bigint, @aggregate_type::text, @aggregate_id::bigint, 9223372036854775807)
+   AND (@since::timestamptz IS NULL OR occurred_at >= @since) AND (@until::timestamptz IS NULL OR occurred_at < @until)
+ ORDER BY tenant_id, aggregate_type, aggregate_id, id LIMIT @limit`
+	dlqByAggregate = `tenant_id = @tenant AND aggregate_type = @aggregate_type AND aggregate_id = @aggregate_id` + findFilter + ` ORDER BY id LIMIT @limit`
+	byTime         = `occurred_at >= @since AND occurred_at < @until AND (@tenant::bigint IS NULL OR tenant_id = @tenant) ORDER BY occurred_at, id LIMIT @limit`
+	// The outbox has no index by time; its ids are in the order of insertion, and Find looks up which of them were inserted then.
+	byIDRange = `id >= @first AND id <= @last` + findFilter + ` ORDER BY id LIMIT @limit`
+)
+
+// skew is by how much an event of the outbox may have occurred before or after its row was inserted, to be found there by time.
+const skew = 10 * time.Minute
+
+// Find returns the events that the query selects, at most Limit of them: by time in the order of time (rows of the outbox: of
+// insertion), else by id. Rows of the
+// outbox are found by id, by time if they occurred about when they were inserted, and by event id among the newest Recent ids; those
+// of the archive and of the DLQ by everything. The pool acts as the system role. A row that is archived meanwhile may come twice or not at all.
+func Find(ctx context.Context, pool *pgxpool.Pool, q FindQuery) ([]Found, error) {
+	args := pgx.NamedArgs{
+		"id": q.OutboxID, "event_id": q.EventID, "tenant": ifSet(q.TenantID), "aggregate_type": q.AggregateType, "aggregate_id": q.AggregateID,
+		"since": nil, "until": nil, "limit": q.Limit, "payload": q.Payload,
+	}
+	if !q.Since.IsZero() {
+		args["since"] = q.Since
+	}
+	if !q.Until.IsZero() {
+		args["until"] = q.Until
+	}
+	statements := []string{outboxRow + byID, archiveRow + byID, dlqRow + byID}
+	order := func(a, b Found) int { return cmp.Compare(a.OutboxID, b.OutboxID) }
+	switch {
+	case q.OutboxID != 0:
+	case q.EventID != "":
+		var last int64
+		if err := pool.QueryRow(ctx, lastIDSQL).Scan(&last); err != nil {
+			return nil, fmt.Errorf("read the last outbox id: %w", err)
+		}
+		args["above"] = last - q.Recent
+		statements = []string{dlqRow + byEvent, archiveRow + byEvent, outboxRow + byRecentEvent}
+	case q.AggregateType != "" && q.AggregateID != 0 && q.TenantID != 0:
+		statements = []string{archiveRow + byAggregate, dlqRow + dlqByAggregate}
+	case !q.Since.IsZero() && q.AggregateType == "" && q.AggregateID == 0:
+		if q.Until.IsZero() {
+			args["until"] = time.Now().Add(time.Hour)
+		}
+		first, last, err := idsBetween(ctx, pool, q.Since.Add(-skew), args["until"].(time.Time).Add(skew))
+		if err != nil {
+			return nil, err
+		}
+		args["first"], args["last"] = first, last
+		statements = []string{archiveRow + byTime, outboxRow + byIDRange, dlqRow + byTime}
+		order = func(a, b Found) int {
+			return cmp.Or(a.OccurredAt.Compare(b.OccurredAt), cmp.Compare(a.OutboxID, b.OutboxID))
+		}
+	default:
+		return nil, ErrFindQuery
+	}
+	var all []Found
+	for _, sql := range statements {
+		rows, _ := pool.Query(ctx, sql, args)
+		found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (f Found, err error) {
+			var payload *string
+			var processed *time.Time
+			var seq int64
+			err = row.Scan(&f.Where, &f.OutboxID, &f.ID, &f.TenantID, &f.AggregateType, &f.AggregateID, &f.Type, &f.Version, &payload, &f.OccurredAt,
+				&f.TraceParent, &f.Partition, &processed, &seq, &f.Attempts, &f.LastError)
+			if payload != nil {
+				f.Payload = []byte(*payload)
+			}
+			if processed != nil {
+				f.ProcessedAt = *processed
+			}
+			f.StreamSeq = uint64(seq)
+			return f, err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("find events: %w", err)
+		}
+		all = append(all, found...)
+	}
+	slices.SortFunc(all, order)
+	return all[:min(len(all), q.Limit)], nil
+}
+
+// probeSQL reads when the first message from an id on was inserted.
+// Index: outbox_messages_pkey.   Locks: none.
+const probeSQL = `SELECT id, inserted_at FROM outbox_messages WHERE id >= @from ORDER BY id LIMIT 1`
+
+// edgesSQL reads the range of ids.
+// Index: outbox_messages_pkey, at both ends.   Locks: none.
+const edgesSQL = `SELECT coalesce(min(id), 1), coalesce(max(id), 0) FROM outbox_messages`
+
+// idsBetween returns the range of ids whose rows were inserted from since up to until, by halving: about 40 probes. Ids and times
+// of insertion rise together but for transactions that overlap, which skew is much more than.
+func idsBetween(ctx context.Context, pool *pgxpool.Pool, since, until time.Time) (first, last int64, err error) {
+	var low, high int64
+	if err := pool.QueryRow(ctx, edgesSQL).Scan(&low, &high); err != nil {
+		return 0, 0, fmt.Errorf("read the range of outbox ids: %w", err)
+	}
+	at := func(t time.Time) (int64, error) { // the first id whose row was inserted at t or later
+		a, b := low, high+1
+		for a < b {
+			mid := a + (b-a)/2
+			var id int64
+			var inserted time.Time
+			err := pool.QueryRow(ctx, probeSQL, pgx.StrictNamedArgs{"from": mid}).Scan(&id, &inserted)
+			switch {
+			case errors.Is(err, pgx.ErrNoRows) || err == nil && !inserted.Before(t):
+				b = mid
+			case err != nil:
+				return 0, fmt.Errorf("look for the first message inserted at %s: %w", t, err)
+			default:
+				a = id + 1
+			}
+		}
+		return a, nil
+	}
+	if first, err = at(since); err != nil {
+		return 0, 0, err
+	}
+	last, err = at(until)
+	return first, last - 1, err
+}
