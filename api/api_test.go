@@ -31,18 +31,19 @@ const tenant = 1
 type fixture struct {
 	http.Handler
 	system *pgxpool.Pool
+	owner  *pgxpool.Pool
 	reg    *prometheus.Registry
 	token  string // of tenant, with every role
 }
 
 func config() api.Config {
-	return api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 128 << 10, RequestTimeout: 10 * time.Second}
+	return api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 128 << 10, MaxBatchBytes: 4 << 20, RequestTimeout: 10 * time.Second}
 }
 
 func open(t *testing.T) fixture {
 	t.Helper()
 	db := testkit.Postgres(t)
-	f := fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}
+	f := fixture{system: db.Pool(t, postgres.RoleSystem), owner: db.Pool(t, postgres.RoleOwner), reg: prometheus.NewRegistry()}
 	pool := db.Pool(t, postgres.RoleAPI)
 	var err error
 	f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Log: testkit.Logger(t), Reg: f.reg})
@@ -93,7 +94,7 @@ func (f fixture) do(t testing.TB, method, path, body string, headers ...string) 
 		t.Fatal(err)
 	}
 	a.body = string(raw)
-	if strings.Contains(a.Header.Get("Content-Type"), "json") && len(raw) > 0 {
+	if ct := a.Header.Get("Content-Type"); strings.Contains(ct, "json") && !strings.Contains(ct, "ndjson") && len(raw) > 0 {
 		if err := json.Unmarshal(raw, &a.json); err != nil {
 			t.Fatalf("%s %s: %v in %q", method, path, err, raw)
 		}
@@ -300,6 +301,10 @@ func TestModerationOverHTTP(t *testing.T) {
 func TestBadInput(t *testing.T) {
 	f := open(t)
 	const post, settings, check = "/v1/posts/5/comments", "/v1/posts/8/thread", "/v1/follows:check"
+	const follows, comments = "/v1/follows:batch", "/v1/comments:batch"
+	operations := func(n int) string {
+		return `{"operations":[` + strings.TrimSuffix(strings.Repeat(`{"op":"follow","follower_id":"8","followee_id":"9"},`, n), ",") + `]}`
+	}
 	parent := f.comment(t, 5, "parent").text("comment_id")
 	other := f.comment(t, 6, "elsewhere")
 	elsewhere, elsewhereSlug := other.text("comment_id"), other.text("slug")
@@ -436,6 +441,20 @@ func TestBadInput(t *testing.T) {
 		{"an aggregate type of bytes", "GET", "/v1/outbox/dlq?aggregate_type=%ff", "", nil, 422, "validation-failed", "aggregate_type"},
 		{"aggregate 0", "GET", "/v1/outbox/dlq?aggregate_id=0", "", nil, 422, "validation-failed", "aggregate_id"},
 		{"a time that is none", "GET", "/v1/outbox/dlq?dead_before=yesterday", "", nil, 422, "validation-failed", "dead_before"},
+		{"1001 operations", "POST", follows, operations(1001), nil, 413, "too-many-operations", ""},
+		{"1001 lines", "POST", comments, strings.Repeat("{}\n", 1001), []string{ndjson}, 413, "too-many-operations", ""},
+		{"1001 empty lines", "POST", comments, strings.Repeat("\n", 1001), []string{ndjson}, 413, "too-many-operations", ""},
+		{"a batch too large", "POST", follows, strings.Repeat(" ", 4<<20+1), nil, 413, "request-too-large", ""},
+		{"a batch of nothing", "POST", follows, "", nil, 400, "bad-request", ""},
+		{"no operations", "POST", follows, `{"operations":[]}`, nil, 422, "validation-failed", "#/operations"},
+		{"operations that are none", "POST", follows, `{"operations":{}}`, nil, 422, "validation-failed", "#"},
+		{"operations and more", "POST", follows, strings.TrimSuffix(operations(1), "}") + `,"atomic":true}`, nil, 422, "validation-failed", "#"},
+		{"an array of operations", "POST", follows, `[]`, nil, 422, "validation-failed", "#"},
+		{"half of a batch", "POST", follows, strings.TrimSuffix(operations(2), "}]}"), nil, 400, "json-invalid", "#/operations/1"},
+		{"two batches", "POST", follows, operations(1) + operations(1), nil, 400, "json-invalid", "#"},
+		{"a batch of another type", "POST", follows, operations(1), []string{"Content-Type: text/csv"}, 415, "unsupported-media-type", "Content-Type"},
+		{"a batch with a key", "POST", comments, `{"operations":[{"op":"create","post_id":"1","author_id":"1","body":"x"}]}`, []string{"Idempotency-Key: k2"}, 400, "header-invalid", "Idempotency-Key"},
+		{"a reader's batch", "POST", follows, operations(1), []string{"Authorization: Bearer " + reader}, 403, "role-missing", ""},
 		{"no pair", "POST", check, `{"pairs":[]}`, nil, 422, "validation-failed", "#/pairs"},
 		{"pairs that are null", "POST", check, `{"pairs":null}`, nil, 422, "validation-failed", "#/pairs"},
 		{"no pairs at all", "POST", check, `{}`, nil, 422, "validation-failed", "#"},
@@ -648,8 +667,8 @@ func TestEveryRouteNeedsATokenWithItsDocumentedRole(t *testing.T) {
 			t.Errorf("%s %s with the role %s: %d %s", method, path, role, a.StatusCode, a.body)
 		}
 	})
-	if n < 30 {
-		t.Errorf("%d routes, want 30 or more", n)
+	if n < 32 {
+		t.Errorf("%d routes, want 32 or more", n)
 	}
 }
 
@@ -672,7 +691,7 @@ func TestDocuments(t *testing.T) {
 		"GET /v1/posts/{post_id}/comments/by-slug/{slug}", "GET /v1/posts/{post_id}/comments/tree", "GET /v1/posts/{post_id}/summary", "GET /v1/posts/{post_id}/thread",
 		"GET /v1/posts/{post_id}/thread/versions",
 		"GET /v1/users/{id}/comments", "GET /v1/users/{id}/counts", "GET /v1/users/{id}/followers", "GET /v1/users/{id}/following", "GET /v1/users/{id}/mutuals/{other}", "PATCH /v1/comments/{id}",
-		"POST /v1/follows:check", "POST /v1/outbox/dlq/{id}/discard", "POST /v1/outbox/dlq/{id}/retry", "POST /v1/posts/{post_id}/comments", "POST /v1/users:counts",
+		"POST /v1/comments:batch", "POST /v1/follows:batch", "POST /v1/follows:check", "POST /v1/outbox/dlq/{id}/discard", "POST /v1/outbox/dlq/{id}/retry", "POST /v1/posts/{post_id}/comments", "POST /v1/users:counts",
 		"PUT /v1/comments/{id}/moderation", "PUT /v1/follows/{follower_id}/{followee_id}", "PUT /v1/posts/{post_id}/thread",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

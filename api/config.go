@@ -15,6 +15,7 @@ type Config struct {
 	Addr           string        `env:"API_ADDR, default=127.0.0.1:8080"`       // where it listens
 	CursorKey      string        `env:"API_CURSOR_KEY"`                         // signs cursors: 32 bytes or more in hexadecimal or base64, the same on every API process
 	MaxBodyBytes   int64         `env:"API_MAX_BODY_BYTES, default=131072"`     // of a request, 1 KiB..16 MiB; a comment of 16 KiB may take 96 KiB of JSON
+	MaxBatchBytes  int64         `env:"API_MAX_BATCH_BYTES, default=4194304"`   // of the body of a batch, 1 KiB..64 MiB; the API holds it three times while it works
 	PageCacheBytes int64         `env:"API_PAGE_CACHE_BYTES, default=16777216"` // of first pages that are kept in memory, 0..1 GiB; 0 for none
 	RateRead       store.Rate    `env:"API_RATE_READ, default=20000/1s"`        // reads of one token, on this process: a number and whole seconds, or off
 	RateWrite      store.Rate    `env:"API_RATE_WRITE, default=20000/1s"`       // writes, likewise
@@ -33,6 +34,9 @@ func (c Config) Validate() error {
 	}
 	if c.MaxBodyBytes < 1<<10 || c.MaxBodyBytes > 16<<20 {
 		errs = append(errs, fmt.Errorf("API_MAX_BODY_BYTES is %d: want 1024..16777216", c.MaxBodyBytes))
+	}
+	if c.MaxBatchBytes < 1<<10 || c.MaxBatchBytes > 64<<20 {
+		errs = append(errs, fmt.Errorf("API_MAX_BATCH_BYTES is %d: want 1024..67108864", c.MaxBatchBytes))
 	}
 	if c.PageCacheBytes < 0 || c.PageCacheBytes > 1<<30 {
 		errs = append(errs, fmt.Errorf("API_PAGE_CACHE_BYTES is %d: want 0..1073741824", c.PageCacheBytes))

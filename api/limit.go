@@ -78,11 +78,7 @@ func (l *limiter[K]) take(key K, rate store.Rate, n int64, at time.Time) (q quot
 		l.now, l.older = make(map[K]window), l.now
 	}
 	l.now[key] = w
-	t := w.ends.Sub(at)
-	if owed := w.used/rate.N - 1; owed > 0 { // windows that are spent already
-		t += time.Duration(owed) * rate.Window
-	}
-	return quota{left: max(0, rate.N-w.used), t: t}, ok
+	return w.quota(rate, at), ok
 }
 
 // tokenKey is a token, the tenant first. Tokens of one name share their limits.
@@ -93,6 +89,27 @@ type tokenKey struct {
 }
 
 type authorKey struct{ tenant, user int64 }
+
+// owe counts n more of a key of which a request was taken just now.
+func (l *limiter[K]) owe(key K, rate store.Rate, n int64, at time.Time) quota {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	w, known := l.now[key]
+	if !known {
+		w = window{ends: at.Add(rate.Window)} // it fell out of memory meanwhile
+	}
+	w.used += n
+	l.now[key] = w
+	return w.quota(rate, at)
+}
+
+func (w window) quota(rate store.Rate, at time.Time) quota {
+	t := w.ends.Sub(at)
+	if owed := w.used/rate.N - 1; owed > 0 { // windows that are spent already
+		t += time.Duration(owed) * rate.Window
+	}
+	return quota{left: max(0, rate.N-w.used), t: t}
+}
 
 // limits are the rate limits of this process.
 type limits struct {
@@ -107,8 +124,8 @@ func newLimits(cfg Config, m *metrics) *limits {
 	return &limits{cfg: cfg, tokens: newLimiter[tokenKey](limitedTokens), authors: newLimiter[authorKey](limitedAuthors), metrics: m, clock: time.Now}
 }
 
-// request counts a request of the token, and says in the answer's header what is left. false: it is one too many.
-func (l *limits) request(h http.Header, p store.Principal, policy string) bool {
+// rate is that of the token.
+func (l *limits) rate(p store.Principal, policy string) store.Rate {
 	rate, own := l.cfg.RateRead, p.ReadRate
 	if policy == policyWrite {
 		rate, own = l.cfg.RateWrite, p.WriteRate
@@ -116,12 +133,30 @@ func (l *limits) request(h http.Header, p store.Principal, policy string) bool {
 	if own != nil {
 		rate = *own
 	}
+	return rate
+}
+
+// request counts a request of the token, and says in the answer's header what is left. false: it is one too many.
+func (l *limits) request(h http.Header, p store.Principal, policy string) bool {
+	rate := l.rate(p, policy)
 	if rate.Off() {
 		return true
 	}
 	q, ok := l.tokens.take(tokenKey{p.TenantID, p.Name, policy}, rate, 1, l.clock())
 	l.tell(h, policy, rate, q, ok)
 	return ok
+}
+
+// batch counts the operations of a batch, whose request was counted as one and let in: later windows pay for the others.
+func (l *limits) batch(h http.Header, p store.Principal, operations int) {
+	rate := l.rate(p, policyWrite)
+	if rate.Off() {
+		return
+	}
+	q := l.tokens.owe(tokenKey{p.TenantID, p.Name, policyWrite}, rate, int64(operations)-1, l.clock())
+	h.Del(rateLimitPolicyHeader)
+	h.Del(rateLimitHeader)
+	l.tell(h, policyWrite, rate, q, true)
 }
 
 // author counts a creation by a user, likewise. A token whose own writes are without a limit, an importer's, has none here either.
@@ -135,14 +170,19 @@ func (l *limits) author(h http.Header, p store.Principal, user int64) bool {
 	return ok
 }
 
-// tell writes the headers. Seconds are rounded up: who waits for so long is not refused again.
+// tell writes the headers, but for an operation of a batch, which has none (nil). Seconds are rounded up: who waits for so long is not refused again.
 func (l *limits) tell(h http.Header, policy string, rate store.Rate, q quota, ok bool) {
+	if !ok {
+		l.metrics.limited.WithLabelValues(policy).Inc()
+	}
+	if h == nil {
+		return
+	}
 	seconds := int64((q.t + time.Second - 1) / time.Second)
 	h.Add(rateLimitPolicyHeader, fmt.Sprintf("%q;q=%d;w=%d", policy, rate.N, int64(rate.Window/time.Second)))
 	h.Add(rateLimitHeader, fmt.Sprintf("%q;r=%d;t=%d", policy, q.left, seconds))
 	if !ok {
 		h.Set("Retry-After", fmt.Sprint(seconds))
-		l.metrics.limited.WithLabelValues(policy).Inc()
 	}
 }
 

@@ -161,3 +161,21 @@ func TestWhatOneUserMakesIsLimited(t *testing.T) {
 		t.Errorf("api_rate_limited_total (-want +got):\n%s", diff)
 	}
 }
+
+func TestABatchCountsItsOperations(t *testing.T) {
+	f := openLimited(t, 1000, 3, 2)
+	a := f.want(t, 200, "POST", "/v1/follows:batch", `{"operations":[{"op":"follow","follower_id":"3","followee_id":"1"},{"op":"follow","follower_id":"3","followee_id":"2"},
+		{"op":"follow","follower_id":"3","followee_id":"4"},{"op":"unfollow","follower_id":"3","followee_id":"1"},{"op":"follow","follower_id":"4","followee_id":"3"}]}`)
+	var got []string
+	for _, item := range a.json["items"].([]any) {
+		problem, _ := item.(map[string]any)["problem"].(map[string]any)
+		got = append(got, fmt.Sprint(item.(map[string]any)["status"], " ", problem["code"]))
+	}
+	if diff := cmp.Diff([]string{"201 <nil>", "201 <nil>", "429 rate-limited", "204 <nil>", "201 <nil>"}, got); diff != "" {
+		t.Errorf("outcomes (-want +got):\n%s", diff)
+	}
+	if want := `"write";q=3;w=3600 "write";r=0;t`; a.limits() != want {
+		t.Errorf("the answer says %s, want %s", a.limits(), want)
+	}
+	f.want(t, 429, "PUT", "/v1/follows/9/1", "")
+}

@@ -13,10 +13,11 @@ import (
 )
 
 type metrics struct {
-	requests *prometheus.CounterVec
-	seconds  *prometheus.HistogramVec
-	overlaid *prometheus.CounterVec
-	limited  *prometheus.CounterVec
+	requests   *prometheus.CounterVec
+	seconds    *prometheus.HistogramVec
+	overlaid   *prometheus.CounterVec
+	limited    *prometheus.CounterVec
+	operations *prometheus.CounterVec
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -41,7 +42,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, kind := range []string{policyRead, policyWrite, policyAuthor} {
 		m.limited.WithLabelValues(kind)
 	}
-	reg.MustRegister(m.requests, m.seconds, m.overlaid, m.limited)
+	m.operations = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "api_batch_operations_total", Help: "Operations of batches, by route, op (none: it could not be read) and status; the batch itself is a request of 200.",
+	}, []string{"route", "op", "code"})
+	reg.MustRegister(m.requests, m.seconds, m.overlaid, m.limited, m.operations)
 	return m
 }
 

@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -82,6 +83,7 @@ func New(cfg Config, deps Deps) (http.Handler, error) {
 	s.discussionRoutes()
 	s.moderationRoutes()
 	s.versionRoutes()
+	s.batchRoutes()
 	s.dlqRoutes()
 	if err := s.documentRoutes(); err != nil {
 		return nil, err
@@ -286,6 +288,7 @@ type route struct {
 	also         map[int]string // further answers without a problem
 	codes        []string       // beyond those that every route has
 	projected    bool           // read from a projection
+	maxBody      int64          // bytes; 0 for API_MAX_BODY_BYTES
 }
 
 // writes reports whether the route changes anything. Some that only read are POSTs, for their bodies.
@@ -297,7 +300,7 @@ func register[I, O any](s *server, r route, handle func(ctx context.Context, in 
 	op := huma.Operation{
 		Method: r.method, Path: r.path, OperationID: r.id, Summary: r.summary, Description: r.description + " Needs the role `" + r.role + "`.", Tags: []string{r.tag},
 		DefaultStatus: r.status, Security: []map[string][]string{{"token": {r.role}}}, Responses: s.problemResponses(codes),
-		BodyReadTimeout: -1, // guard has read it
+		BodyReadTimeout: -1, MaxBodyBytes: -1, // guard has read it
 	}
 	if r.writes() {
 		op.Parameters = metaParameters()
@@ -383,7 +386,7 @@ func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 		c.answer = w.Header()
 	}
 	if err == nil && hctx.Operation().RequestBody != nil {
-		if err = s.readBody(w, r); err == nil {
+		if err = s.readBody(w, r, cmp.Or(op.maxBody, s.cfg.MaxBodyBytes)); err == nil {
 			c.Principal, err = s.principal(ctx, r)
 		}
 		if err == nil {
@@ -436,8 +439,8 @@ func (s *server) caller(r *http.Request, p store.Principal) (caller, error) {
 }
 
 // readBody reads the body into memory, so that what goes wrong on the way is the client's error and not the framework's.
-func (s *server) readBody(w http.ResponseWriter, r *http.Request) error {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.cfg.MaxBodyBytes))
+func (s *server) readBody(w http.ResponseWriter, r *http.Request, limit int64) error {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
 	var tooLarge *http.MaxBytesError
 	var timeout net.Error
 	switch {

@@ -1,0 +1,581 @@
+package api
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/store"
+)
+
+const (
+	maxBatch   = 1000 // operations of a request
+	batchChunk = 100  // operations that are written before their outcomes are sent: what a transaction locks, and the memory of an answer
+	ndjson     = "application/x-ndjson"
+)
+
+// FollowOperation makes one user follow another, or end that.
+type FollowOperation struct {
+	Op string `json:"op" enum:"follow,unfollow"`
+	Pair
+}
+
+// CreateOperation writes a comment.
+type CreateOperation struct {
+	Op       string     `json:"op" enum:"create"`
+	PostID   userID     `json:"post_id"`
+	AuthorID userID     `json:"author_id"`
+	Body     string     `json:"body" doc:"1 to 16384 bytes of UTF-8 after trimming."`
+	ParentID *commentID `json:"parent_id,omitempty" doc:"The comment of the same post that this one replies to."`
+	Key      *string    `json:"idempotency_key,omitempty" nullable:"false" pattern:"^[!-~]{1,255}$" patternDescription:"1 to 255 visible ASCII characters" doc:"As the header Idempotency-Key."`
+}
+
+// EditOperation replaces a comment's body.
+type EditOperation struct {
+	Op        string    `json:"op" enum:"edit"`
+	CommentID commentID `json:"comment_id"`
+	Body      string    `json:"body" doc:"1 to 16384 bytes of UTF-8 after trimming."`
+	IfMatch   *ifMatch  `json:"if_match,omitempty" doc:"Required, as the header If-Match."`
+}
+
+// DeleteOperation withdraws a comment for its author.
+type DeleteOperation struct {
+	Op        string    `json:"op" enum:"delete"`
+	CommentID commentID `json:"comment_id"`
+	IfMatch   *ifMatch  `json:"if_match,omitempty" doc:"Required, as the header If-Match."`
+}
+
+// ifMatch is a version in a body, or store.AnyVersion.
+type ifMatch int64
+
+// Schema describes the version.
+func (ifMatch) Schema(huma.Registry) *huma.Schema {
+	one := 1.0
+	return &huma.Schema{
+		Description: `Required, as the header If-Match: the version that the write is about, such as 3, or "*".`,
+		OneOf:       []*huma.Schema{{Type: huma.TypeInteger, Format: "int64", Minimum: &one}, {Type: huma.TypeString, Enum: []any{"*"}}},
+	}
+}
+
+// UnmarshalJSON reads a version or "*".
+func (v *ifMatch) UnmarshalJSON(b []byte) error {
+	if string(b) == `"*"` {
+		*v = store.AnyVersion
+		return nil
+	}
+	n, err := strconv.ParseInt(string(b), 10, 64)
+	if err != nil || n <= 0 {
+		return fmt.Errorf(`want a version, such as 3, or "*"`)
+	}
+	*v = ifMatch(n)
+	return nil
+}
+
+// BatchOutcome is what became of one operation: the status, and what the operation's own route would have answered.
+type BatchOutcome struct {
+	Line     int      `json:"line,omitempty" doc:"Of NDJSON alone: the line of the operation, from 1." example:"1"`
+	Status   int      `json:"status" doc:"What the operation's own route would have answered." example:"201"`
+	Follow   *Follow  `json:"follow,omitempty" doc:"After a follow: the pair."`
+	Comment  *Comment `json:"comment,omitempty" doc:"After a create or an edit."`
+	Replayed bool     `json:"replayed,omitempty" doc:"An earlier create with this key had made the comment."`
+	Token    string   `json:"token,omitempty" doc:"The Tidings-Token of this write."`
+	Problem  *Problem `json:"problem,omitempty" doc:"Why the operation was refused; its pointers lead into the operation."`
+}
+
+// fields are those of every operation; its schema says which it has.
+type fields struct {
+	Op         string     `json:"op"`
+	FollowerID userID     `json:"follower_id"`
+	FolloweeID userID     `json:"followee_id"`
+	PostID     userID     `json:"post_id"`
+	AuthorID   userID     `json:"author_id"`
+	ParentID   *commentID `json:"parent_id"`
+	CommentID  commentID  `json:"comment_id"`
+	Body       string     `json:"body"`
+	Key        string     `json:"idempotency_key"`
+	IfMatch    *ifMatch   `json:"if_match"`
+}
+
+// operation is one of a batch on its way.
+type operation struct {
+	kind string
+	in   any      // for the store
+	keys []string // what it touches: operations that share one keep their order
+	out  BatchOutcome
+}
+
+func (o *operation) refuse(p *Problem) { o.out = BatchOutcome{Status: p.Status, Problem: inBody(p)} }
+
+// inBody says where in an operation a value is that has another place in a request of its own.
+func inBody(p *Problem) *Problem {
+	members := map[string]string{"Idempotency-Key": "idempotency_key", "followee_id": "followee_id"}
+	for i, e := range p.Errors {
+		if name := members[e.Header+e.Parameter]; name != "" {
+			p.Errors[i] = FieldError{Detail: e.Detail, Pointer: "#/" + name}
+		}
+	}
+	return p
+}
+
+// kind is one thing that operations do: its name is their op.
+type kind struct {
+	name   string
+	schema *huma.Schema
+	// take makes of the fields what the store writes, and names what it touches.
+	take func(ctx context.Context, f fields) (in any, keys []string, err error)
+	// write writes operations of this kind in one transaction and fills in their outcomes. Its error is the transaction's.
+	write func(ctx context.Context, ops []*operation) error
+}
+
+type batchInput struct {
+	RawBody []byte `contentType:"application/x-ndjson"` // or JSON
+	media   string // of the body and the answer
+	refused string // a header that this route does not take
+}
+
+// Resolve reads the headers that are not parameters.
+func (in *batchInput) Resolve(ctx huma.Context) []error {
+	in.media = ctx.Header("Content-Type")
+	for _, name := range []string{"Idempotency-Key", "If-Match"} {
+		if ctx.Header(name) != "" {
+			in.refused = name
+		}
+	}
+	return nil
+}
+
+type batchOutput struct{ Body func(huma.Context) }
+
+const batchDescription = "Each operation stands alone: it is refused alone, with the problem that its own route would have answered, and no transaction " +
+	"is around them all. Operations on the same pair, comment or key are applied in their order. The body is one JSON document or, as " +
+	"`application/x-ndjson`, one operation a line, of which a broken one is refused alone. The answer has the same type and an outcome for each operation, in " +
+	"their order; it is sent while the batch is being written. An operation with the status 503 may have been done or not, and so may one without an outcome, " +
+	"when the answer breaks off: send it again, those after it too. Actor and `traceparent` are the request's."
+
+func (s *server) batchRoutes() {
+	registry := s.api.OpenAPI().Components.Schemas
+	schemaOf := func(v any, name string) *huma.Schema { return registry.Schema(reflect.TypeOf(v), true, name) }
+	follow := schemaOf(FollowOperation{}, "FollowOperation")
+	s.batchRoute("/v1/follows:batch", "batch-follows", "Follows", fmt.Sprintf("Follow and unfollow up to %d times", maxBatch), []kind{
+		{"follow", follow, s.takeFollow, s.batchFollow},
+		{"unfollow", follow, s.takeFollow, s.batchUnfollow},
+	}, []any{
+		map[string]any{"op": "follow", "follower_id": "7", "followee_id": "42"},
+		map[string]any{"op": "unfollow", "follower_id": "7", "followee_id": "43"},
+	})
+	const comment = "0196b2d4-7c00-7000-8000-000000000001"
+	s.batchRoute("/v1/comments:batch", "batch-comments", "Comments", fmt.Sprintf("Write, edit and withdraw up to %d comments", maxBatch), []kind{
+		{"create", schemaOf(CreateOperation{}, "CreateOperation"), s.takeCreate, s.batchCreate},
+		{"edit", schemaOf(EditOperation{}, "EditOperation"), s.takeEdit, s.batchEdit},
+		{"delete", schemaOf(DeleteOperation{}, "DeleteOperation"), s.takeDelete, s.batchDelete},
+	}, []any{
+		map[string]any{"op": "create", "post_id": "5", "author_id": "3", "body": "Well said.", "idempotency_key": "import-1"},
+		map[string]any{"op": "edit", "comment_id": comment, "if_match": 1, "body": "Well put."},
+		map[string]any{"op": "delete", "comment_id": comment, "if_match": "*"},
+	})
+}
+
+// batchRoute registers a route and describes its bodies, which the framework does not read.
+func (s *server) batchRoute(path, id, tag, summary string, kinds []kind, example []any) {
+	register(s, route{
+		method: http.MethodPost, path: path, id: id, tag: tag, role: store.RoleWrite, status: http.StatusOK, summary: summary, description: batchDescription,
+		codes:   []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType, codeTooManyOperations},
+		maxBody: s.cfg.MaxBatchBytes,
+	}, func(ctx context.Context, in *batchInput) (*batchOutput, error) { return s.batch(ctx, path, kinds, in) })
+	var schemas []*huma.Schema
+	var lines bytes.Buffer
+	for _, k := range kinds {
+		for _, status := range []int{http.StatusOK, http.StatusCreated, http.StatusNoContent, http.StatusServiceUnavailable} {
+			s.metrics.operations.WithLabelValues(path, k.name, strconv.Itoa(status))
+		}
+		if !slices.Contains(schemas, k.schema) {
+			schemas = append(schemas, k.schema)
+		}
+	}
+	for _, o := range example {
+		_ = json.NewEncoder(&lines).Encode(o) // of strings and numbers
+	}
+	content := func(name string, item *huma.Schema, items []any, lines string) map[string]*huma.MediaType {
+		one, most := 1, maxBatch
+		list := &huma.Schema{Type: huma.TypeArray, Items: item, MinItems: &one, MaxItems: &most}
+		return map[string]*huma.MediaType{
+			"application/json": {Example: map[string]any{name: items}, Schema: &huma.Schema{
+				Type: huma.TypeObject, Properties: map[string]*huma.Schema{name: list}, Required: []string{name}, AdditionalProperties: false,
+			}},
+			ndjson: {Example: lines, Schema: &huma.Schema{Type: huma.TypeString, Description: "One of " + name + " a line."}},
+		}
+	}
+	op := s.api.OpenAPI().Paths[path].Post
+	op.RequestBody.Content = content("operations", &huma.Schema{OneOf: schemas}, example, lines.String())
+	op.Responses["200"].Description = "An outcome for each operation, in their order."
+	op.Responses["200"].Content = content("items", schemaOfOutcome(s), []any{
+		map[string]any{"status": http.StatusNoContent}, map[string]any{"status": http.StatusNotFound, "problem": s.problems.problem(codeNotFound, "")},
+	}, `{"line":1,"status":204}`+"\n")
+}
+
+func schemaOfOutcome(s *server) *huma.Schema {
+	return s.api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[BatchOutcome](), true, "BatchOutcome")
+}
+
+// batch takes the operations apart, all before the first is written, and answers while it writes them.
+func (s *server) batch(ctx context.Context, path string, kinds []kind, in *batchInput) (*batchOutput, error) {
+	if in.refused != "" {
+		return nil, s.problems.problem(codeHeaderInvalid, "", FieldError{Detail: "each operation has its own", Header: in.refused})
+	}
+	media, _, err := mime.ParseMediaType(in.media)
+	if in.media == "" {
+		media, err = "application/json", nil
+	}
+	var raws [][]byte
+	switch {
+	case err == nil && media == "application/json":
+		raws, err = s.operationsOf(in.RawBody)
+	case err == nil && media == ndjson:
+		raws, err = s.linesOf(in.RawBody)
+	default:
+		err = s.problems.problem(codeMediaType, "", FieldError{Detail: "want application/json or " + ndjson, Header: "Content-Type"})
+	}
+	if err != nil {
+		return nil, err
+	}
+	c := callerOf(ctx)
+	s.limits.batch(c.answer, c.Principal, len(raws))
+	c.answer = nil // of the batch, not of its operations
+	ctx = context.WithValue(ctx, callerKey, c)
+	return &batchOutput{func(hctx huma.Context) {
+		_, w := humago.Unwrap(hctx)
+		hctx.SetHeader("Content-Type", media)
+		hctx.SetStatus(http.StatusOK)
+		s.answerBatch(ctx, path, kinds, raws, media == ndjson, w)
+	}}, nil
+}
+
+// answerBatch stops when nobody reads its answer: what was not tried then is not written.
+func (s *server) answerBatch(ctx context.Context, path string, kinds []kind, raws [][]byte, lines bool, w http.ResponseWriter) {
+	out := bufio.NewWriter(w)
+	enc := json.NewEncoder(out)
+	enc.SetEscapeHTML(false)
+	separator := `{"items":[`
+	var stopped *Problem
+	for first := 0; first < len(raws); first += batchChunk {
+		ops := make([]*operation, min(batchChunk, len(raws)-first))
+		for i := range ops {
+			ops[i] = s.takeOperation(ctx, kinds, raws[first+i])
+		}
+		if stopped == nil {
+			stopped = s.writeChunk(ctx, kinds, ops)
+		}
+		for i, op := range ops {
+			if op.out.Status == 0 {
+				p := *stopped
+				op.refuse(&p)
+			}
+			if lines {
+				op.out.Line = first + i + 1
+			} else {
+				_, _ = out.WriteString(separator) // the writer keeps its error for Flush
+				separator = ","
+			}
+			s.metrics.operations.WithLabelValues(path, op.kind, strconv.Itoa(op.out.Status)).Inc()
+			_ = enc.Encode(op.out)
+		}
+		if out.Flush() != nil {
+			return
+		}
+		_ = http.NewResponseController(w).Flush() // a writer that cannot sends it later
+	}
+	if !lines {
+		_, _ = out.WriteString("]}")
+		_ = out.Flush() // the client went away; there is nobody to tell
+	}
+}
+
+// writeChunk writes the operations that were not refused: in waves, so that what touches the same thing keeps its order, and each
+// wave with one transaction of set-based statements per kind. When a database is away, the rest is not tried and the problem returned.
+func (s *server) writeChunk(ctx context.Context, kinds []kind, ops []*operation) *Problem {
+	type place struct {
+		wave int
+		kind string
+	}
+	last := make(map[string]place)
+	var waves []map[string][]*operation
+	for _, op := range ops {
+		if op.out.Status != 0 {
+			continue
+		}
+		wave := 0
+		for _, k := range op.keys {
+			if l, ok := last[k]; ok && l.kind == op.kind { // the store keeps the order of a slice
+				wave = max(wave, l.wave)
+			} else if ok {
+				wave = max(wave, l.wave+1)
+			}
+		}
+		for _, k := range op.keys {
+			last[k] = place{wave, op.kind}
+		}
+		if wave == len(waves) {
+			waves = append(waves, make(map[string][]*operation))
+		}
+		waves[wave][op.kind] = append(waves[wave][op.kind], op)
+	}
+	for _, wave := range waves {
+		for _, k := range kinds {
+			if err := s.writeKind(ctx, k, wave[k.name]); err != nil {
+				p, _ := s.problems.of(s.toProblem(ctx, err))
+				return p
+			}
+		}
+	}
+	return nil
+}
+
+// writeKind writes operations of one kind. When their transaction fails for what one of them is, each runs alone.
+func (s *server) writeKind(ctx context.Context, k kind, ops []*operation) error {
+	if len(ops) == 0 {
+		return nil
+	}
+	err := k.write(ctx, ops)
+	switch {
+	case err == nil || errors.Is(err, postgres.ErrUnknown) || postgres.IsTransient(err) || postgres.IsSystemic(err):
+		return err
+	case len(ops) == 1:
+		p, _ := s.problems.of(s.toProblem(ctx, err))
+		ops[0].refuse(p)
+		return nil
+	}
+	for _, op := range ops {
+		if err := s.writeKind(ctx, k, []*operation{op}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// operationsOf takes {"operations":[...]} apart. What an operation is made of is not looked at but for its syntax.
+func (s *server) operationsOf(body []byte) ([][]byte, error) {
+	dec := json.NewDecoder(bytes.NewReader(body))
+	expect := func(want ...json.Token) error {
+		for _, w := range want {
+			t, err := dec.Token()
+			if err != nil {
+				return s.problems.problem(codeJSONInvalid, "", FieldError{Detail: err.Error(), Pointer: "#"})
+			}
+			if t != w {
+				return s.problems.problem(codeValidation, "", FieldError{Detail: `want {"operations":[...]} and nothing else`, Pointer: "#"})
+			}
+		}
+		return nil
+	}
+	if err := expect(json.Delim('{'), "operations", json.Delim('[')); err != nil {
+		return nil, err
+	}
+	var raws [][]byte
+	for dec.More() {
+		var raw json.RawMessage
+		if err := dec.Decode(&raw); err != nil {
+			return nil, s.problems.problem(codeJSONInvalid, "", FieldError{Detail: err.Error(), Pointer: fmt.Sprintf("#/operations/%d", len(raws))})
+		}
+		if raws = append(raws, raw); len(raws) > maxBatch {
+			return nil, s.tooMany()
+		}
+	}
+	if err := expect(json.Delim(']'), json.Delim('}')); err != nil {
+		return nil, err
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return nil, s.problems.problem(codeJSONInvalid, "", FieldError{Detail: "there is text after the value", Pointer: "#"})
+	}
+	if len(raws) == 0 {
+		return nil, s.problems.problem(codeValidation, "", FieldError{Detail: fmt.Sprintf("want 1 to %d operations", maxBatch), Pointer: "#/operations"})
+	}
+	return raws, nil
+}
+
+// linesOf takes NDJSON apart. An empty line is an operation too, and no good one: every line has its outcome.
+func (s *server) linesOf(body []byte) ([][]byte, error) {
+	body = bytes.TrimSuffix(body, []byte("\n"))
+	if bytes.Count(body, []byte("\n")) >= maxBatch {
+		return nil, s.tooMany()
+	}
+	return bytes.Split(body, []byte("\n")), nil
+}
+
+func (s *server) tooMany() error {
+	return s.problems.problem(codeTooManyOperations, "nothing was written")
+}
+
+// takeOperation reads one operation as the framework reads a body: strictly, by its schema, then its values.
+func (s *server) takeOperation(ctx context.Context, kinds []kind, raw []byte) *operation {
+	op := &operation{kind: "none"}
+	err := func() error {
+		var value any
+		if err := strictJSON(raw, &value); err != nil {
+			return s.problems.problem(codeJSONInvalid, "", FieldError{Detail: err.Error(), Pointer: "#"})
+		}
+		object, _ := value.(map[string]any)
+		n := slices.IndexFunc(kinds, func(k kind) bool { return object["op"] == k.name })
+		if n < 0 {
+			names := make([]string, len(kinds))
+			for i, k := range kinds {
+				names[i] = k.name
+			}
+			return s.problems.problem(codeValidation, "validation failed", FieldError{Detail: "want one of " + strings.Join(names, ", "), Pointer: "#/op"})
+		}
+		path, res := huma.NewPathBuffer(nil, 0), huma.ValidateResult{}
+		path.Push("body")
+		huma.Validate(s.api.OpenAPI().Components.Schemas, kinds[n].schema, path, huma.ModeWriteToServer, value, &res)
+		if len(res.Errors) > 0 {
+			e := &huma.ErrorModel{Status: http.StatusUnprocessableEntity, Detail: "validation failed"}
+			for _, err := range res.Errors {
+				e.Add(err)
+			}
+			return s.problems.fromHuma(e)
+		}
+		var f fields
+		if err := json.Unmarshal(raw, &f); err != nil { // what the schema cannot say: a version beyond 64 bits
+			return s.problems.problem(codeValidation, "validation failed", FieldError{Detail: err.Error(), Pointer: "#/if_match"})
+		}
+		var err error
+		op.kind = f.Op
+		op.in, op.keys, err = kinds[n].take(ctx, f)
+		return err
+	}()
+	if err != nil {
+		p, _ := s.problems.of(err)
+		op.refuse(p)
+	}
+	return op
+}
+
+func (s *server) takeFollow(ctx context.Context, f fields) (any, []string, error) {
+	follower, err := s.parseID("#/follower_id", string(f.FollowerID))
+	if err != nil {
+		return nil, nil, err
+	}
+	followee, err := s.parseID("#/followee_id", string(f.FolloweeID))
+	if err == nil && f.Op == "follow" {
+		err = s.limitAuthor(ctx, follower)
+	}
+	return store.FollowWrite{Meta: callerOf(ctx).meta, FollowerID: follower, FolloweeID: followee}, []string{string(f.FollowerID + "/" + f.FolloweeID)}, err
+}
+
+func (s *server) takeCreate(ctx context.Context, f fields) (any, []string, error) {
+	post, err := s.parseID("#/post_id", string(f.PostID))
+	if err != nil {
+		return nil, nil, err
+	}
+	author, err := s.parseID("#/author_id", string(f.AuthorID))
+	if err == nil {
+		err = s.limitAuthor(ctx, author)
+	}
+	c, keys := store.NewComment{Meta: callerOf(ctx).meta, PostID: post, AuthorID: author, Body: f.Body, Key: f.Key}, []string(nil)
+	if f.ParentID != nil {
+		c.ParentID = f.ParentID.lower()
+		keys = append(keys, c.ParentID) // an earlier operation may delete it
+	}
+	if f.Key != "" {
+		keys = append(keys, string(f.AuthorID)+" "+f.Key)
+	}
+	return c, keys, err
+}
+
+func (s *server) takeEdit(ctx context.Context, f fields) (any, []string, error) {
+	version, err := s.inBodyVersion(f)
+	id := f.CommentID.lower()
+	return store.CommentEdit{Meta: callerOf(ctx).meta, CommentID: id, IfVersion: version, Body: f.Body}, []string{id}, err
+}
+
+func (s *server) takeDelete(ctx context.Context, f fields) (any, []string, error) {
+	version, err := s.inBodyVersion(f)
+	id := f.CommentID.lower()
+	return store.CommentDelete{Meta: callerOf(ctx).meta, CommentID: id, IfVersion: version}, []string{id}, err
+}
+
+// inBodyVersion is ifVersion of an operation.
+func (s *server) inBodyVersion(f fields) (int64, error) {
+	if f.IfMatch == nil {
+		return 0, s.problems.problem(codeIfMatchMissing, "")
+	}
+	return int64(*f.IfMatch), nil
+}
+
+// writeAll hands operations to one of the store's functions and each outcome to tell, after the commit.
+func writeAll[W, O any](ctx context.Context, ops []*operation, write func(ctx context.Context, tenant int64, in []W) ([]O, error), tell func(op *operation, o O)) error {
+	in := make([]W, len(ops))
+	for i, op := range ops {
+		in[i] = op.in.(W)
+	}
+	outs, err := write(ctx, callerOf(ctx).TenantID, in)
+	if err != nil {
+		return err
+	}
+	for i, o := range outs {
+		tell(ops[i], o)
+	}
+	return nil
+}
+
+// done answers for an operation: with err, or with what was done to the entity.
+func (s *server) done(ctx context.Context, op *operation, err error, ref event.Ref, out BatchOutcome) {
+	if err == nil {
+		var token WriteToken
+		token, err = s.tokenOf(ctx, ref)
+		out.Token = token.Token
+	}
+	if err != nil {
+		p, _ := s.problems.of(s.toProblem(ctx, err))
+		op.refuse(p)
+		return
+	}
+	op.out = out
+}
+
+func (s *server) batchFollow(ctx context.Context, ops []*operation) error {
+	return writeAll(ctx, ops, s.store.Follow, func(op *operation, o store.FollowOutcome) {
+		f, status := followOf(o.Follow), http.StatusOK
+		if o.Changed {
+			status = http.StatusCreated
+		}
+		s.done(ctx, op, o.Err, o.Follow.Ref(), BatchOutcome{Status: status, Follow: &f})
+	})
+}
+
+func (s *server) batchUnfollow(ctx context.Context, ops []*operation) error {
+	return writeAll(ctx, ops, s.store.Unfollow, func(op *operation, o store.FollowOutcome) {
+		s.done(ctx, op, o.Err, o.Follow.Ref(), BatchOutcome{Status: http.StatusNoContent})
+	})
+}
+
+func (s *server) batchCreate(ctx context.Context, ops []*operation) error {
+	return writeAll(ctx, ops, s.store.Create, func(op *operation, o store.CommentOutcome) {
+		s.done(ctx, op, o.Err, o.Comment.Ref(), BatchOutcome{Status: http.StatusCreated, Comment: commentOf(o.Comment), Replayed: o.Replayed})
+	})
+}
+
+func (s *server) batchEdit(ctx context.Context, ops []*operation) error {
+	return writeAll(ctx, ops, s.store.Edit, func(op *operation, o store.CommentOutcome) {
+		s.done(ctx, op, o.Err, o.Comment.Ref(), BatchOutcome{Status: http.StatusOK, Comment: commentOf(o.Comment)})
+	})
+}
+
+func (s *server) batchDelete(ctx context.Context, ops []*operation) error {
+	return writeAll(ctx, ops, s.store.Delete, func(op *operation, o store.CommentOutcome) {
+		s.done(ctx, op, o.Err, o.Comment.Ref(), BatchOutcome{Status: http.StatusNoContent})
+	})
+}
