@@ -426,6 +426,22 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	}
 	w.gone("after the second erasure")
 
+	// A message that came behind its comment's erasure all the same: the comment is erased once more, for a message that is deleted is never the
+	// last of its partition.
+	w.exec(w.truth, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+		SELECT 1, 'comment', 10, 'edited', payload || jsonb_build_object('body', $1::text, 'erased', false) FROM outbox_messages_archive WHERE id = 1`, secret("late"))
+	w.settle(w.projections)
+	late, err := w.erase(Options{Wait: 20 * time.Second})
+	if err != nil || !late.Done {
+		t.Fatal(late, err)
+	}
+	if diff := cmp.Diff(map[string]int{Comments: 1, Outbox: 1, Stream: 1}, late.Counts); diff != "" {
+		t.Errorf("the third erasure (-want +got):\n%s", diff)
+	}
+	w.settle(w.projections)
+	w.gone("after the third erasure")
+	w.equal("after the third erasure", w.projections)
+
 	// A stream that is lost comes back without what was erased.
 	if err := w.js.DeleteStream(ctx, "EVENTS"); err != nil {
 		t.Fatal(err)

@@ -39,6 +39,9 @@ type message struct {
 // scan reads every message of the tenant's comments.
 func (e *eraser) scan(ctx context.Context) (found onStream, err error) {
 	stream, err := e.JetStream.Stream(ctx, e.Broker.Stream)
+	if errors.Is(err, jetstream.ErrStreamNotFound) { // nothing was ever published, or it is lost: then a repair publishes what is redacted now
+		return found, nil
+	}
 	if err != nil {
 		return found, fmt.Errorf("look up stream %s: %w", e.Broker.Stream, err)
 	}

@@ -1,0 +1,48 @@
+package cli
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/tidings/tidings/erasure"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/store"
+)
+
+func TestEraseSaysWhatItWaitsForAndGoesOn(t *testing.T) {
+	db := testkit.Postgres(t)
+	env := map[string]string{"DATABASE_URL": db.URL, "NATS_URL": testkit.NATS(t).URL}
+	out, err := store.New(db.Pool(t, postgres.RoleAPI), nil).Create(t.Context(), 1, []store.NewComment{{Meta: store.Meta{Actor: "ann"}, PostID: 5, AuthorID: 7, Body: "text"}})
+	if err != nil || out[0].Err != nil {
+		t.Fatal(out, err)
+	}
+	for _, c := range []struct {
+		args string
+		code int
+		says string
+	}{
+		{"erase --tenant 1", exitInput, "--tenant and --author are wanted"},
+		{"erase --tenant 1 --author 7 --wait -1s", exitInput, "--wait is -1s: want 0 or more"},
+		{"erase --tenant 1 --author 7 --dry-run", exitOK, "comments          1\nidempotency keys  0\noutbox            1\n"},
+		{"erase --tenant 1 --author 8", exitOK, "Author 8 of tenant 1 is erased"},
+		{"erase --tenant 1 --author 7 --wait 0s --actor jane --reason asked", exitAgain, "NOT finished; run it again. It waited for the relay: 2 messages of the author's comments are not published."},
+	} {
+		code, stdout, stderr := run(t, env, "", strings.Fields(c.args)...)
+		if code != c.code || !strings.Contains(stdout+stderr, c.says) {
+			t.Errorf("%s: exit code %d, %s%s: want %d, %s", c.args, code, stdout, stderr, c.code, c.says)
+		}
+	}
+	if _, err := db.Pool(t, postgres.RoleSystem).Exec(t.Context(), `UPDATE outbox_messages SET processed_at = now()`); err != nil { // as if it had been published
+		t.Fatal(err)
+	}
+	code, stdout, stderr := run(t, env, "", "erase", "--tenant", "1", "--author", "7", "--actor", "joe", "--json")
+	var r erasure.Report
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitOK {
+		t.Fatalf("exit code %d, %v, %s%s", code, err, stdout, stderr)
+	}
+	if !r.Done || r.Runs != 2 || r.RequestedBy != "jane" || r.FinishedAt == nil || r.Counts[erasure.Comments] != 1 || r.Counts[erasure.Outbox] != 1 {
+		t.Errorf("the report is %s", stdout)
+	}
+}
