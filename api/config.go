@@ -23,6 +23,8 @@ type Config struct {
 	TLSCert        string        `env:"API_TLS_CERT"`                           // path of the certificate chain, PEM; plain HTTP without
 	TLSKey         string        `env:"API_TLS_KEY"`                            // path of its key
 	AccessLog      bool          `env:"API_ACCESS_LOG, default=false"`          // a line per request, at the level info; else at debug
+	MaxRequests    int           `env:"API_MAX_REQUESTS, default=512"`          // that are worked on at once, 16..100000; beyond it 503
+	MaxWait        time.Duration `env:"API_MAX_WAIT, default=1s"`               // when requests take longer, fewer are let in, 10ms..25s
 	RequestTimeout time.Duration `env:"API_REQUEST_TIMEOUT, default=10s"`       // for one request, 100ms..25s: below what the server gives it to arrive
 }
 
@@ -43,6 +45,12 @@ func (c Config) Validate() error {
 	}
 	if (c.TLSCert == "") != (c.TLSKey == "") {
 		errs = append(errs, errors.New("API_TLS_CERT and API_TLS_KEY: want both or none"))
+	}
+	if c.MaxRequests < gateFloor || c.MaxRequests > 100_000 {
+		errs = append(errs, fmt.Errorf("API_MAX_REQUESTS is %d: want %d..100000", c.MaxRequests, gateFloor))
+	}
+	if c.MaxWait < 10*time.Millisecond || c.MaxWait > 25*time.Second {
+		errs = append(errs, fmt.Errorf("API_MAX_WAIT is %s: want 10ms..25s", c.MaxWait))
 	}
 	if c.RequestTimeout < 100*time.Millisecond || c.RequestTimeout > 25*time.Second {
 		errs = append(errs, fmt.Errorf("API_REQUEST_TIMEOUT is %s: want 100ms..25s", c.RequestTimeout))

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/projections/threadcache"
+	"github.com/tidings/tidings/store"
 )
 
 type metrics struct {
@@ -18,6 +19,7 @@ type metrics struct {
 	overlaid   *prometheus.CounterVec
 	limited    *prometheus.CounterVec
 	operations *prometheus.CounterVec
+	shed       *prometheus.CounterVec
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -45,8 +47,32 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	m.operations = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "api_batch_operations_total", Help: "Operations of batches, by route, op (none: it could not be read) and status; the batch itself is a request of 200.",
 	}, []string{"route", "op", "code"})
-	reg.MustRegister(m.requests, m.seconds, m.overlaid, m.limited, m.operations)
+	m.shed = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "api_shed_total", Help: "Requests refused with overloaded: too many at once (requests), of one tenant (tenant), too many of its writes waiting (writes).",
+	}, []string{"reason"})
+	for _, reason := range []string{shedRequests, shedTenant, shedWrites} {
+		m.shed.WithLabelValues(reason)
+	}
+	reg.MustRegister(m.requests, m.seconds, m.overlaid, m.limited, m.operations, m.shed)
 	return m
+}
+
+// queues registers what waits: behind the gate, and for a group of writes.
+func (m *metrics) queues(reg prometheus.Registerer, g *gate, stats func() store.Stats) {
+	gauge := func(name, help string, value func() float64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value)
+	}
+	counter := func(name, help string, value func(store.Stats) int64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(value(stats())) })
+	}
+	reg.MustRegister(
+		gauge("api_queue_requests", "Requests that are worked on.", func() float64 { inside, _ := g.state(); return float64(inside) }),
+		gauge("api_queue_limit", "How many requests are let in at once, at present.", func() float64 { _, limit := g.state(); return limit }),
+		gauge("api_queue_writes", "Single writes that wait for a group.", func() float64 { return float64(stats().Waiting) }),
+		counter("api_write_groups_total", "Transactions of grouped single writes.", func(s store.Stats) int64 { return s.Groups }),
+		counter("api_grouped_writes_total", "Single writes that went in a group.", func(s store.Stats) int64 { return s.Grouped }),
+		counter("api_writes_alone_total", "Single writes that ran alone because their group failed.", func(s store.Stats) int64 { return s.Alone }),
+	)
 }
 
 // begin makes the series of a route start at 0.

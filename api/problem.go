@@ -97,6 +97,7 @@ const (
 	codeIfMatchMissing    = "if-match-missing"
 	codeRateLimited       = "rate-limited"
 	codeInternal          = "internal"
+	codeOverloaded        = "overloaded"
 	codeUnavailable       = "unavailable"
 	retryAfter            = "1" // seconds
 	problemMediaType      = "application/problem+json"
@@ -145,6 +146,7 @@ func problemKinds() []problemKind {
 		{Code: codeIfMatchMissing, Status: 428, Title: "The request needs If-Match with the version that it is about"},
 		{Code: codeRateLimited, Status: 429, Title: "The token, or the user, has made too many requests; Retry-After says when it may go on"},
 		{Code: codeInternal, Status: 500, Title: "The server is at fault"},
+		{Code: codeOverloaded, Status: 503, Title: "More requests come than can be served; nothing was done, try again", is: store.ErrOverloaded},
 		{Code: codeUnavailable, Status: 503, Title: "A database is away for now; try again"},
 	}
 }
@@ -272,7 +274,7 @@ func (p *Problem) headers() map[string]string {
 	switch p.Code {
 	case codeUnauthenticated:
 		return map[string]string{wwwAuthenticateHeader: `Bearer realm="tidings"`}
-	case codeUnavailable:
+	case codeUnavailable, codeOverloaded:
 		return map[string]string{"Retry-After": retryAfter}
 	}
 	return nil

@@ -47,6 +47,7 @@ type server struct {
 	log         *slog.Logger
 	metrics     *metrics
 	auth        *authenticator
+	gate        *gate
 	limits      *limits
 	cursors     cursors
 	problems    problemTable
@@ -54,8 +55,15 @@ type server struct {
 	api         huma.API
 }
 
-// New returns the API as a handler. It starts nothing and connects to nothing.
-func New(cfg Config, deps Deps) (http.Handler, error) {
+// Handler is the API.
+type Handler struct {
+	http.Handler
+	// Ready is an error while requests have been refused for so long that others should get them.
+	Ready func(context.Context) error
+}
+
+// New returns the API. It starts nothing and connects to nothing.
+func New(cfg Config, deps Deps) (*Handler, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("configure the API: %w", err)
 	}
@@ -67,6 +75,8 @@ func New(cfg Config, deps Deps) (http.Handler, error) {
 		cfg: cfg, store: deps.Store, dlq: deps.DLQ, projections: deps.Projections, pages: deps.Pages, log: deps.Log.With("component", "api"),
 		metrics: newMetrics(deps.Reg), auth: newAuthenticator(deps.Store), cursors: cursors{key}, problems: newProblemTable(), mux: http.NewServeMux(),
 	}
+	s.gate = newGate(cfg, func(reason string) { s.metrics.shed.WithLabelValues(reason).Inc() })
+	s.metrics.queues(deps.Reg, s.gate, deps.Store.Stats)
 	jsonFormat := huma.Format{Marshal: huma.DefaultJSONFormat.Marshal, Unmarshal: strictJSON}
 	s.limits = newLimits(cfg, s.metrics)
 	s.api = humago.New(s.mux, huma.Config{
@@ -89,7 +99,7 @@ func New(cfg Config, deps Deps) (http.Handler, error) {
 		return nil, err
 	}
 	s.mux.HandleFunc("/", s.noRoute)
-	return s, nil
+	return &Handler{Handler: s, Ready: s.gate.ready}, nil
 }
 
 const requestIDHeader = "X-Request-Id"
@@ -143,6 +153,10 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.metrics.observe(route, r.Method, rec.code(), took)
 		s.access(ctx, r, rec, route, took, ex)
 	}()
+	if s.gate.full() { // before anything that costs
+		s.refuse(rec, r, s.problems.problem(codeOverloaded, ""))
+		return
+	}
 	if p := s.checkURL(r); p != nil {
 		s.refuse(rec, r, p)
 		return
@@ -296,7 +310,7 @@ func (r route) writes() bool { return r.method != http.MethodGet && r.role != st
 
 // register adds a route: token, rate and role first, then the body, then the framework's validation, then handle.
 func register[I, O any](s *server, r route, handle func(ctx context.Context, in *I) (*O, error)) {
-	codes := append([]string{codeBadRequest, codeHeaderInvalid, codeUnauthenticated, codeRoleMissing, codeRateLimited, codeValidation, codeInternal, codeUnavailable}, r.codes...)
+	codes := append([]string{codeBadRequest, codeHeaderInvalid, codeUnauthenticated, codeRoleMissing, codeRateLimited, codeValidation, codeInternal, codeOverloaded, codeUnavailable}, r.codes...)
 	op := huma.Operation{
 		Method: r.method, Path: r.path, OperationID: r.id, Summary: r.summary, Description: r.description + " Needs the role `" + r.role + "`.", Tags: []string{r.tag},
 		DefaultStatus: r.status, Security: []map[string][]string{{"token": {r.role}}}, Responses: s.problemResponses(codes),
@@ -336,6 +350,9 @@ func metaParameters() []*huma.Param {
 // toProblem turns an error into what the client is told, and logs what the client is not told.
 func (s *server) toProblem(ctx context.Context, err error) error {
 	p, logged := s.problems.of(err)
+	if errors.Is(err, store.ErrOverloaded) {
+		s.metrics.shed.WithLabelValues(shedWrites).Inc()
+	}
 	if logged && !clientGone(ctx, err) {
 		level := slog.LevelError
 		if p.Code == codeUnavailable {
@@ -367,38 +384,58 @@ func (s *server) transform(ctx huma.Context, _ string, v any) (any, error) {
 }
 
 // guard authenticates the caller, counts the request, checks the role and reads the body, in this order: who may not come in learns nothing else. A body may
-// take its time to come, so the token is looked at again behind it.
+// take its time to come, so the token is looked at again behind it. Only while it comes is the request outside of the gate.
 func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 	r, w := humago.Unwrap(hctx)
 	ctx := hctx.Context()
-	p, err := s.principal(ctx, r)
-	ex := exchangeOf(ctx)
-	ex.tenant, ex.token = p.TenantID, p.Name
-	if err == nil {
-		err = s.limitRequest(w.Header(), p, op)
-	}
-	if err == nil {
-		err = s.checkRole(p, op)
-	}
 	var c caller
-	if err == nil {
-		c, err = s.caller(r, p)
-		c.answer = w.Header()
-	}
-	if err == nil && hctx.Operation().RequestBody != nil {
-		if err = s.readBody(w, r, cmp.Or(op.maxBody, s.cfg.MaxBodyBytes)); err == nil {
-			c.Principal, err = s.principal(ctx, r)
+	err := s.behindGate(0, true, func() error {
+		p, err := s.principal(ctx, r)
+		ex := exchangeOf(ctx)
+		ex.tenant, ex.token = p.TenantID, p.Name
+		if err == nil {
+			err = s.limitRequest(w.Header(), p, op)
 		}
 		if err == nil {
-			err = s.checkRole(c.Principal, op)
+			err = s.checkRole(p, op)
 		}
+		if err == nil {
+			c, err = s.caller(r, p)
+			c.answer = w.Header()
+		}
+		return err
+	})
+	hasBody := hctx.Operation().RequestBody != nil
+	if err == nil && hasBody {
+		err = s.readBody(w, r, cmp.Or(op.maxBody, s.cfg.MaxBodyBytes))
+	}
+	if err == nil {
+		err = s.behindGate(c.TenantID, op.maxBody == 0, func() (err error) {
+			if hasBody {
+				if c.Principal, err = s.principal(ctx, r); err == nil {
+					err = s.checkRole(c.Principal, op)
+				}
+			}
+			if err == nil {
+				next(huma.WithValue(hctx, callerKey, c))
+			}
+			return err
+		})
 	}
 	if err != nil {
 		p, _ := s.problems.of(s.toProblem(ctx, err))
 		s.refuse(w, r, p)
-		return
 	}
-	next(huma.WithValue(hctx, callerKey, c))
+}
+
+// behindGate works on a request of a tenant, when the gate lets it in. timed is false of batches, which may take long.
+func (s *server) behindGate(tenant int64, timed bool, work func() error) error {
+	leave, ok := s.gate.enter(tenant, timed)
+	if !ok {
+		return s.problems.problem(codeOverloaded, "")
+	}
+	defer leave()
+	return work()
 }
 
 // principal returns whom the request's token stands for.

@@ -120,7 +120,7 @@ func TestTraceParent(t *testing.T) {
 }
 
 func TestConfigRefusesWhatCannotWork(t *testing.T) {
-	good := Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, RequestTimeout: 1e9}
+	good := Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, RequestTimeout: 1e9, MaxRequests: 512, MaxWait: 1e9}
 	if err := good.Validate(); err != nil {
 		t.Fatal(err)
 	}
@@ -130,6 +130,8 @@ func TestConfigRefusesWhatCannotWork(t *testing.T) {
 		"a tiny body":  func(c *Config) { c.MaxBodyBytes = 1 },
 		"a tiny batch": func(c *Config) { c.MaxBatchBytes = 1 },
 		"no time":      func(c *Config) { c.RequestTimeout = 0 },
+		"no requests":  func(c *Config) { c.MaxRequests = 1 },
+		"no wait":      func(c *Config) { c.MaxWait = 0 },
 	} {
 		c := good
 		change(&c)

@@ -69,12 +69,16 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	ops := daemon.NewOps(cfg.OpsAddr, reg, log)
 	ops.Ready("truth", truth.Ping)
 	ops.Ready("projections", projections.Ping)
+	ops.Ready("load", handler.Ready)
 
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return ops.Run(ctx) })
-	g.Go(func() error { return waker.Run(ctx) })
+	ops.Ready("stopping", func(context.Context) error { return ctx.Err() })
+	drained, end := context.WithCancel(context.WithoutCancel(ctx)) // what the requests in flight still need
+	g.Go(func() error { return ops.Run(drained) })
+	g.Go(func() error { return waker.Run(drained) })
 	g.Go(func() error { return consumers.Listen(ctx, nc, cfg.Broker, event.AggregateFollow, pages, log) })
 	g.Go(func() error {
+		defer end()
 		return daemon.ListenAndServe(ctx, cfg.API.Addr, cfg.API.TLSCert, cfg.API.TLSKey, handler, log.With("component", "api"))
 	})
 	return g.Wait()

@@ -11,7 +11,7 @@ import (
 )
 
 // shutdownTimeout is how long requests in flight may take after ctx has ended; then their connections are closed.
-const shutdownTimeout = 10 * time.Second
+const shutdownTimeout = 30 * time.Second // above what one request of the API may take
 
 // Serve answers HTTP on l with h until ctx ends, then lets the requests in flight finish, and closes l. It returns nil on a
 // clean stop.

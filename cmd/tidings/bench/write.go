@@ -348,7 +348,8 @@ func startAPI(ctx context.Context, s *servers, tenants int, stderr io.Writer, en
 		}
 		a.tokens = append(a.tokens, token)
 	}
-	env = append([]string{"API_ADDR=127.0.0.1:0", "API_CURSOR_KEY=" + strings.Repeat("ab", 32)}, env...)
+	env = append([]string{"API_ADDR=127.0.0.1:0", "API_CURSOR_KEY=" + strings.Repeat("ab", 32),
+		"API_RATE_READ=off", "API_RATE_WRITE=off", "API_RATE_AUTHOR=off"}, env...)
 	c, err := startChild(s, partAPI, leaseTTL, stderr, env...)
 	if err != nil {
 		return nil, err

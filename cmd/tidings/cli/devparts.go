@@ -156,6 +156,7 @@ func (w *wiring) api(ctx context.Context, listener net.Listener, waker *broker.W
 	if err != nil {
 		return nil, err
 	}
+	w.ops.Ready("load", handler.Ready)
 	return func(ctx context.Context) error {
 		return daemon.Serve(ctx, listener, handler, w.log.With("component", "api"))
 	}, nil

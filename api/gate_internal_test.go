@@ -1,0 +1,140 @@
+package api
+
+import (
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// gateTest is a gate, and a place behind it that works on some requests at once, each for a time.
+type gateTest struct {
+	*gate
+	workers chan struct{}
+	takes   time.Duration
+	shed    map[string]int
+
+	mu       sync.Mutex
+	served   int
+	longest  time.Duration
+	requests sync.WaitGroup
+}
+
+func newGateTest(workers int) *gateTest {
+	g := &gateTest{workers: make(chan struct{}, workers), takes: 10 * time.Millisecond, shed: map[string]int{}}
+	g.gate = newGate(Config{MaxRequests: 512, MaxWait: time.Second}, func(reason string) { g.shed[reason]++ }) // the gate's lock is held
+	return g
+}
+
+// offer sends requests at an even rate for a while, and waits for their ends.
+func (g *gateTest) offer(tenant int64, perSecond int, d time.Duration) {
+	for range int(d.Seconds() * float64(perSecond)) {
+		g.requests.Go(func() {
+			leave, ok := g.enter(tenant, true)
+			if !ok {
+				return
+			}
+			defer leave()
+			start := time.Now()
+			g.workers <- struct{}{}
+			time.Sleep(g.takes)
+			<-g.workers
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.served++
+			g.longest = max(g.longest, time.Since(start))
+		})
+		time.Sleep(time.Second / time.Duration(perSecond))
+	}
+}
+
+func (g *gateTest) since() (served int, longest time.Duration) {
+	g.requests.Wait()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	served, longest = g.served, g.longest
+	g.served, g.longest = 0, 0
+	return served, longest
+}
+
+func TestTheGateKeepsWaitsShortWhenMoreComesThanCanBeServed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGateTest(4) // 400 requests/s
+		g.offer(1, 300, 5*time.Second)
+		if served, longest := g.since(); served != 1500 || longest > 50*time.Millisecond || len(g.shed) > 0 {
+			t.Errorf("below capacity: %d served, %s at most, shed %v", served, longest, g.shed)
+		}
+		g.offer(1, 4000, 5*time.Second)
+		if served, longest := g.since(); served < 1900 || longest > 1100*time.Millisecond || g.shed[shedTenant] == 0 {
+			t.Errorf("ten times the capacity: %d served, %s at most, shed %v", served, longest, g.shed)
+		}
+		g.takes = 100 * time.Millisecond // 40 requests/s
+		g.offer(1, 4000, 10*time.Second)
+		g.since()
+		g.offer(1, 4000, 10*time.Second) // the limit has come down
+		if served, longest := g.since(); served < 350 || longest > 1500*time.Millisecond {
+			t.Errorf("behind a slow database: %d served, %s at most", served, longest)
+		}
+		g.takes = 10 * time.Millisecond
+		g.offer(1, 4000, 5*time.Second)
+		g.since()
+		g.offer(1, 390, 5*time.Second)
+		g.shed = map[string]int{}
+		if served, longest := g.since(); served != 5*390 || longest > 50*time.Millisecond {
+			t.Errorf("afterwards: %d served, %s at most", served, longest)
+		}
+	})
+}
+
+func TestOneTenantLeavesRoomForAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGateTest(4)
+		var flood sync.WaitGroup
+		flood.Go(func() { g.offer(1, 4000, 5*time.Second) })
+		time.Sleep(time.Second)
+		for range 20 {
+			leave, ok := g.enter(2, true)
+			if !ok {
+				t.Fatal("the other tenant is refused")
+			}
+			time.Sleep(100 * time.Millisecond)
+			leave()
+		}
+		flood.Wait()
+		g.since()
+	})
+}
+
+func TestReadinessEndsWhenRequestsAreRefusedForLongAndComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGateTest(1)
+		for tenant := range int64(512) {
+			if _, ok := g.enter(tenant, true); !ok {
+				t.Fatal(tenant)
+			}
+		}
+		refuse := func(d time.Duration) {
+			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+				if !g.full() {
+					t.Fatal("not full")
+				}
+			}
+		}
+		refuse(9 * time.Second)
+		if err := g.ready(t.Context()); err != nil {
+			t.Errorf("after 9 seconds: %v", err)
+		}
+		refuse(2 * time.Second)
+		if err := g.ready(t.Context()); err == nil {
+			t.Error("ready after 11 seconds of refusals")
+		}
+		time.Sleep(2 * time.Second)
+		if err := g.ready(t.Context()); err != nil {
+			t.Errorf("two seconds later: %v", err)
+		}
+		refuse(time.Second)
+		if err := g.ready(t.Context()); err != nil {
+			t.Errorf("after a new burst: %v", err)
+		}
+	})
+}

@@ -1,0 +1,114 @@
+package api_test
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/api"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/store"
+)
+
+// A database that takes 20 ms for each follow, two connections, and 100 clients that never pause: most are refused at once, those who
+// are let in are answered in time, nothing that was accepted is lost, and once the database is quick again all is well.
+func TestOverloadIsRefusedAndWhatIsAcceptedIsKept(t *testing.T) {
+	db := testkit.Postgres(t)
+	f := fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}
+	owner := db.Pool(t, postgres.RoleOwner)
+	pool, err := postgres.Open(t.Context(), db.URL, postgres.Config{MaxConns: 2, ConnectTimeout: 5 * time.Second}, postgres.RoleAPI, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	cfg := config()
+	cfg.MaxRequests, cfg.MaxWait = 64, 500*time.Millisecond
+	if f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Log: testkit.Logger(t), Reg: f.reg}); err != nil {
+		t.Fatal(err)
+	}
+	f.token = f.newToken(t, tenant, "tester", store.Roles()...)
+	other := f.newToken(t, tenant+1, "other", store.Roles()...)
+	f.want(t, 201, "PUT", "/v1/follows/1/2", "")
+	if _, err := owner.Exec(t.Context(), `
+		CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.02); RETURN NEW; END $$;
+		CREATE TRIGGER slow BEFORE INSERT ON follows FOR EACH ROW EXECUTE FUNCTION slow()`); err != nil {
+		t.Fatal(err)
+	}
+
+	var mu sync.Mutex
+	var took []time.Duration
+	accepted, refused := map[int64]bool{1: true}, 0
+	var next atomic.Int64
+	next.Store(100)
+	var clients sync.WaitGroup
+	end := time.Now().Add(3 * time.Second)
+	for range 100 {
+		clients.Go(func() {
+			for time.Now().Before(end) {
+				follower := next.Add(1)
+				start := time.Now()
+				a := f.do(t, "PUT", fmt.Sprintf("/v1/follows/%d/2", follower), "")
+				mu.Lock()
+				switch {
+				case a.StatusCode == 201:
+					accepted[follower] = true
+					took = append(took, time.Since(start))
+				case a.StatusCode == 503 && a.text("code") == "overloaded" && a.Header.Get("Retry-After") != "":
+					refused++
+				default:
+					t.Errorf("%d %s", a.StatusCode, a.body)
+				}
+				mu.Unlock()
+				if a.StatusCode == 503 {
+					<-time.After(10 * time.Millisecond) // a client that never pauses takes the processors of the others
+				}
+			}
+		})
+	}
+	testkit.Eventually(t, 3*time.Second, "another tenant to be let in", func() (bool, error) {
+		return f.do(t, "GET", "/v1/follows/1/2", "", "Authorization: Bearer "+other).StatusCode == 404, nil
+	})
+	clients.Wait()
+	if refused < len(took) || len(took) < 50 {
+		t.Errorf("%d accepted, %d refused", len(took), refused)
+	}
+	slices.Sort(took)
+	if p99 := took[len(took)*99/100]; p99 > 4*time.Second {
+		t.Errorf("p99 %s", p99)
+	}
+	if got := wantKept(t, f.system, accepted); got != len(accepted) {
+		t.Errorf("%d events, %d accepted", got, len(accepted))
+	}
+	if _, err := owner.Exec(t.Context(), `DROP TRIGGER slow ON follows`); err != nil {
+		t.Fatal(err)
+	}
+	for follower := range int64(50) {
+		f.want(t, 201, "PUT", fmt.Sprintf("/v1/follows/%d/3", 1_000_000+follower), "")
+	}
+}
+
+// wantKept looks for the followers' rows, and returns how many events there are.
+func wantKept(t *testing.T, system *pgxpool.Pool, followers map[int64]bool) (events int) {
+	t.Helper()
+	var ids []int64
+	for id := range followers {
+		ids = append(ids, id)
+	}
+	var rows int
+	if err := system.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM follows WHERE follower_id = ANY($1)), (SELECT count(*) FROM outbox_messages)`, ids).
+		Scan(&rows, &events); err != nil {
+		t.Fatal(err)
+	}
+	if rows != len(ids) {
+		t.Errorf("%d rows of %d accepted follows", rows, len(ids))
+	}
+	return events
+}
