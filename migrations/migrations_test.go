@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/url"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -304,6 +305,10 @@ func TestTheReaderReadsEveryTableOfEveryTenantAndWritesNone(t *testing.T) {
 	if err != nil || len(tables) < 30 {
 		t.Fatalf("%d tables, %v", len(tables), err)
 	}
+	page, err := os.ReadFile("../docs/runbook/looking-at-rows.md")
+	if err != nil {
+		t.Fatal(err)
+	}
 	tx, err := owner.Begin(ctx)
 	if err != nil {
 		t.Fatal(err)
@@ -333,6 +338,9 @@ func TestTheReaderReadsEveryTableOfEveryTenantAndWritesNone(t *testing.T) {
 		if len(shut) > 0 || len(open)+len(table.Unread) != len(table.Columns) {
 			t.Errorf("%s: tidings_reader may not read %v, or may read what is hidden; its migration wants GRANT SELECT ON %[1]s TO tidings_reader", table.Name, shut)
 			continue
+		}
+		if !strings.Contains(string(page), "`"+table.Name+"`") {
+			t.Errorf("%s: docs/runbook/looking-at-rows.md does not say what it is", table.Name)
 		}
 		if table.Rights != "" {
 			t.Errorf("%s: tidings_reader has %s", table.Name, table.Rights)
