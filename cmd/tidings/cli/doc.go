@@ -6,6 +6,7 @@
 //	load     a follow graph through the API
 //	verify   the projections against the truth
 //	status   lags, leases, the stream
+//	history  who did what, when
 //	dlq      dead letters: list, show, retry, discard
 //	archive  the archiver's jobs at once, months, holds
 //	events   where an event's row is

@@ -2,14 +2,17 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -111,6 +114,42 @@ func TestThePageOnLookingAtRowsSaysWhatWorks(t *testing.T) {
 		last := answer.Items[0]
 		if got := fmt.Sprint(last.Version, " ", last.VersionState, " ", last.Follow.Status, last.Comment.State, " ", last.Actor); got != want {
 			t.Errorf("%s is %s, want %s", path, got, want)
+		}
+	}
+	for _, c := range []struct {
+		args []string
+		want []string // the columns of the first line but the id and the time
+	}{
+		{[]string{"comment", comment}, []string{"LATEST ann@example.com 2 " + comment + " 5 7 hidden by hand, and why", "ARCHIVED dev 1 " + comment + " 5 7 visible a comment"}},
+		{[]string{"follow", "7", "42"}, []string{"DELETED ann@example.com 2 REMOVED", "ARCHIVED dev 1 ACTIVE"}},
+		{[]string{"thread", "5"}, []string{"LATEST dev 1 false false a title"}},
+		{[]string{"author", "7"}, []string{"LATEST ann@example.com 2 " + comment + " 5 7 hidden by hand, and why"}},
+		{[]string{"author", "8"}, nil},
+		{[]string{"comment", comment, "--limit", "1"}, []string{"LATEST ann@example.com 2 " + comment + " 5 7 hidden by hand, and why"}},
+		{[]string{"follow", "7", "42", "--tenant", "2"}, nil},
+	} {
+		args := append([]string{"history"}, append(c.args[:len(c.args):len(c.args)], "--data", d.dir)...)
+		if !slices.Contains(args, "--tenant") {
+			args = append(args, "--tenant", "1")
+		}
+		code, stdout, stderr := run(t, nil, "", args...)
+		var got []string
+		for _, line := range strings.Split(strings.TrimSpace(stdout), "\n")[1:] {
+			f := strings.Fields(line)
+			got = append(got, strings.Join(append(f[1:2:2], f[3:]...), " "))
+		}
+		if diff := cmp.Diff(c.want, got); diff != "" || code != exitOK {
+			t.Errorf("%v: exit code %d, %s (-want +got):\n%s", args, code, stderr, diff)
+		}
+		_, stdout, _ = run(t, nil, "", append(args, "--json")...)
+		var list struct{ Items []map[string]any }
+		if err := json.Unmarshal([]byte(stdout), &list); err != nil || list.Items == nil || len(list.Items) != len(c.want) {
+			t.Errorf("%v --json: %s, %v", args, stdout, err)
+		}
+	}
+	for _, args := range [][]string{{"comment", "7", "--tenant", "1"}, {"follow", "7", "--tenant", "1"}, {"thread", "5"}, {"author", "-1", "--tenant", "1"}, {"author", "1", "--tenant", "1", "--limit", "0"}} {
+		if code, _, _ := run(t, nil, "", append([]string{"history"}, args...)...); code != exitInput {
+			t.Errorf("history %v: exit code %d, want %d", args, code, exitInput)
 		}
 	}
 	paste(owner, end)
