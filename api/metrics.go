@@ -22,7 +22,7 @@ type metrics struct {
 	shed       *prometheus.CounterVec
 }
 
-func newMetrics(reg prometheus.Registerer) *metrics {
+func newMetrics(reg prometheus.Registerer, truth *store.Store) *metrics {
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "api_requests_total", Help: "Requests answered, by route pattern, method and status code.",
@@ -53,7 +53,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, reason := range []string{shedRequests, shedTenant, shedWrites} {
 		m.shed.WithLabelValues(reason)
 	}
-	reg.MustRegister(m.requests, m.seconds, m.overlaid, m.limited, m.operations, m.shed)
+	returned := prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "comment_archive_threads_returned_total", Help: "Threads brought back from the archive.",
+	}, func() float64 { return float64(truth.ThreadsReturned()) })
+	reg.MustRegister(m.requests, m.seconds, m.overlaid, m.limited, m.operations, m.shed, returned)
 	return m
 }
 

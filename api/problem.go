@@ -99,6 +99,7 @@ const (
 	codeInternal          = "internal"
 	codeOverloaded        = "overloaded"
 	codeUnavailable       = "unavailable"
+	codeThreadReturning   = "thread-returning"
 	retryAfter            = "1" // seconds
 	problemMediaType      = "application/problem+json"
 	wwwAuthenticateHeader = "WWW-Authenticate"
@@ -148,6 +149,7 @@ func problemKinds() []problemKind {
 		{Code: codeInternal, Status: 500, Title: "The server is at fault"},
 		{Code: codeOverloaded, Status: 503, Title: "More requests come than can be served; nothing was done, try again", is: store.ErrOverloaded},
 		{Code: codeUnavailable, Status: 503, Title: "A database is away for now; try again"},
+		{Code: codeThreadReturning, Status: 503, Title: "The thread is archived, and so long that it is still on its way back; try again", is: store.ErrThreadReturning},
 	}
 }
 
@@ -274,7 +276,7 @@ func (p *Problem) headers() map[string]string {
 	switch p.Code {
 	case codeUnauthenticated:
 		return map[string]string{wwwAuthenticateHeader: `Bearer realm="tidings"`}
-	case codeUnavailable, codeOverloaded:
+	case codeUnavailable, codeOverloaded, codeThreadReturning:
 		return map[string]string{"Retry-After": retryAfter}
 	}
 	return nil

@@ -73,7 +73,7 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 	}
 	s := &server{
 		cfg: cfg, store: deps.Store, dlq: deps.DLQ, projections: deps.Projections, pages: deps.Pages, log: deps.Log.With("component", "api"),
-		metrics: newMetrics(deps.Reg), auth: newAuthenticator(deps.Store), cursors: cursors{key}, problems: newProblemTable(), mux: http.NewServeMux(),
+		metrics: newMetrics(deps.Reg, deps.Store), auth: newAuthenticator(deps.Store), cursors: cursors{key}, problems: newProblemTable(), mux: http.NewServeMux(),
 	}
 	s.gate = newGate(cfg, func(reason string) { s.metrics.shed.WithLabelValues(reason).Inc() })
 	s.metrics.queues(deps.Reg, s.gate, deps.Store.Stats)

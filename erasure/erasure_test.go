@@ -294,9 +294,12 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 11, trace_id, event_id, inserted_at, partition FROM gone`)
 	w.comment(tenant, author, 13, "", "", secret("pending"))
 	alone := w.comment(tenant, 8, 13, "", "", "another author's, pending")
+	// A thread that was archived.
+	w.exec(w.truth, `WITH gone AS (DELETE FROM comments WHERE post_id = 11 RETURNING *) INSERT INTO comments_archive SELECT * FROM gone`)
+	w.exec(w.truth, `INSERT INTO archived_threads (tenant_id, post_id, archive_id, state, comments) VALUES (1, 11, 1, 'ARCHIVED', 1)`)
 
 	// All of these have it, so that each is a store that the erasure has to go to.
-	if diff := cmp.Diff([]string{"comments", "outbox_messages", "outbox_messages_archive_default", "outbox_messages_archive_old", "outbox_messages_dlq"}, holding(t, w.truthDB, w.secret)); diff != "" {
+	if diff := cmp.Diff([]string{"comments", "comments_archive", "outbox_messages", "outbox_messages_archive_default", "outbox_messages_archive_old", "outbox_messages_dlq"}, holding(t, w.truthDB, w.secret)); diff != "" {
 		t.Fatalf("before, in the truth (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff([]string{"comment_history", "consumer_dead_letters", "thread_comments"}, holding(t, w.projDB, w.secret)); diff != "" {

@@ -131,6 +131,9 @@ const fillSQL = `
 INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, 1, 2);
 INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body)
   VALUES (1, gen_random_uuid(), 1, 'aaaaaaaa', '00000000000001aaaaaaaa', 1, 'x');
+INSERT INTO comments_archive (tenant_id, comment_id, post_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at)
+  VALUES (1, gen_random_uuid(), 2, 'aaaaaaaa', '00000000000001aaaaaaaa', 1, 'x', 'ACTIVE', 'NONE', 1, now(), now());
+INSERT INTO archived_threads (tenant_id, post_id, archive_id, state) VALUES (1, 2, 1, 'ARCHIVED');
 INSERT INTO comment_keys (tenant_id, author_id, idempotency_key, request_hash, comment_id) VALUES (1, 1, 'k', '', gen_random_uuid());
 INSERT INTO threads (tenant_id, object, metadata)
   VALUES (1, '{"post_id": 1}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}');
@@ -236,7 +239,8 @@ func TestNoTenantReadsOrWritesAnothersRows(t *testing.T) {
 	}
 	// What another tenant updates or deletes is not there.
 	err := postgres.InTenant(ctx, apiPool, 2, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		for _, sql := range []string{`UPDATE follows SET version = 9`, `UPDATE comments SET body = 'theirs'`, `DELETE FROM outbox_messages_dlq`, `DELETE FROM comment_keys`} {
+		for _, sql := range []string{`UPDATE follows SET version = 9`, `UPDATE comments SET body = 'theirs'`, `DELETE FROM outbox_messages_dlq`, `DELETE FROM comment_keys`,
+			`DELETE FROM comments_archive`, `UPDATE archived_threads SET state = 'RETURNED'`} {
 			if tag, err := tx.Exec(ctx, sql); err != nil || tag.RowsAffected() != 0 {
 				t.Errorf("%s: %s, %v", sql, tag, err)
 			}

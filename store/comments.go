@@ -128,11 +128,11 @@ func commentEvent(tenant int64, c event.Comment, eventType string, m Meta) (even
 	}, nil
 }
 
-// commentGetSQL reads comments.
-// Index: comments_pkey.   Locks: none.
+// commentGetSQL reads comments, archived or not.
+// Index: comments_pkey, comments_archive_pkey.   Locks: none.
 const commentGetSQL = `
 SELECT /* store.comment_get */ ` + commentColumns + `
-  FROM comments c WHERE c.tenant_id = @tenant::bigint AND c.comment_id = ANY(@comment_ids::uuid[])`
+  FROM all_comments c WHERE c.tenant_id = @tenant::bigint AND c.comment_id = ANY(@comment_ids::uuid[])`
 
 func getComments(ctx context.Context, tx pgx.Tx, tenant int64, ids []string) (map[string]commentRow, error) {
 	rows, _ := tx.Query(ctx, commentGetSQL, pgx.StrictNamedArgs{"tenant": tenant, "comment_ids": ids})

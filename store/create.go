@@ -107,8 +107,11 @@ func (c *creation) prepare() error {
 // the parent's.
 //
 // A create with a key takes its key row first: a concurrent equal one waits there and then gives the same result.
+//
+// A thread that is archived is brought back first, which may part a slice into several transactions; ErrThreadReturning, of the call or of an
+// outcome, says that nothing was written because that takes longer.
 func (s *Store) Create(ctx context.Context, tenant int64, comments []NewComment) ([]CommentOutcome, error) {
-	return s.lanes.create.do(ctx, tenant, comments)
+	return bringingBack(ctx, s, tenant, comments, s.lanes.create.do)
 }
 
 // entity names the key: what has none waits for nobody.
@@ -152,7 +155,7 @@ func (s *Store) create(ctx context.Context, tenant int64, comments []NewComment,
 				return err
 			}
 		}
-		return nil
+		return inOrder(turns, out)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("create %d comments of tenant %d: %w", len(comments), tenant, err)
@@ -181,13 +184,21 @@ func (s *Store) createTurn(ctx context.Context, tx *unit, tenant int64, todo []c
 			release = append(release, i)
 		}
 	}
-	if err := releaseKeys(ctx, tx, tenant, todo, release); err != nil {
-		return err
-	}
 	if err := s.insert(ctx, tx, tenant, todo, write, out); err != nil {
 		return err
 	}
 	for _, i := range write {
+		if !out[i].Changed && todo[i].in.Key != "" {
+			release = append(release, i)
+		}
+	}
+	if err := releaseKeys(ctx, tx, tenant, todo, release); err != nil {
+		return err
+	}
+	for _, i := range write {
+		if !out[i].Changed {
+			continue
+		}
 		e, err := commentEvent(tenant, out[i].Comment, event.Created, todo[i].in.Meta)
 		if err != nil {
 			return err
@@ -197,21 +208,25 @@ func (s *Store) createTurn(ctx context.Context, tx *unit, tenant int64, todo []c
 	return nil
 }
 
-// commentSurroundingsSQL reads what decides over creates: the thread's settings and the parent. OFFSET 0 keeps each look-up a probe
-// per item: a plain join is planned as a scan of the tenant's comments while the tables have no statistics.
-// Index: threads_head_idx, comments_pkey.   Locks: none.
+// commentSurroundingsSQL reads what decides over creates: the thread's settings, whether it is archived, and the parent. OFFSET 0 keeps
+// each look-up a probe per item: a plain join is planned as a scan of the tenant's comments while the tables have no statistics. The
+// transaction gets its id here, before the statement that inserts: the archiver waits for the transactions that have one (ADR 0008).
+// Index: threads_head_idx, archived_threads_stub_idx, comments_pkey.   Locks: none.
 const commentSurroundingsSQL = `
 SELECT /* store.comment_surroundings */ w.ord::int,
        coalesce((t.object ->> 'locked')::boolean, false), coalesce((t.object ->> 'premoderated')::boolean, false),
-       p.path, p.created_at, p.author_state, p.moderation_state
+       a.archived IS NOT NULL, p.path, p.created_at, p.author_state, p.moderation_state
   FROM unnest(@post_ids::bigint[], @parent_ids::uuid[]) WITH ORDINALITY AS w(post_id, parent_id, ord)
+ CROSS JOIN pg_current_xact_id()
   LEFT JOIN LATERAL (SELECT object FROM threads WHERE tenant_id = @tenant::bigint AND post_id = w.post_id AND version_state = 'LATEST' OFFSET 0) t ON true
+  LEFT JOIN LATERAL (SELECT true AS archived FROM archived_threads WHERE tenant_id = @tenant::bigint AND post_id = w.post_id AND state <> 'RETURNED' OFFSET 0) a ON true
   LEFT JOIN LATERAL (SELECT * FROM comments WHERE tenant_id = @tenant::bigint AND comment_id = w.parent_id OFFSET 0) p ON p.post_id = w.post_id`
 
 type surroundingsRow struct {
 	Ord             int
 	Locked          bool
 	Premoderated    bool
+	Archived        bool
 	Path            *string
 	CreatedAt       *time.Time
 	AuthorState     *string
@@ -243,6 +258,8 @@ func surroundings(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation,
 		switch {
 		case r.Locked:
 			refused[i] = ErrThreadLocked
+		case r.Archived:
+			refused[i] = &archivedError{posts: []int64{c.in.PostID}}
 		case c.in.ParentID == "":
 		case r.Path == nil:
 			refused[i] = ErrParentUnknown
@@ -309,13 +326,13 @@ func keyArgs(todo []creation, items []int) (authors []int64, keys []string, hash
 	return authors, keys, hashes, ids, moderation
 }
 
-// commentReplaySQL reads what keys made. The comment's own row tells only what never changes.
-// Index: comment_keys_pkey, comments_pkey.   Locks: none.
+// commentReplaySQL reads what keys made. The comment's own row, archived or not, tells only what never changes.
+// Index: comment_keys_pkey, comments_pkey, comments_archive_pkey.   Locks: none.
 const commentReplaySQL = `
 SELECT /* store.comment_replay */ w.ord::int, k.request_hash, k.moderation_state, c.comment_id::text, c.slug, c.path, c.created_at
   FROM unnest(@author_ids::bigint[], @keys::text[]) WITH ORDINALITY AS w(author_id, key, ord)
   JOIN comment_keys k ON k.tenant_id = @tenant::bigint AND k.author_id = w.author_id AND k.idempotency_key = w.key
-  LEFT JOIN comments c ON c.tenant_id = @tenant::bigint AND c.comment_id = k.comment_id`
+  LEFT JOIN all_comments c ON c.tenant_id = @tenant::bigint AND c.comment_id = k.comment_id`
 
 type replayRow struct {
 	Ord             int
@@ -380,8 +397,9 @@ func releaseKeys(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, 
 	return nil
 }
 
-// commentCreateSQL inserts comments, but for those whose slug the post has. The subquery reads the clock once for each.
-// Index: comments_pkey, comments_slug_key, comments_path_key.   Locks: none but the new rows.
+// commentCreateSQL inserts comments, but for those whose slug the post has or whose thread is archived. The subquery reads the clock once
+// for each.
+// Index: comments_pkey, comments_slug_key, comments_path_key, archived_threads_stub_idx.   Locks: none but the new rows.
 const commentCreateSQL = `
 INSERT /* store.comment_create */ INTO comments AS c
        (tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, moderation_state, created_at, updated_at)
@@ -392,6 +410,7 @@ SELECT @tenant::bigint, n.comment_id, n.post_id, n.parent_id, n.slug,
           FROM unnest(@comment_ids::uuid[], @post_ids::bigint[], @parent_ids::uuid[], @slugs::text[], @parent_paths::text[],
                       @parent_ats::timestamptz[], @author_ids::bigint[], @bodies::text[], @moderation_states::text[])
             AS w(comment_id, post_id, parent_id, slug, parent_path, parent_at, author_id, body, moderation_state)) n
+ WHERE NOT EXISTS (SELECT FROM archived_threads a WHERE a.tenant_id = @tenant::bigint AND a.post_id = n.post_id AND a.state <> 'RETURNED' OFFSET 0)
 ON CONFLICT ON CONSTRAINT comments_slug_key DO NOTHING
 RETURNING ` + commentColumns
 
@@ -408,12 +427,29 @@ func (s *Store) insert(ctx context.Context, tx pgx.Tx, tenant int64, todo []crea
 		if err != nil {
 			return err
 		}
-		write = left
+		if len(left) == 0 {
+			break
+		}
+		posts := make([]int64, len(left))
+		for n, i := range left {
+			posts[n] = todo[i].in.PostID
+		}
+		archived, err := archivedPosts(ctx, tx, tenant, posts)
+		if err != nil {
+			return err
+		}
+		write = slices.DeleteFunc(left, func(i int) bool {
+			if !slices.Contains(archived, todo[i].in.PostID) {
+				return false
+			}
+			out[i].Err = &archivedError{posts: []int64{todo[i].in.PostID}}
+			return true
+		})
 	}
 	return nil
 }
 
-// tryInsert inserts comments with new slugs and returns those whose slug was taken.
+// tryInsert inserts comments with new slugs and returns those whose slug was taken, or whose thread was archived just now.
 func (s *Store) tryInsert(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, write []int, out []CommentOutcome) ([]int, error) {
 	n := len(write)
 	var (

@@ -31,13 +31,16 @@ type CommentDelete struct {
 	IfVersion int64  // the version that the writer saw, or AnyVersion
 }
 
-// heldSQL names the comments of @comment_ids, with what each is to be given, and locks those that exist in key order: an UPDATE alone locks in the order of its plan.
+// heldSQL names the comments of @comment_ids, with what each is to be given, and locks those that exist in key order: an UPDATE alone
+// locks in the order of its plan. A thread that is archived has to be brought back first, even where the comment has not been moved.
+// Index: comments_pkey, archived_threads_stub_idx.
 const heldSQL = `
 WITH wanted AS (
   SELECT * FROM unnest(@comment_ids::uuid[], @if_versions::bigint[], @values::text[]) AS w(comment_id, if_version, value)
 ), held AS (
   SELECT w.*
     FROM comments c JOIN wanted w ON c.tenant_id = @tenant::bigint AND c.comment_id = w.comment_id
+   WHERE NOT EXISTS (SELECT FROM archived_threads a WHERE a.tenant_id = @tenant::bigint AND a.post_id = c.post_id AND a.state <> 'RETURNED' OFFSET 0)
    ORDER BY c.comment_id
      FOR NO KEY UPDATE OF c
 )`
@@ -56,7 +59,7 @@ RETURNING ` + commentColumns
 // Edit replaces the bodies of comments. The outcome's error is ErrNotFound, a *StaleError, a *StateError, or says what is wrong
 // with the body. An edit to the body that the comment has changes nothing and makes no event.
 func (s *Store) Edit(ctx context.Context, tenant int64, edits []CommentEdit) ([]CommentOutcome, error) {
-	return s.lanes.edit.do(ctx, tenant, edits)
+	return bringingBack(ctx, s, tenant, edits, s.lanes.edit.do)
 }
 
 func (s *Store) edit(ctx context.Context, tenant int64, edits []CommentEdit, lockTimeout time.Duration) ([]CommentOutcome, error) {
@@ -65,8 +68,12 @@ func (s *Store) edit(ctx context.Context, tenant int64, edits []CommentEdit, loc
 		body, err := trimBody(e.Body)
 		changes[i] = change{meta: e.Meta, id: e.CommentID, ifVersion: e.IfVersion, value: body, err: err}
 	}
-	return s.change(ctx, tenant, changes, lockTimeout, event.Edited, commentEditSQL, func(c event.Comment) bool {
-		return c.AuthorState == event.AuthorActive && c.ModerationState != event.ModerationHidden && c.ModerationState != event.ModerationRemoved
+	return s.change(ctx, tenant, changes, lockTimeout, changeKind{
+		event: event.Edited, sql: commentEditSQL,
+		allowed: func(c event.Comment) bool {
+			return c.AuthorState == event.AuthorActive && c.ModerationState != event.ModerationHidden && c.ModerationState != event.ModerationRemoved
+		},
+		has: func(c event.Comment, value string) bool { return c.Body == value },
 	})
 }
 
@@ -84,7 +91,7 @@ RETURNING ` + commentColumns
 // Delete withdraws comments for their author. The outcome's error is ErrNotFound, a *StaleError or a *StateError: deleted or
 // erased comments cannot be deleted again. What moderation did to a comment does not keep its author from deleting it.
 func (s *Store) Delete(ctx context.Context, tenant int64, deletes []CommentDelete) ([]CommentOutcome, error) {
-	return s.lanes.delete.do(ctx, tenant, deletes)
+	return bringingBack(ctx, s, tenant, deletes, s.lanes.delete.do)
 }
 
 func (s *Store) delete(ctx context.Context, tenant int64, deletes []CommentDelete, lockTimeout time.Duration) ([]CommentOutcome, error) {
@@ -92,8 +99,10 @@ func (s *Store) delete(ctx context.Context, tenant int64, deletes []CommentDelet
 	for i, d := range deletes {
 		changes[i] = change{meta: d.Meta, id: d.CommentID, ifVersion: d.IfVersion}
 	}
-	return s.change(ctx, tenant, changes, lockTimeout, event.Deleted, commentDeleteSQL, func(c event.Comment) bool {
-		return c.AuthorState == event.AuthorActive
+	return s.change(ctx, tenant, changes, lockTimeout, changeKind{
+		event: event.Deleted, sql: commentDeleteSQL,
+		allowed: func(c event.Comment) bool { return c.AuthorState == event.AuthorActive },
+		has:     func(event.Comment, string) bool { return false }, // what is deleted is not allowed
 	})
 }
 
@@ -132,7 +141,7 @@ RETURNING ` + commentColumns
 // outcome's error is ErrNotFound, a *StaleError or a *StateError: what its author withdrew is not moderated. The state that the
 // comment has changes nothing and makes no event, whatever the reason. The event has the reason; the truth does not keep it.
 func (s *Store) Moderate(ctx context.Context, tenant int64, moderations []CommentModeration) ([]CommentOutcome, error) {
-	return s.lanes.moderate.do(ctx, tenant, moderations)
+	return bringingBack(ctx, s, tenant, moderations, s.lanes.moderate.do)
 }
 
 func (s *Store) moderate(ctx context.Context, tenant int64, moderations []CommentModeration, lockTimeout time.Duration) ([]CommentOutcome, error) {
@@ -148,8 +157,10 @@ func (s *Store) moderate(ctx context.Context, tenant int64, moderations []Commen
 			changes[i].err = fmt.Errorf("%w: reason of %d bytes", ErrInvalid, len(m.Reason))
 		}
 	}
-	return s.change(ctx, tenant, changes, lockTimeout, event.Moderated, commentModerateSQL, func(c event.Comment) bool {
-		return c.AuthorState == event.AuthorActive
+	return s.change(ctx, tenant, changes, lockTimeout, changeKind{
+		event: event.Moderated, sql: commentModerateSQL,
+		allowed: func(c event.Comment) bool { return c.AuthorState == event.AuthorActive },
+		has:     func(c event.Comment, value string) bool { return c.ModerationState == value },
 	})
 }
 
@@ -172,8 +183,16 @@ func (c change) check() error {
 	return checkUUID("comment", c.id)
 }
 
-// change runs one guarded transition. allowed is the guard's part about states, to tell why it let nothing through.
-func (s *Store) change(ctx context.Context, tenant int64, changes []change, lockTimeout time.Duration, eventType, transitionSQL string, allowed func(event.Comment) bool) ([]CommentOutcome, error) {
+// changeKind is one kind of change: its guarded statement, and the parts of the guard that tell why it let nothing through.
+type changeKind struct {
+	event   string
+	sql     string
+	allowed func(c event.Comment) bool               // whether its states allow it
+	has     func(c event.Comment, value string) bool // whether it is as it is to be
+}
+
+// change runs one guarded transition.
+func (s *Store) change(ctx context.Context, tenant int64, changes []change, lockTimeout time.Duration, kind changeKind) ([]CommentOutcome, error) {
 	out := make([]CommentOutcome, len(changes))
 	turns := rounds(len(changes), func(i int) (string, bool) {
 		out[i].Err = changes[i].check()
@@ -187,20 +206,19 @@ func (s *Store) change(ctx context.Context, tenant int64, changes []change, lock
 			for _, i := range turn {
 				out[i] = CommentOutcome{} // a second attempt starts afresh
 			}
-			if err := changeTurn(ctx, tx, tenant, changes, turn, eventType, transitionSQL, allowed, out); err != nil {
+			if err := changeTurn(ctx, tx, tenant, changes, turn, kind, out); err != nil {
 				return err
 			}
 		}
-		return nil
+		return inOrder(turns, out)
 	})
 	if err != nil {
-		return nil, fmt.Errorf("comment %s, %d of tenant %d: %w", eventType, len(changes), tenant, err)
+		return nil, fmt.Errorf("comment %s, %d of tenant %d: %w", kind.event, len(changes), tenant, err)
 	}
 	return out, nil
 }
 
-func changeTurn(ctx context.Context, tx *unit, tenant int64, changes []change, turn []int, eventType, transitionSQL string,
-	allowed func(event.Comment) bool, out []CommentOutcome) error {
+func changeTurn(ctx context.Context, tx *unit, tenant int64, changes []change, turn []int, kind changeKind, out []CommentOutcome) error {
 	n := len(turn)
 	ids, versions, values := make([]string, n), make([]int64, n), make([]string, n)
 	index := make(map[string]int, n)
@@ -208,7 +226,7 @@ func changeTurn(ctx context.Context, tx *unit, tenant int64, changes []change, t
 		ids[k], versions[k], values[k] = changes[i].id, changes[i].ifVersion, changes[i].value
 		index[ids[k]] = i
 	}
-	rows, _ := tx.Query(ctx, transitionSQL, pgx.StrictNamedArgs{"tenant": tenant, "comment_ids": ids, "if_versions": versions, "values": values})
+	rows, _ := tx.Query(ctx, kind.sql, pgx.StrictNamedArgs{"tenant": tenant, "comment_ids": ids, "if_versions": versions, "values": values})
 	changed, err := pgx.CollectRows(rows, pgx.RowToStructByPos[commentRow])
 	if err != nil {
 		return fmt.Errorf("write %d comments: %w", n, err)
@@ -218,7 +236,7 @@ func changeTurn(ctx context.Context, tx *unit, tenant int64, changes []change, t
 		out[i] = CommentOutcome{Comment: r.wire(), Changed: true}
 		c := out[i].Comment
 		c.Reason = changes[i].reason
-		e, err := commentEvent(tenant, c, eventType, changes[i].meta)
+		e, err := commentEvent(tenant, c, kind.event, changes[i].meta)
 		if err != nil {
 			return err
 		}
@@ -227,7 +245,7 @@ func changeTurn(ctx context.Context, tx *unit, tenant int64, changes []change, t
 	if len(changed) == n {
 		return nil
 	}
-	// The statement locked what exists, so this is what its guard saw.
+	// The statement locked what exists, so this is what its guard saw; but for what is archived, or was until just now.
 	current, err := getComments(ctx, tx, tenant, ids)
 	if err != nil {
 		return err
@@ -243,10 +261,12 @@ func changeTurn(ctx context.Context, tx *unit, tenant int64, changes []change, t
 			out[i].Err = ErrNotFound
 		case changes[i].ifVersion != AnyVersion && changes[i].ifVersion != c.Version:
 			out[i].Err = &StaleError{Current: c}
-		case !allowed(c):
+		case !kind.allowed(c):
 			out[i].Err = &StateError{Current: c}
-		default: // it had the value
+		case kind.has(c, changes[i].value):
 			out[i].Comment = c
+		default: // nothing speaks against it but that the statement did not see it
+			out[i].Err = &archivedError{posts: []int64{row.PostID}}
 		}
 	}
 	return nil

@@ -13,7 +13,7 @@ import (
 
 // commentTables are all the tables that have comments, in the order in which they are to be redacted: where a comment may go from
 // one to another at any time, the one that it comes from is first.
-var commentTables = []string{"comments"}
+var commentTables = []string{"comments_archive", "comments"}
 
 // AuthorComment is one comment of an author, whatever its state.
 type AuthorComment struct {

@@ -218,7 +218,7 @@ func (f fixture) checkVersions(t *testing.T) {
 		         row_number() OVER (PARTITION BY tenant_id, coalesce(payload->>'comment_id', 'thread ' || (payload->>'post_id')) ORDER BY id) AS place
 		    FROM outbox_messages
 		), truth AS (
-		  SELECT comment_id::text AS entity, version FROM comments
+		  SELECT comment_id::text AS entity, version FROM all_comments
 		  UNION ALL SELECT 'thread ' || post_id, (object->>'version')::bigint FROM threads WHERE version_state = 'LATEST'
 		)
 		SELECT entity || ': version ' || version || ' at place ' || place FROM events WHERE version <> place

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/bits"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -13,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
@@ -52,6 +54,11 @@ type Store struct {
 		moderate         *lanes[CommentModeration, CommentOutcome]
 		settings         *lanes[ThreadSettings, ThreadOutcome]
 	}
+
+	returnBudget time.Duration      // the constant; a test has less of it
+	moveRows     int                // likewise
+	returns      singleflight.Group // by tenant and post
+	returned     atomic.Int64       // threads
 }
 
 // New returns a Store on pool, whose connections act as postgres.RoleAPI. After each commit wake is called, without waiting,
@@ -60,7 +67,7 @@ func New(pool *pgxpool.Pool, wake func(partition int)) *Store {
 	if wake == nil {
 		wake = func(int) {}
 	}
-	s := &Store{pool: pool, wake: wake, slug: newSlug, threads: threads(), slots: newSlots(pool)}
+	s := &Store{pool: pool, wake: wake, slug: newSlug, threads: threads(), slots: newSlots(pool), returnBudget: returnBudget, moveRows: moveRows}
 	s.lanes.follow, s.lanes.unfollow = newLanes(s.slots, FollowWrite.entity, s.follow), newLanes(s.slots, FollowWrite.entity, s.unfollow)
 	s.lanes.create = newLanes(s.slots, NewComment.entity, s.create)
 	s.lanes.edit = newLanes(s.slots, func(w CommentEdit) any { return w.CommentID }, s.edit)

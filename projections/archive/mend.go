@@ -12,11 +12,11 @@ import (
 )
 
 // truthCommentsByIDSQL reads some comments of the truth.
-// Index: comments_pkey.   Locks: none.
+// Index: comments_pkey, comments_archive_pkey.   Locks: none.
 const truthCommentsByIDSQL = `
 SELECT /* archive.mend */ tenant_id, comment_id::text, coalesce(parent_id::text, ''), post_id, slug, path, author_id, body, author_state,
        moderation_state, version, created_at, updated_at
-  FROM comments JOIN unnest(@tenants::bigint[], @ids::uuid[]) AS k(tenant_id, comment_id) USING (tenant_id, comment_id)`
+  FROM all_comments JOIN unnest(@tenants::bigint[], @ids::uuid[]) AS k(tenant_id, comment_id) USING (tenant_id, comment_id)`
 
 // truthPairsSQL reads some pairs of the truth.
 // Index: follows_pkey.   Locks: none.

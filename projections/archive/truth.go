@@ -28,12 +28,12 @@ type commentRow struct {
 	CreatedAt, UpdatedAt         time.Time
 }
 
-// truthCommentPageSQL reads a page of the truth's comments.
-// Index: comments_pkey, one range.   Locks: none.
+// truthCommentPageSQL reads a page of the truth's comments, archived or not.
+// Index: comments_pkey and comments_archive_pkey, one range each.   Locks: none.
 const truthCommentPageSQL = `
 SELECT /* archive.truth */ tenant_id, comment_id::text, coalesce(parent_id::text, ''), post_id, slug, path, author_id, body, author_state,
        moderation_state, version, created_at, updated_at
-  FROM comments WHERE (tenant_id, comment_id) > (@tenant::bigint, @comment::uuid) ORDER BY tenant_id, comments.comment_id LIMIT @limit`
+  FROM all_comments WHERE (tenant_id, comment_id) > (@tenant::bigint, @comment::uuid) ORDER BY tenant_id, all_comments.comment_id LIMIT @limit`
 
 type followRow struct {
 	TenantID, FollowerID, FolloweeID   int64

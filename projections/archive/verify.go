@@ -24,10 +24,10 @@ type headRow struct {
 }
 
 // truthCommentsSQL reads the version that each comment is at.
-// Index: comments_pkey, all of it.   Locks: none.
+// Index: comments_pkey and comments_archive_pkey, all of them, merged.   Locks: none.
 const truthCommentsSQL = `
 SELECT /* archive.verify */ tenant_id, comment_id::text, 0::bigint, 0::bigint, version, author_state <> 'ACTIVE'
-  FROM comments ORDER BY tenant_id, comments.comment_id`
+  FROM all_comments ORDER BY tenant_id, all_comments.comment_id`
 
 // commentHeadsSQL reads the heads of the comments' histories; where all of one was purged, what is noted of it.
 // Index: comment_history_head_idx, comment_history_purged_pkey, all of them.   Locks: none.

@@ -12,11 +12,11 @@ import (
 )
 
 // truthPostSQL reads a page of the truth's comments of some posts in the order of their threads.
-// Index: comments_path_key, one range per post.   Locks: none.
+// Index: comments_path_key and comments_archive_path_key, one range per post.   Locks: none.
 const truthPostSQL = `
 SELECT /* threadcache.mend */ tenant_id, post_id, path, comment_id::text, coalesce(parent_id::text, ''), slug, author_id, body,
        author_state, moderation_state, version, created_at, updated_at, false, 0, false
-  FROM comments
+  FROM all_comments
  WHERE (tenant_id, post_id) IN (SELECT * FROM unnest(@tenants::bigint[], @posts::bigint[]))
    AND (tenant_id, post_id, path) > (@tenant::bigint, @post::bigint, @path::text COLLATE "C")
  ORDER BY tenant_id, post_id, path LIMIT @limit`

@@ -16,12 +16,12 @@ func (Projection) Tables() []string {
 	return []string{"thread_comments", "thread_buckets", "thread_totals", "thread_settings"}
 }
 
-// truthPageSQL reads a page of the truth's comments in the order of their threads, so that parents come first.
-// Index: comments_path_key, one range.   Locks: none.
+// truthPageSQL reads a page of the truth's comments, archived or not, in the order of their threads, so that parents come first.
+// Index: comments_path_key and comments_archive_path_key, one range each.   Locks: none.
 const truthPageSQL = `
 SELECT /* threadcache.truth */ tenant_id, post_id, path, comment_id::text, coalesce(parent_id::text, ''), slug, author_id, body,
        author_state, moderation_state, version, created_at, updated_at, false, 0, false
-  FROM comments WHERE (tenant_id, post_id, path) > (@tenant::bigint, @post::bigint, @path::text COLLATE "C")
+  FROM all_comments WHERE (tenant_id, post_id, path) > (@tenant::bigint, @post::bigint, @path::text COLLATE "C")
  ORDER BY tenant_id, post_id, path LIMIT @limit`
 
 // settledSQL is what the truth says is set for threads. What retention deleted or purged were the defaults, at a version that stays.

@@ -27,12 +27,12 @@ type commentRow struct {
 	Shown                        bool
 }
 
-// truthSQL reads every comment of the truth in the order of its thread. What the projection derives is computed here, in Go.
-// Index: comments_path_key, all of it.   Locks: none.
+// truthSQL reads every comment of the truth, archived or not, in the order of its thread. What the projection derives is computed here, in Go.
+// Index: comments_path_key and comments_archive_path_key, all of them, merged.   Locks: none.
 const truthSQL = `
 SELECT /* threadcache.verify */ tenant_id, post_id, path, comment_id::text, coalesce(parent_id::text, ''), slug, author_id, body,
        author_state, moderation_state, version, created_at, updated_at, false, 0, false
-  FROM comments ORDER BY tenant_id, post_id, path`
+  FROM all_comments ORDER BY tenant_id, post_id, path`
 
 // rowsSQL reads every comment of the projection likewise.
 // Index: thread_comments_path_idx, all of it.   Locks: none.
@@ -164,7 +164,7 @@ type placeRow struct {
 // Index: none: all rows, sorted.   Locks: none.
 const truthPlacesSQL = `
 SELECT /* threadcache.verify */ tenant_id, post_id, created_at, comment_id::text, author_state, moderation_state, NULL::int, NULL::int
-  FROM comments ORDER BY tenant_id, post_id, created_at, comment_id`
+  FROM all_comments ORDER BY tenant_id, post_id, created_at, comment_id`
 
 // rangesSQL reads where buckets and groups begin. -infinity has no time in Go: the year 1 stands for it.
 // Index: thread_buckets_pkey, all of it.   Locks: none.
@@ -246,11 +246,11 @@ type threadRow struct {
 }
 
 // truthThreadsSQL counts the truth's comments per post and reads its settings.
-// Index: comments_path_key, all of it; threads_head_idx; threads_purged_pkey.   Locks: none.
+// Index: comments_path_key and comments_archive_path_key, all of them; threads_head_idx; threads_purged_pkey.   Locks: none.
 const truthThreadsSQL = `
 SELECT /* threadcache.verify */ tenant_id, post_id, coalesce(c.total, 0), coalesce((t.object ->> 'locked')::boolean, false),
        coalesce((t.object ->> 'premoderated')::boolean, false), coalesce(t.object ->> 'title', ''), coalesce((t.object ->> 'version')::bigint, 0)
-  FROM (SELECT tenant_id, post_id, count(*) AS total FROM comments GROUP BY tenant_id, post_id) c
+  FROM (SELECT tenant_id, post_id, count(*) AS total FROM all_comments GROUP BY tenant_id, post_id) c
   FULL JOIN (` + settledSQL + `) t USING (tenant_id, post_id)
  ORDER BY tenant_id, post_id`
 

@@ -12,17 +12,20 @@ import (
 
 	"github.com/tidings/tidings/internal/jobs"
 	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/store"
 )
 
 // Config is the environment of all jobs.
 type Config struct {
-	OutboxArchive outbox.ArchiveConfig
-	Retention     RetentionConfig
+	OutboxArchive        outbox.ArchiveConfig
+	CommentArchive       store.ArchiveConfig
+	CommentArchiveWindow jobs.Window `env:"COMMENT_ARCHIVE_WINDOW"` // the time of day in UTC, such as 01:00-05:30, in which threads are archived; empty: any
+	Retention            RetentionConfig
 }
 
 // Validate reports every value out of bounds.
 func (c Config) Validate() error {
-	return errors.Join(c.OutboxArchive.Validate(), c.Retention.Validate())
+	return errors.Join(c.OutboxArchive.Validate(), c.CommentArchive.Validate(), c.Retention.Validate())
 }
 
 // Deps are what jobs work with. The pools act as the system role; that of the projections may be that of the truth.
@@ -38,6 +41,10 @@ func Jobs(cfg Config, d Deps) ([]jobs.Job, error) {
 	if err != nil {
 		return nil, err
 	}
+	threads, err := store.NewArchiver(cfg.CommentArchive, d.Truth, d.Log, d.Registry)
+	if err != nil {
+		return nil, err
+	}
 	retain, err := retention(cfg.Retention, d)
 	if err != nil {
 		return nil, err
@@ -45,6 +52,8 @@ func Jobs(cfg Config, d Deps) ([]jobs.Job, error) {
 	return []jobs.Job{
 		{Name: outbox.ArchiveJob, Every: cfg.OutboxArchive.Every, Plan: messages.Plan,
 			Run: func(ctx context.Context, h *jobs.Hold) error { return messages.Run(ctx, h) }},
+		{Name: store.ArchiveJob, Every: cfg.CommentArchive.Every, Window: cfg.CommentArchiveWindow, Plan: threads.Plan,
+			Run: func(ctx context.Context, h *jobs.Hold) error { return threads.Run(ctx, h) }},
 		retain,
 	}, nil
 }

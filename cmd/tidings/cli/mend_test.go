@@ -70,7 +70,7 @@ func TestVerifyRepairMendsEveryDifferenceWhileWritesGoOn(t *testing.T) {
 		t.Fatalf("verify --repair: %v\n%s\n%s", err, stdout, stderr)
 	}
 	for _, p := range v.Projections {
-		if p.Mended == 0 && p.Projection != "thread versions" { // these are the truth
+		if p.Mended == 0 && p.Projection != "thread versions" && p.Projection != "comment archive" { // these are the truth
 			t.Errorf("%s: nothing mended: %s", p.Projection, stdout)
 		}
 		for _, d := range p.Differences { // what was on its way

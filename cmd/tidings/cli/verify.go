@@ -129,12 +129,14 @@ func (y *system) verify(ctx context.Context, wait time.Duration, limit int, repa
 		v.OK = v.OK && r.Different == 0
 		v.Projections = append(v.Projections, r)
 	}
-	threads, err := verifyThreads(ctx, y.truth, limit)
-	if err != nil {
-		return v, err
+	for _, check := range []func(context.Context, *pgxpool.Pool, int) (verified, error){verifyThreads, verifyArchive} {
+		r, err := check(ctx, y.truth, limit)
+		if err != nil {
+			return v, err
+		}
+		v.OK = v.OK && r.Different == 0
+		v.Projections = append(v.Projections, r)
 	}
-	v.OK = v.OK && threads.Different == 0
-	v.Projections = append(v.Projections, threads)
 	stream, _, err := y.stream(ctx)
 	if err != nil {
 		return v, err
@@ -155,6 +157,19 @@ func verifyThreads(ctx context.Context, truth *pgxpool.Pool, limit int) (verifie
 		if r.Different++; len(r.Differences) < limit {
 			r.Differences = append(r.Differences, projections.Difference{Projection: r.Projection, TenantID: f.TenantID, Entity: fmt.Sprintf("thread %d", f.Object.PostID),
 				Field: fmt.Sprintf("version %d, %s", f.Object.Version, f.Rule), Want: f.Want, Got: f.Got})
+		}
+	})
+	return r, err
+}
+
+// verifyArchive checks that each comment is in one place, and that writers are told of all that is archived. Neither is this a projection.
+func verifyArchive(ctx context.Context, truth *pgxpool.Pool, limit int) (verified, error) {
+	r := verified{Projection: "comment archive", Differences: []projections.Difference{}}
+	var err error
+	r.Checked, err = store.CheckArchive(ctx, truth, func(f store.ArchiveFlaw) {
+		if r.Different++; len(r.Differences) < limit {
+			r.Differences = append(r.Differences, projections.Difference{Projection: r.Projection, TenantID: f.TenantID, Entity: fmt.Sprintf("thread %d", f.PostID),
+				Field: f.Rule, Want: "no", Got: "yes"})
 		}
 	})
 	return r, err

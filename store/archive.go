@@ -1,0 +1,656 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/internal/postgres"
+)
+
+// ArchiveConfig is the environment of the Archiver. That threads are archived after half a year is a choice: nearly everything is written in
+// the days after a post, and what comes later pays one move.
+type ArchiveConfig struct {
+	Every time.Duration `env:"COMMENT_ARCHIVE_EVERY, default=1h"`    // between runs; 0: by command alone
+	After time.Duration `env:"COMMENT_ARCHIVE_AFTER, default=4320h"` // a thread moves so long after anything in it was written; 0: none does, else 1h or more
+}
+
+// Validate reports every value out of bounds.
+func (c ArchiveConfig) Validate() error {
+	var errs []error
+	if c.Every < 0 {
+		errs = append(errs, fmt.Errorf("COMMENT_ARCHIVE_EVERY is %s: want 0 or more", c.Every))
+	}
+	if c.After != 0 && c.After < time.Hour {
+		errs = append(errs, fmt.Errorf("COMMENT_ARCHIVE_AFTER is %s: want 0, or 1h or more", c.After))
+	}
+	return errors.Join(errs...)
+}
+
+// ArchiveJob is the name of the job that Archiver.Run is.
+const ArchiveJob = "comment-archive"
+
+// Lease is the right to archive, which is somebody else's when Fence fails (package internal/jobs).
+type Lease interface {
+	Fence(ctx context.Context, tx pgx.Tx) error // first in every transaction
+	Count(what string, n int64)                 // what was done, once it is committed
+}
+
+// What the Archiver counts.
+const (
+	CountThreadsArchived  = "threads archived"
+	CountCommentsArchived = "comments archived"
+	CountThreadsReturned  = "threads returned"
+)
+
+// Archiver moves quiet threads to the archive, and back what was left half-way.
+type Archiver struct {
+	pool    *pgxpool.Pool
+	log     *slog.Logger
+	metrics *archiveMetrics
+
+	after              time.Duration
+	walkPage, moveRows int
+	reached            func(step string) error // nil but in tests: what dies where
+}
+
+type archiveMetrics struct {
+	threads, comments, returned prometheus.Counter
+}
+
+// NewArchiver returns an Archiver on pool, one of the truth, which acts as postgres.RoleSystem. It starts nothing. reg may be nil.
+func NewArchiver(cfg ArchiveConfig, pool *pgxpool.Pool, log *slog.Logger, reg prometheus.Registerer) (*Archiver, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	m := &archiveMetrics{
+		threads:  prometheus.NewCounter(prometheus.CounterOpts{Name: "comment_archive_threads_archived_total", Help: "Threads moved to the archive."}),
+		comments: prometheus.NewCounter(prometheus.CounterOpts{Name: "comment_archive_comments_archived_total", Help: "Comments moved to the archive."}),
+		returned: prometheus.NewCounter(prometheus.CounterOpts{Name: "comment_archive_threads_returned_total", Help: "Threads brought back from the archive."}),
+	}
+	if reg != nil {
+		for _, c := range []prometheus.Collector{m.threads, m.comments, m.returned} {
+			if err := reg.Register(c); err != nil {
+				return nil, fmt.Errorf("register the archiver's metrics: %w", err)
+			}
+		}
+	}
+	return &Archiver{pool: pool, log: log.With("component", "comment-archive"), metrics: m, after: cfg.After, walkPage: walkPage, moveRows: moveRows}, nil
+}
+
+const (
+	// walkPage is how many threads one step looks at, and so how many it archives at most. Their stubs stand while the step lasts, and
+	// writers bring back what has one.
+	walkPage = 200
+
+	// maxWalk and maxRun bound a run: looking at a thread costs some 10 to 20 µs, and other jobs wait meanwhile.
+	maxWalk = 100_000
+	maxRun  = 10 * time.Minute
+
+	// settleTimeout is how long a run waits for the writers that may not have seen its stubs.
+	settleTimeout = 10 * time.Second
+	settlePoll    = 20 * time.Millisecond
+
+	// quietRows is how many comments one statement looks at to find one that was written of late.
+	quietRows = 5000
+)
+
+type thread struct{ tenant, post int64 }
+
+type stub struct {
+	TenantID, PostID, ArchiveID int64
+	State                       string
+}
+
+// Run goes on with what an earlier run left, then looks at threads from where the last run ended, and archives those that are quiet. It
+// ends when it has looked at every thread once, after maxWalk of them, or after maxRun; the next run goes on. Whatever ends it, at any
+// point, the next run or the next writer goes on from there.
+func (a *Archiver) Run(ctx context.Context, lease Lease) error {
+	end := time.Now().Add(maxRun)
+	err := a.finish(ctx, lease, end)
+	if err == nil && a.after > 0 {
+		err = a.walk(ctx, lease, end)
+	}
+	if errors.Is(err, errUnsettled) {
+		a.log.WarnContext(ctx, "threads wait to be archived", "err", err)
+		return nil
+	}
+	return err
+}
+
+func (a *Archiver) walk(ctx context.Context, lease Lease, end time.Time) error {
+	at, err := a.walked(ctx)
+	if err != nil {
+		return err
+	}
+	began, wrapped := at, false
+	var archive int64 // its id, once there is something in it
+	for looked := 0; looked < maxWalk && time.Now().Before(end); {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		page, last, n, err := a.look(ctx, at, a.walkPage)
+		if err != nil {
+			return err
+		}
+		looked += n
+		at = last
+		if err := a.archive(ctx, lease, &archive, page, at); err != nil {
+			return err
+		}
+		if wrapped && (at.tenant > began.tenant || at.tenant == began.tenant && at.post >= began.post) {
+			return nil
+		}
+		if n < a.walkPage {
+			if wrapped || began == (thread{}) {
+				return nil
+			}
+			wrapped = true
+		}
+	}
+	return nil
+}
+
+// Plan returns what a Run over all threads would archive now. It changes nothing.
+func (a *Archiver) Plan(ctx context.Context) (map[string]int64, error) {
+	plan := map[string]int64{CountThreadsArchived: 0, CountCommentsArchived: 0}
+	if a.after == 0 {
+		return plan, nil
+	}
+	for at, n := (thread{}), a.walkPage; n == a.walkPage; {
+		var page []thread
+		var err error
+		if page, at, n, err = a.look(ctx, at, a.walkPage); err != nil {
+			return nil, err
+		}
+		for _, t := range page {
+			quiet, comments, err := a.quiet(ctx, t)
+			if err != nil {
+				return nil, err
+			}
+			if quiet {
+				plan[CountThreadsArchived]++
+				plan[CountCommentsArchived] += comments
+			}
+		}
+	}
+	return plan, nil
+}
+
+// walkedSQL reads how far the search has come.
+// Index: comment_archive_walk_pkey.   Locks: none.
+const walkedSQL = `SELECT /* store.archive_walked */ after_tenant, after_post FROM comment_archive_walk`
+
+func (a *Archiver) walked(ctx context.Context) (at thread, err error) {
+	err = a.pool.QueryRow(ctx, walkedSQL).Scan(&at.tenant, &at.post)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return thread{}, nil
+	}
+	if err != nil {
+		return at, fmt.Errorf("read how far the search for quiet threads has come: %w", err)
+	}
+	return at, nil
+}
+
+// lookSQL goes from thread to thread, whatever number of comments each has, and says which may be quiet: the newest branch was not
+// written of late, and neither has the thread a stub nor was it brought back of late.
+// Index: comments_path_key or comments_slug_key, comments_path_key, archived_threads_pkey: probes for each thread.   Locks: none.
+const lookSQL = `
+WITH RECURSIVE walk AS (
+  (SELECT tenant_id, post_id, 1 AS n FROM comments WHERE (tenant_id, post_id) > (@tenant::bigint, @post::bigint) ORDER BY tenant_id, post_id LIMIT 1)
+  UNION ALL
+  SELECT c.tenant_id, c.post_id, w.n + 1
+    FROM walk w CROSS JOIN LATERAL (
+         SELECT tenant_id, post_id FROM comments WHERE (tenant_id, post_id) > (w.tenant_id, w.post_id) ORDER BY tenant_id, post_id LIMIT 1) c
+   WHERE w.n < @limit::int
+)
+SELECT /* store.archive_look */ w.tenant_id, w.post_id, l.updated_at < now() - @after::interval AND NOT EXISTS (
+         SELECT FROM archived_threads a
+          WHERE a.tenant_id = w.tenant_id AND a.post_id = w.post_id AND (a.state <> 'RETURNED' OR a.returned_at >= now() - @after::interval) OFFSET 0)
+  FROM walk w CROSS JOIN LATERAL (
+       SELECT updated_at FROM comments c WHERE c.tenant_id = w.tenant_id AND c.post_id = w.post_id ORDER BY path DESC LIMIT 1) l
+ ORDER BY w.n`
+
+// look returns which of the next threads may be quiet, the last one looked at (none at the end of the table), and how many it were.
+func (a *Archiver) look(ctx context.Context, at thread, limit int) (page []thread, last thread, n int, err error) {
+	rows, _ := a.pool.Query(ctx, lookSQL, pgx.StrictNamedArgs{"tenant": at.tenant, "post": at.post, "after": a.after, "limit": limit})
+	var quiet bool
+	_, err = pgx.ForEachRow(rows, []any{&last.tenant, &last.post, &quiet}, func() error {
+		n++
+		if quiet {
+			page = append(page, last)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, at, 0, fmt.Errorf("look at %d threads after post %d of tenant %d: %w", limit, at.post, at.tenant, err)
+	}
+	if n < limit {
+		last = thread{}
+	}
+	return page, last, n, nil
+}
+
+// quietSQL looks at some comments of a thread, from the end on.
+// Index: comments_path_key, one range.   Locks: none.
+const quietSQL = `
+SELECT /* store.archive_quiet */ count(*), coalesce(bool_or(updated_at >= now() - @after::interval), false), coalesce(min(path), '')
+  FROM (SELECT updated_at, path FROM comments WHERE tenant_id = @tenant::bigint AND post_id = @post::bigint AND path < @before::text COLLATE "C"
+         ORDER BY path DESC LIMIT @limit) page`
+
+// quiet reports whether nothing in the thread was written of late, and how many comments it has if so.
+func (a *Archiver) quiet(ctx context.Context, t thread) (quiet bool, comments int64, err error) {
+	before := "~" // sorts after every path
+	for {
+		var n int64
+		var written bool
+		err := a.pool.QueryRow(ctx, quietSQL, pgx.StrictNamedArgs{
+			"tenant": t.tenant, "post": t.post, "after": a.after, "before": before, "limit": quietRows,
+		}).Scan(&n, &written, &before)
+		if err != nil {
+			return false, 0, fmt.Errorf("look whether the thread of post %d of tenant %d is quiet: %w", t.post, t.tenant, err)
+		}
+		comments += n
+		if written {
+			return false, 0, nil
+		}
+		if n < quietRows {
+			return true, comments, nil
+		}
+	}
+}
+
+// archive moves those of page that are quiet.
+func (a *Archiver) archive(ctx context.Context, lease Lease, archive *int64, page []thread, at thread) error {
+	var quiet []thread
+	for _, t := range page {
+		is, _, err := a.quiet(ctx, t)
+		if err != nil {
+			return err
+		}
+		if is {
+			quiet = append(quiet, t)
+		}
+	}
+	if *archive == 0 && len(quiet) > 0 {
+		if err := a.pool.QueryRow(ctx, `SELECT nextval('comment_archive_id')`).Scan(archive); err != nil {
+			return fmt.Errorf("take an archive id: %w", err)
+		}
+	}
+	stubs, err := a.mark(ctx, lease, *archive, quiet, at)
+	if err != nil || len(stubs) == 0 {
+		return err
+	}
+	return a.move(ctx, lease, stubs)
+}
+
+// markSQL sets the stubs that tell writers to bring threads back first.
+// Index: archived_threads_pkey, archived_threads_stub_idx.   Locks: none but the new rows.
+const markSQL = `
+INSERT /* store.archive_mark */ INTO archived_threads (tenant_id, post_id, archive_id)
+SELECT w.tenant_id, w.post_id, @archive::bigint FROM unnest(@tenants::bigint[], @posts::bigint[]) AS w(tenant_id, post_id) ORDER BY 1, 2
+    ON CONFLICT DO NOTHING
+RETURNING tenant_id, post_id, archive_id, state`
+
+// walkSQL keeps how far the search has come.
+// Index: comment_archive_walk_pkey.   Locks: the row.
+const walkSQL = `
+INSERT /* store.archive_walk */ INTO comment_archive_walk AS w (after_tenant, after_post) VALUES (@tenant, @post)
+    ON CONFLICT (singleton) DO UPDATE SET after_tenant = excluded.after_tenant, after_post = excluded.after_post`
+
+func (a *Archiver) mark(ctx context.Context, lease Lease, archive int64, threads []thread, at thread) (stubs []stub, err error) {
+	tenants, posts := make([]int64, len(threads)), make([]int64, len(threads))
+	for n, t := range threads {
+		tenants[n], posts[n] = t.tenant, t.post
+	}
+	err = postgres.InTx(ctx, a.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		if err := lease.Fence(ctx, tx); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, walkSQL, pgx.StrictNamedArgs{"tenant": at.tenant, "post": at.post}); err != nil {
+			return fmt.Errorf("keep how far the search for quiet threads has come: %w", err)
+		}
+		if len(threads) == 0 {
+			return nil
+		}
+		rows, _ := tx.Query(ctx, markSQL, pgx.StrictNamedArgs{"archive": archive, "tenants": tenants, "posts": posts})
+		stubs, err = pgx.CollectRows(rows, pgx.RowToStructByPos[stub])
+		if err != nil {
+			return fmt.Errorf("set %d stubs of archive %d: %w", len(threads), archive, err)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return stubs, a.at("marked")
+}
+
+// settle waits until no transaction runs that may insert a comment without having seen the stubs, which are committed. Such a one has
+// its id already: a create takes it in the statement before the one that looks for the stub and inserts (commentSurroundingsSQL,
+// commentCreateSQL). errUnsettled: a transaction of this server goes on for long.
+func (a *Archiver) settle(ctx context.Context) error {
+	var before string
+	if err := a.pool.QueryRow(ctx, `SELECT pg_snapshot_xmax(pg_current_snapshot())::text`).Scan(&before); err != nil {
+		return fmt.Errorf("read the next transaction id: %w", err)
+	}
+	tick := time.NewTicker(settlePoll)
+	defer tick.Stop()
+	for end := time.Now().Add(settleTimeout); time.Now().Before(end); {
+		var settled bool
+		err := a.pool.QueryRow(ctx, `SELECT pg_snapshot_xmin(pg_current_snapshot()) >= $1::text::xid8`, before).Scan(&settled)
+		if err != nil {
+			return fmt.Errorf("look for transactions before %s: %w", before, err)
+		}
+		if settled {
+			return a.at("settled")
+		}
+		if err := a.at("waiting"); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+	return errUnsettled
+}
+
+// errUnsettled ends a run: what waits is taken up by the next one.
+var errUnsettled = fmt.Errorf("store: a transaction of the database's server has been running for more than %s", settleTimeout)
+
+// move archives threads whose stubs are ARCHIVING, but for those in which somebody wrote before their stub was seen.
+func (a *Archiver) move(ctx context.Context, lease Lease, stubs []stub) error {
+	if err := a.settle(ctx); err != nil {
+		return err
+	}
+	for _, s := range stubs {
+		quiet, _, err := a.quiet(ctx, thread{s.TenantID, s.PostID})
+		if err != nil {
+			return err
+		}
+		if !quiet || a.after == 0 {
+			if _, err := a.bringBack(ctx, lease, s, returnedByJob); err != nil {
+				return err
+			}
+			continue
+		}
+		for more := true; more; {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			if more, err = a.moveSome(ctx, lease, s); err != nil {
+				return fmt.Errorf("archive the thread of post %d of tenant %d: %w", s.PostID, s.TenantID, err)
+			}
+		}
+	}
+	return nil
+}
+
+// moveLockSQL locks the stub of a thread that is being archived.
+// Index: archived_threads_pkey.   Locks: the stub.
+const moveLockSQL = `
+SELECT /* store.archive_lock */ FROM archived_threads
+ WHERE tenant_id = @tenant::bigint AND post_id = @post::bigint AND archive_id = @archive::bigint AND state = 'ARCHIVING'
+   FOR NO KEY UPDATE`
+
+// moveSQL moves the first comments of a thread to the archive, as they are. They are locked in key order, as writers lock them: one that
+// began before the stub was there may still be at work.
+// Index: comments_path_key, comments_pkey.   Locks: the comments.
+const moveSQL = `
+WITH page AS (
+  SELECT comment_id FROM comments WHERE tenant_id = @tenant::bigint AND post_id = @post::bigint ORDER BY path LIMIT @limit
+), held AS (
+  SELECT c.comment_id FROM comments c JOIN page p ON c.tenant_id = @tenant::bigint AND c.comment_id = p.comment_id ORDER BY c.comment_id FOR UPDATE OF c
+), gone AS (
+  DELETE FROM comments c USING held h WHERE c.tenant_id = @tenant::bigint AND c.comment_id = h.comment_id RETURNING c.*
+)
+INSERT /* store.archive_move */ INTO comments_archive
+       (tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at)
+SELECT tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at
+  FROM gone`
+
+// moveStateSQL keeps how far the move has come.
+// Index: archived_threads_pkey.   Locks: the stub.
+const moveStateSQL = `
+UPDATE /* store.archive_state */ archived_threads
+   SET state = CASE WHEN @all::boolean THEN 'ARCHIVED' ELSE state END, comments = comments + @moved
+ WHERE tenant_id = @tenant::bigint AND post_id = @post::bigint AND archive_id = @archive::bigint`
+
+// moveSome moves up to moveRows comments of a thread in one transaction, and reports whether there may be more. A thread that somebody
+// has begun to bring back has none.
+func (a *Archiver) moveSome(ctx context.Context, lease Lease, s stub) (more bool, err error) {
+	var moved int64
+	var all bool
+	err = postgres.InTx(ctx, a.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		moved, all = 0, false
+		if err := lease.Fence(ctx, tx); err != nil {
+			return err
+		}
+		tag, err := tx.Exec(ctx, moveLockSQL, pgx.StrictNamedArgs{"tenant": s.TenantID, "post": s.PostID, "archive": s.ArchiveID})
+		if err != nil {
+			return fmt.Errorf("lock the stub of the thread: %w", err)
+		}
+		if tag.RowsAffected() == 0 {
+			return nil
+		}
+		tag, err = tx.Exec(ctx, moveSQL, pgx.StrictNamedArgs{"tenant": s.TenantID, "post": s.PostID, "limit": a.moveRows})
+		if err != nil {
+			return fmt.Errorf("move up to %d comments: %w", a.moveRows, err)
+		}
+		moved = tag.RowsAffected()
+		all = moved < int64(a.moveRows)
+		_, err = tx.Exec(ctx, moveStateSQL, pgx.StrictNamedArgs{
+			"tenant": s.TenantID, "post": s.PostID, "archive": s.ArchiveID, "all": all, "moved": moved,
+		})
+		if err != nil {
+			return fmt.Errorf("keep the state of the move: %w", err)
+		}
+		return a.at("moving")
+	})
+	if err != nil {
+		return false, err
+	}
+	if moved > 0 {
+		a.metrics.comments.Add(float64(moved))
+		lease.Count(CountCommentsArchived, moved)
+	}
+	if all {
+		a.metrics.threads.Inc()
+		lease.Count(CountThreadsArchived, 1)
+	}
+	return moved > 0 && !all, a.at("moved")
+}
+
+// bringBack brings a thread back, whatever state its stub is in, and returns how many comments it moved.
+func (a *Archiver) bringBack(ctx context.Context, lease Lease, s stub, by string) (moved int64, err error) {
+	for back := false; !back; {
+		if err := ctx.Err(); err != nil {
+			return moved, err
+		}
+		var n int64
+		err := postgres.InTx(ctx, a.pool, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {
+			if err := lease.Fence(ctx, tx); err != nil {
+				return err
+			}
+			if n, back, err = returnChunk(ctx, tx, s.TenantID, s.PostID, by, a.moveRows); err != nil {
+				return err
+			}
+			return a.at("returning")
+		})
+		if err != nil {
+			return moved, fmt.Errorf("bring back the thread of post %d of tenant %d: %w", s.PostID, s.TenantID, err)
+		}
+		moved += max(n, 0)
+		if back && n >= 0 {
+			a.metrics.returned.Inc()
+			lease.Count(CountThreadsReturned, 1)
+		}
+		if err := a.at("returned"); err != nil {
+			return moved, err
+		}
+	}
+	return moved, nil
+}
+
+// unfinishedSQL reads stubs of threads that are on their way.
+// Index: archived_threads_unfinished_idx, one range.   Locks: none.
+const unfinishedSQL = `
+SELECT /* store.archive_unfinished */ tenant_id, post_id, archive_id, state FROM archived_threads
+ WHERE state IN ('ARCHIVING', 'RETURNING') AND (tenant_id, post_id) > (@tenant::bigint, @post::bigint)
+ ORDER BY tenant_id, post_id LIMIT @limit`
+
+// finish goes on with threads that are on their way, there or back, each page of them once.
+func (a *Archiver) finish(ctx context.Context, lease Lease, end time.Time) error {
+	for at, n := (thread{}), a.walkPage; n == a.walkPage && time.Now().Before(end); {
+		rows, _ := a.pool.Query(ctx, unfinishedSQL, pgx.StrictNamedArgs{"tenant": at.tenant, "post": at.post, "limit": a.walkPage})
+		stubs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[stub])
+		if err != nil {
+			return fmt.Errorf("read which threads are on their way: %w", err)
+		}
+		if n = len(stubs); n == 0 {
+			return nil
+		}
+		at = thread{stubs[n-1].TenantID, stubs[n-1].PostID}
+		var there []stub
+		for _, s := range stubs {
+			if s.State == stateArchiving {
+				there = append(there, s)
+			} else if _, err := a.bringBack(ctx, lease, s, returnedByJob); err != nil {
+				return err
+			}
+		}
+		if len(there) == 0 {
+			continue
+		}
+		if err := a.move(ctx, lease, there); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// archiveStubsSQL reads the threads of an archive id that are not back.
+// Index: archived_threads_archive_idx, one range.   Locks: none.
+const archiveStubsSQL = `
+SELECT /* store.archive_stubs */ tenant_id, post_id, archive_id, state FROM archived_threads
+ WHERE archive_id = @archive AND (tenant_id, post_id) > (@tenant::bigint, @post::bigint) AND state <> 'RETURNED'
+ ORDER BY tenant_id, post_id LIMIT @limit`
+
+// Undo brings back every thread that the archive id has, and returns how many threads and comments those were. It may be repeated. The
+// threads stay where they are for as long as if they had been written in just now. ErrNotFound: no thread was ever moved under that id.
+func (a *Archiver) Undo(ctx context.Context, lease Lease, archive int64) (threads, comments int64, err error) {
+	var known bool
+	err = a.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM archived_threads WHERE archive_id = $1)`, archive).Scan(&known)
+	if err != nil {
+		return 0, 0, fmt.Errorf("look for archive %d: %w", archive, err)
+	}
+	if !known {
+		return 0, 0, fmt.Errorf("archive %d: %w", archive, ErrNotFound)
+	}
+	for at := (thread{}); ; {
+		rows, _ := a.pool.Query(ctx, archiveStubsSQL, pgx.StrictNamedArgs{"archive": archive, "tenant": at.tenant, "post": at.post, "limit": a.walkPage})
+		stubs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[stub])
+		if err != nil {
+			return threads, comments, fmt.Errorf("read the threads of archive %d: %w", archive, err)
+		}
+		if len(stubs) == 0 {
+			return threads, comments, nil
+		}
+		for _, s := range stubs {
+			n, err := a.bringBack(ctx, lease, s, returnedByUndo)
+			if err != nil {
+				return threads, comments, err
+			}
+			threads, comments = threads+1, comments+n
+			at = thread{s.TenantID, s.PostID}
+		}
+	}
+}
+
+// Archived is what was moved under one archive id.
+type Archived struct {
+	ArchiveID int64     `json:"archive_id"`
+	StartedAt time.Time `json:"started_at"`
+	Threads   int64     `json:"threads"`
+	Comments  int64     `json:"comments"`
+	Returned  int64     `json:"threads_returned"`
+}
+
+// archivesSQL sums up the newest archives.
+// Index: archived_threads_archive_idx, the ranges of those archives.   Locks: none.
+const archivesSQL = `
+SELECT /* store.archives */ archive_id, min(started_at), count(*), sum(comments)::bigint, count(*) FILTER (WHERE state = 'RETURNED')
+  FROM archived_threads WHERE archive_id > (SELECT max(archive_id) FROM archived_threads) - @limit::bigint
+ GROUP BY archive_id ORDER BY archive_id DESC`
+
+// Archives returns what was moved under the last limit archive ids, the newest first. Runs that moved nothing have no line. pool acts as
+// postgres.RoleSystem.
+func Archives(ctx context.Context, pool *pgxpool.Pool, limit int) ([]Archived, error) {
+	rows, _ := pool.Query(ctx, archivesSQL, pgx.StrictNamedArgs{"limit": limit})
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Archived])
+	if err != nil {
+		return nil, fmt.Errorf("read the last archives: %w", err)
+	}
+	return all, nil
+}
+
+// ArchiveFlaw is something about the archive that is not as it has to be.
+type ArchiveFlaw struct {
+	TenantID, PostID int64
+	Rule             string
+}
+
+// archiveCheckSQL reads what breaks a rule.
+// Index: none: all archived comments.   Locks: none.
+const archiveCheckSQL = `
+WITH archived AS (SELECT tenant_id, post_id, count(*) AS comments FROM comments_archive GROUP BY 1, 2),
+     stubs AS (SELECT * FROM archived_threads WHERE state <> 'RETURNED')
+SELECT /* store.archive_check */ tenant_id, post_id, 'archived comments without a stub'
+  FROM archived WHERE NOT EXISTS (SELECT FROM stubs s WHERE s.tenant_id = archived.tenant_id AND s.post_id = archived.post_id)
+UNION ALL
+SELECT tenant_id, post_id, 'a thread that lacks archived comments'
+  FROM stubs LEFT JOIN archived USING (tenant_id, post_id) WHERE state = 'ARCHIVED' AND stubs.comments IS DISTINCT FROM archived.comments
+UNION ALL
+SELECT c.tenant_id, c.post_id, 'a comment that is archived and is not'
+  FROM comments_archive a JOIN comments c USING (tenant_id, comment_id)
+UNION ALL
+SELECT tenant_id, post_id, 'comments beside an archived thread'
+  FROM stubs s WHERE state = 'ARCHIVED' AND EXISTS (SELECT FROM comments c WHERE c.tenant_id = s.tenant_id AND c.post_id = s.post_id)`
+
+// CheckArchive reports what about the archive breaks a rule: each comment is in one place, each archived one has a stub, and of an
+// archived thread all comments are archived. It returns how many comments the archive has. The pool acts as postgres.RoleSystem.
+func CheckArchive(ctx context.Context, pool *pgxpool.Pool, report func(ArchiveFlaw)) (comments int64, err error) {
+	err = postgres.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		rows, _ := tx.Query(ctx, archiveCheckSQL)
+		flaws, err := pgx.CollectRows(rows, pgx.RowToStructByPos[ArchiveFlaw])
+		if err != nil {
+			return err
+		}
+		for _, f := range flaws {
+			report(f)
+		}
+		return tx.QueryRow(ctx, `SELECT count(*) FROM comments_archive`).Scan(&comments)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("check the archive of comments: %w", err)
+	}
+	return comments, nil
+}
+
+// at tells a test which step is done; what it returns ends the work there.
+func (a *Archiver) at(step string) error {
+	if a.reached == nil {
+		return nil
+	}
+	return a.reached(step)
+}
+
+const stateArchiving = "ARCHIVING"

@@ -1,0 +1,664 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+// free is a hold that anybody has.
+type free struct {
+	mu     sync.Mutex
+	counts map[string]int64
+}
+
+func (*free) Fence(context.Context, pgx.Tx) error { return nil }
+
+func (f *free) Count(what string, n int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.counts == nil {
+		f.counts = map[string]int64{}
+	}
+	f.counts[what] += n
+}
+
+// archived is a Store beside an Archiver for which a microsecond is long, and which moves few comments at a time.
+type archived struct {
+	*Store
+	t        *testing.T
+	system   *pgxpool.Pool
+	archiver *Archiver
+}
+
+func openArchived(t *testing.T) archived {
+	t.Helper()
+	db := testkit.Postgres(t)
+	a := archived{Store: New(db.Pool(t, postgres.RoleAPI), nil), t: t, system: db.Pool(t, postgres.RoleSystem)}
+	a.Store.moveRows = 3
+	a.archiver = a.newArchiver()
+	return a
+}
+
+func (a archived) newArchiver() *Archiver {
+	a.t.Helper()
+	archiver, err := NewArchiver(ArchiveConfig{After: time.Hour}, a.system, testkit.Logger(a.t), nil)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	archiver.after, archiver.walkPage, archiver.moveRows = time.Microsecond, 2, 3
+	return archiver
+}
+
+func (a archived) run() map[string]int64 {
+	a.t.Helper()
+	hold := &free{}
+	if err := a.archiver.Run(a.t.Context(), hold); err != nil {
+		a.t.Fatal(err)
+	}
+	return hold.counts
+}
+
+// thread makes n comments of a post, each a reply to the one before but for every fourth.
+func (a archived) thread(tenant, post int64, n int) (ids []string) {
+	a.t.Helper()
+	for i := range n {
+		c := NewComment{Meta: Meta{Actor: "tester"}, PostID: post, AuthorID: int64(i%3 + 1), Body: fmt.Sprint("comment ", i), Key: fmt.Sprint(post, "/", i)}
+		if i%4 > 0 {
+			c.ParentID = ids[i-1]
+		}
+		out, err := a.Create(a.t.Context(), tenant, []NewComment{c})
+		if err != nil || out[0].Err != nil {
+			a.t.Fatal(err, out)
+		}
+		ids = append(ids, out[0].Comment.CommentID)
+	}
+	return ids
+}
+
+// places returns where the comments of each thread are, and the newest stub's state: "1/5 3+0 RETURNED" for three in comments.
+func (a archived) places() string {
+	a.t.Helper()
+	rows, _ := a.system.Query(a.t.Context(), `
+		SELECT concat_ws(' ', tenant_id || '/' || post_id, sum(here) || '+' || sum(there),
+		       (SELECT state FROM archived_threads a WHERE a.tenant_id = c.tenant_id AND a.post_id = c.post_id ORDER BY archive_id DESC LIMIT 1))
+		  FROM (SELECT tenant_id, post_id, 1 AS here, 0 AS there FROM comments UNION ALL SELECT tenant_id, post_id, 0, 1 FROM comments_archive) c
+		 GROUP BY tenant_id, post_id ORDER BY tenant_id, post_id`)
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return strings.Join(all, ", ")
+}
+
+func (a archived) check() {
+	a.t.Helper()
+	if _, err := CheckArchive(a.t.Context(), a.system, func(f ArchiveFlaw) { a.t.Errorf("tenant %d, post %d: %s", f.TenantID, f.PostID, f.Rule) }); err != nil {
+		a.t.Error(err)
+	}
+}
+
+func (a archived) want(want string) {
+	a.t.Helper()
+	if got := a.places(); got != want {
+		a.t.Errorf("places: %s, want %s", got, want)
+	}
+	a.check()
+}
+
+func TestAnArchivedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T) {
+	a := openArchived(t)
+	ctx, m := t.Context(), Meta{Actor: "tester"}
+	ids := a.thread(1, 5, 8)
+	theirs := a.thread(2, 5, 2) // another tenant's
+	before := map[string]event.Comment{}
+	for _, id := range ids {
+		var err error
+		if before[id], err = a.GetComment(ctx, 1, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	states, err := a.States(ctx, 1, []event.Ref{{Comment: ids[0]}, {Comment: ids[1]}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]int64{CountThreadsArchived: 2, CountCommentsArchived: 10}, a.run()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	a.want("1/5 0+8 ARCHIVED, 2/5 0+2 ARCHIVED")
+
+	var state *StateError
+	var stale *StaleError
+	last := ids[7]
+	unchanged := func(name string, write func() ([]CommentOutcome, error), ok func(CommentOutcome) bool) {
+		t.Helper()
+		out, err := write()
+		if err != nil || !ok(out[0]) {
+			t.Errorf("%s: %+v, %v", name, out, err)
+		}
+		a.want("1/5 0+8 ARCHIVED, 2/5 0+2 ARCHIVED")
+	}
+	unchanged("reads", func() ([]CommentOutcome, error) {
+		for id, want := range before {
+			if got, err := a.GetComment(ctx, 1, id); err != nil || !cmp.Equal(got, want) {
+				t.Errorf("got %+v, %v, want %+v", got, err, want)
+			}
+			if _, err := a.GetComment(ctx, 2, id); !errors.Is(err, ErrNotFound) {
+				t.Errorf("another tenant got %v", err)
+			}
+		}
+		got, err := a.States(ctx, 1, []event.Ref{{Comment: ids[0]}, {Comment: ids[1]}})
+		if len(got) != 2 || len(states) != 2 || err != nil {
+			t.Errorf("%d states, %v", len(got), err)
+		}
+		return []CommentOutcome{{}}, nil
+	}, func(CommentOutcome) bool { return true })
+	unchanged("a create with a key of before", func() ([]CommentOutcome, error) {
+		return a.Create(ctx, 1, []NewComment{{Meta: m, PostID: 5, AuthorID: 2, ParentID: ids[0], Body: "comment 1", Key: "5/1"}})
+	}, func(o CommentOutcome) bool { return o.Replayed && cmp.Equal(o.Comment, before[ids[1]]) })
+	unchanged("another create with that key", func() ([]CommentOutcome, error) {
+		return a.Create(ctx, 1, []NewComment{{Meta: m, PostID: 5, AuthorID: 2, ParentID: ids[0], Body: "another", Key: "5/1"}})
+	}, func(o CommentOutcome) bool { return errors.Is(o.Err, ErrKeyReused) })
+	unchanged("a stale edit", func() ([]CommentOutcome, error) {
+		return a.Edit(ctx, 1, []CommentEdit{{Meta: m, CommentID: last, IfVersion: 2, Body: "x"}})
+	}, func(o CommentOutcome) bool { return errors.As(o.Err, &stale) && stale.Current.Version == 1 })
+	unchanged("an edit to the same body", func() ([]CommentOutcome, error) {
+		return a.Edit(ctx, 1, []CommentEdit{{Meta: m, CommentID: last, IfVersion: 1, Body: "comment 7"}})
+	}, func(o CommentOutcome) bool { return o.Err == nil && !o.Changed && o.Comment.Version == 1 })
+	unchanged("another tenant's edit", func() ([]CommentOutcome, error) {
+		return a.Edit(ctx, 2, []CommentEdit{{Meta: m, CommentID: last, IfVersion: 1, Body: "x"}})
+	}, func(o CommentOutcome) bool { return errors.Is(o.Err, ErrNotFound) })
+
+	version := int64(1)
+	for name, write := range map[string]func() ([]CommentOutcome, error){
+		"an edit": func() ([]CommentOutcome, error) {
+			return a.Edit(ctx, 1, []CommentEdit{{Meta: m, CommentID: last, IfVersion: version, Body: fmt.Sprint("edit ", version)}})
+		},
+		"a moderation": func() ([]CommentOutcome, error) {
+			return a.Moderate(ctx, 1, []CommentModeration{{Meta: m, CommentID: last, IfVersion: version, State: event.ModerationApproved}})
+		},
+		"a reply": func() ([]CommentOutcome, error) {
+			return a.Create(ctx, 1, []NewComment{{Meta: m, PostID: 5, AuthorID: 9, ParentID: ids[2], Body: "reply"}})
+		},
+		"a first comment among others": func() ([]CommentOutcome, error) {
+			out, err := a.Create(ctx, 1, []NewComment{{Meta: m, PostID: 5, AuthorID: 9, Body: "first"}, {Meta: m, PostID: 6, AuthorID: 9, Body: "another"}})
+			return out, err
+		},
+	} {
+		out, err := write()
+		if err != nil || !out[0].Changed {
+			t.Errorf("%s: %+v, %v", name, out, err)
+			continue
+		}
+		if out[0].Comment.CommentID == last {
+			version = out[0].Comment.Version
+		}
+		if got := a.places(); !strings.Contains(got, "+0 RETURNED, ") || !strings.Contains(got, "2/5 0+2 ARCHIVED") {
+			t.Errorf("%s leaves %s", name, got)
+		}
+		a.check()
+		a.run()
+	}
+	if out, err := a.Delete(ctx, 1, []CommentDelete{{Meta: m, CommentID: last, IfVersion: version}}); err != nil || out[0].Comment.Version != 4 {
+		t.Errorf("a deletion: %+v, %v", out, err)
+	}
+	a.run()
+	before5 := a.places()
+	if out, err := a.Delete(ctx, 1, []CommentDelete{{Meta: m, CommentID: last}}); err != nil || !errors.As(out[0].Err, &state) {
+		t.Errorf("a second deletion: %+v, %v", out, err)
+	}
+	if _, err := a.SetThreads(ctx, 1, []ThreadSettings{{Meta: m, PostID: 5, Locked: true}}); err != nil {
+		t.Error(err)
+	}
+	if out, err := a.Create(ctx, 1, []NewComment{{Meta: m, PostID: 5, AuthorID: 9, Body: "late"}}); err != nil || !errors.Is(out[0].Err, ErrThreadLocked) {
+		t.Errorf("a comment in a locked thread: %+v, %v", out, err)
+	}
+	a.want(before5)
+	// A slice that has one comment twice, and one of another thread that is archived: each in its order.
+	out, err := a.Edit(ctx, 2, []CommentEdit{{Meta: m, CommentID: theirs[0], Body: "one"}, {Meta: m, CommentID: theirs[0], Body: "two"}, {Meta: m, CommentID: theirs[1], IfVersion: 7, Body: "x"}})
+	if err != nil || out[0].Comment.Version != 2 || out[1].Comment.Body != "two" || out[1].Comment.Version != 3 || !errors.As(out[2].Err, &stale) {
+		t.Errorf("a slice: %+v, %v", out, err)
+	}
+	if n := a.ThreadsReturned(); n != 6 {
+		t.Errorf("%d threads returned, want 6", n)
+	}
+}
+
+func TestAThreadThatIsNotQuietIsNotArchived(t *testing.T) {
+	a := openArchived(t)
+	ids := a.thread(1, 1, 5)
+	a.thread(1, 2, 5)
+	a.archiver.after = time.Hour
+	old := func(sql string, args ...any) {
+		t.Helper()
+		if _, err := a.system.Exec(t.Context(), sql, args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	old(`UPDATE comments SET updated_at = now() - interval '2 hours' WHERE comment_id <> $1`, ids[0]) // the first one was edited of late
+	if plan, err := a.archiver.Plan(t.Context()); err != nil || plan[CountThreadsArchived] != 1 || plan[CountCommentsArchived] != 5 {
+		t.Errorf("plan %v, %v", plan, err)
+	}
+	a.run()
+	a.want("1/1 5+0, 1/2 0+5 ARCHIVED")
+
+	// One that is written in after it was found to be quiet.
+	old(`UPDATE comments SET updated_at = now() - interval '2 hours'`)
+	a.archiver.reached = func(step string) error {
+		if step == "marked" {
+			old(`UPDATE comments SET updated_at = now() WHERE comment_id = $1`, ids[0])
+		}
+		return nil
+	}
+	a.run()
+	a.want("1/1 5+0 RETURNED, 1/2 0+5 ARCHIVED")
+
+	a.archiver.reached = nil
+	old(`UPDATE comments SET updated_at = now() - interval '2 hours'`)
+	old(`UPDATE archived_threads SET returned_at = now() - interval '2 hours' WHERE state = 'RETURNED'`)
+	a.run()
+	a.want("1/1 0+5 ARCHIVED, 1/2 0+5 ARCHIVED")
+	a.archiver.after = 0
+	if counts := a.run(); len(counts) > 0 {
+		t.Errorf("switched off, it did %v", counts)
+	}
+}
+
+// The insert has looked for a stub before there was one, and has not taken a transaction id of its own accord when the archiver asks.
+func TestTheArchiverWaitsForACreateThatHasNotSeenItsStub(t *testing.T) {
+	db := testkit.Postgres(t)
+	a := archived{Store: New(db.Pool(t, postgres.RoleAPI), nil), t: t, system: db.Pool(t, postgres.RoleSystem)}
+	a.archiver = a.newArchiver()
+	ids := a.thread(1, 5, 4)
+	ctx := t.Context()
+	owner := db.Pool(t, postgres.RoleOwner)
+	for _, sql := range []string{
+		`CREATE FUNCTION wait_here() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock_shared(77); RETURN NEW; END $$`,
+		`CREATE TRIGGER wait_here BEFORE INSERT ON comments FOR EACH ROW EXECUTE FUNCTION wait_here()`,
+	} {
+		if _, err := owner.Exec(ctx, sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	conn, err := a.system.Acquire(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	lock := func(sql string) {
+		t.Helper()
+		if _, err := conn.Exec(ctx, sql); err != nil {
+			t.Error(err)
+		}
+	}
+	lock(`SELECT pg_advisory_lock(77)`)
+	var once sync.Once
+	release := func() { once.Do(func() { lock(`SELECT pg_advisory_unlock(77)`) }) }
+	defer release()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
+		out, err := a.Create(ctx, 1, []NewComment{{Meta: Meta{Actor: "tester"}, PostID: 5, AuthorID: 1, ParentID: ids[0], Body: "late"}})
+		if err != nil || !out[0].Changed {
+			t.Errorf("%+v, %v", out, err)
+		}
+	})
+	testkit.Eventually(t, 10*time.Second, "the insert waits", func() (waits bool, err error) {
+		return waits, owner.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)`).Scan(&waits)
+	})
+	a.archiver.reached = func(step string) error {
+		if step == "waiting" {
+			release()
+		}
+		return nil
+	}
+	a.run()
+	release()
+	wg.Wait()
+	a.want("1/5 0+5 ARCHIVED")
+}
+
+// What a create has read of its thread may be older than a stub that its insert has to see.
+func TestAnInsertLooksForAStubItself(t *testing.T) {
+	a := openArchived(t)
+	a.thread(1, 5, 4)
+	a.run()
+	a.want("1/5 0+4 ARCHIVED")
+	todo := []creation{{in: NewComment{Meta: Meta{Actor: "tester"}, PostID: 5, AuthorID: 1, Body: "late"}, moderation: event.ModerationNone}}
+	if err := todo[0].prepare(); err != nil {
+		t.Fatal(err)
+	}
+	var archived *archivedError
+	out := make([]CommentOutcome, 1)
+	err := a.write(t.Context(), 1, 0, func(tx *unit) error { return a.insert(t.Context(), tx, 1, todo, []int{0}, out) })
+	if err != nil || !errors.As(out[0].Err, &archived) {
+		t.Errorf("got %+v, %v", out, err)
+	}
+	a.want("1/5 0+4 ARCHIVED")
+}
+
+func TestAnArchiverThatDiesAtAnyStepLosesNothing(t *testing.T) {
+	died := errors.New("died")
+	a := openArchived(t)
+	ids := a.thread(1, 1, 7)
+	a.thread(1, 2, 3)
+	a.thread(2, 1, 3)
+	a.thread(1, 3, 0)
+	whole := func() {
+		t.Helper()
+		for i, id := range ids {
+			if c, err := a.GetComment(t.Context(), 1, id); err != nil || c.Body != fmt.Sprint("comment ", i) {
+				t.Fatalf("comment %d: %+v, %v", i, c, err)
+			}
+		}
+		a.check()
+	}
+	// until ends the work at its nth step, for every n until there are fewer, and begins again each time.
+	until := func(work func() error) (steps int) {
+		for n := 1; ; n++ {
+			seen := 0
+			a.archiver.reached = func(step string) error {
+				if seen++; seen == n {
+					return fmt.Errorf("%w at %s", died, step)
+				}
+				return nil
+			}
+			err := work()
+			whole()
+			if !errors.Is(err, died) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				return n
+			}
+		}
+	}
+	for range 2 {
+		if n := until(func() error { return a.archiver.Run(t.Context(), &free{}) }); n < 4 {
+			t.Errorf("the archiver ended after %d steps", n)
+		}
+		a.archiver.reached = nil
+		a.run()
+		a.want("1/1 0+7 ARCHIVED, 1/2 0+3 ARCHIVED, 2/1 0+3 ARCHIVED")
+		rows, _ := a.system.Query(t.Context(), `SELECT DISTINCT archive_id FROM archived_threads WHERE state = 'ARCHIVED'`)
+		archives, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range archives {
+			until(func() error {
+				_, _, err := a.archiver.Undo(t.Context(), &free{}, id)
+				return err
+			})
+		}
+		a.want("1/1 7+0 RETURNED, 1/2 3+0 RETURNED, 2/1 3+0 RETURNED")
+	}
+}
+
+func TestAnArchiveIsUndoneAndStaysUndone(t *testing.T) {
+	a := openArchived(t)
+	a.thread(1, 1, 7)
+	a.thread(2, 1, 4)
+	a.run()
+	a.thread(1, 2, 4)
+	a.run()
+	all, err := Archives(t.Context(), a.system, 10)
+	if err != nil || len(all) != 2 {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	got := all[1]
+	got.StartedAt = time.Time{}
+	if diff := cmp.Diff(Archived{ArchiveID: all[1].ArchiveID, Threads: 2, Comments: 11}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	hold := &free{}
+	if threads, comments, err := a.archiver.Undo(t.Context(), hold, all[1].ArchiveID); threads != 2 || comments != 11 || err != nil {
+		t.Errorf("%d threads, %d comments, %v", threads, comments, err)
+	}
+	a.want("1/1 7+0 RETURNED, 1/2 0+4 ARCHIVED, 2/1 4+0 RETURNED")
+	if threads, _, err := a.archiver.Undo(t.Context(), hold, all[1].ArchiveID); threads != 0 || err != nil {
+		t.Errorf("again: %d threads, %v", threads, err)
+	}
+	if _, _, err := a.archiver.Undo(t.Context(), hold, 4711); !errors.Is(err, ErrNotFound) {
+		t.Errorf("an archive that never was: %v", err)
+	}
+	if _, err := a.system.Exec(t.Context(), `UPDATE comments SET updated_at = now() - interval '2 hours'`); err != nil {
+		t.Fatal(err)
+	}
+	a.archiver.after = time.Hour
+	a.run() // they are quiet, but somebody wanted them back
+	a.want("1/1 7+0 RETURNED, 1/2 0+4 ARCHIVED, 2/1 4+0 RETURNED")
+}
+
+func TestALongThreadComesBackOverSeveralAttempts(t *testing.T) {
+	a := openArchived(t)
+	ids := a.thread(1, 1, 20)
+	a.run()
+	a.Store.returnBudget = 0
+	edit := func() error {
+		_, err := a.Edit(t.Context(), 1, []CommentEdit{{Meta: Meta{Actor: "tester"}, CommentID: ids[0], Body: "x"}})
+		return err
+	}
+	if err := edit(); !errors.Is(err, ErrThreadReturning) {
+		t.Fatalf("without any time: %v", err)
+	}
+	// Each attempt gets as far as one transaction.
+	a.Store.returnBudget = time.Nanosecond
+	tries := 0
+	for ; ; tries++ {
+		a.Store.returnBudget = 2 * time.Millisecond
+		err := edit()
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, ErrThreadReturning) || tries > 100 {
+			t.Fatal(tries, err)
+		}
+		a.check()
+	}
+	t.Logf("%d tries", tries)
+	a.want("1/1 20+0 RETURNED")
+
+	// The archiver finishes what writers have begun and given up.
+	a.run()
+	if err := postgres.InTx(t.Context(), a.system, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		_, _, err := returnChunk(t.Context(), tx, 1, 1, returnedByWrite, 3)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	a.want("1/1 3+17 RETURNING")
+	a.archiver.after = time.Hour
+	a.run()
+	a.want("1/1 20+0 RETURNED")
+}
+
+// TestWritersSeeNoArchive has random writers in threads that two archivers move all the time, dying now and then, and an operator who takes
+// archives back.
+func TestWritersSeeNoArchive(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	a := openArchived(t)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	const tenants, posts, writers, writes = 2, 8, 2, 150
+	var returned atomic.Int64
+	var movers, wg sync.WaitGroup
+	died := errors.New("died")
+	for n := range uint64(2) {
+		rng := rand.New(rand.NewPCG(seed, n))
+		archiver := a.newArchiver()
+		archiver.reached = func(string) error {
+			if rng.IntN(20) == 0 {
+				return died
+			}
+			return nil
+		}
+		movers.Go(func() {
+			for ctx.Err() == nil {
+				hold := &free{}
+				err := archiver.Run(ctx, hold)
+				if err != nil && !errors.Is(err, died) && ctx.Err() == nil {
+					t.Error(err)
+				}
+				if all, err := Archives(ctx, a.system, 3); err == nil && len(all) > 0 && rng.IntN(4) == 0 {
+					if _, _, err := archiver.Undo(ctx, hold, all[rng.IntN(len(all))].ArchiveID); err != nil && !errors.Is(err, died) && ctx.Err() == nil {
+						t.Error(err)
+					}
+				}
+			}
+		})
+	}
+	type known struct {
+		mu   sync.Mutex
+		all  map[string]event.Comment // the newest outcome of each
+		ids  []string
+		keys map[string]string // what a key has made
+		made map[string]int    // how often
+	}
+	models := map[int64]*known{}
+	for tenant := int64(1); tenant <= tenants; tenant++ {
+		k := &known{all: map[string]event.Comment{}, keys: map[string]string{}, made: map[string]int{}}
+		models[tenant] = k
+		for n := range uint64(writers) {
+			rng := rand.New(rand.NewPCG(seed, uint64(tenant)<<8+n))
+			wg.Go(func() {
+				for i := range writes {
+					k.mu.Lock()
+					var c event.Comment
+					if len(k.ids) > 0 {
+						c = k.all[k.ids[rng.IntN(len(k.ids))]]
+					}
+					k.mu.Unlock()
+					m := Meta{Actor: "tester"}
+					kind, version := rng.IntN(10), int64(rng.IntN(2))*c.Version
+					key := fmt.Sprint(rng.IntN(20))
+					for {
+						var out []CommentOutcome
+						var err error
+						switch {
+						case kind < 2 || c.CommentID == "":
+							out, err = a.Create(ctx, tenant, []NewComment{{Meta: m, PostID: 1 + int64(len(key))%posts, AuthorID: 1, Body: "keyed " + key, Key: key}})
+						case kind < 6:
+							out, err = a.Create(ctx, tenant, []NewComment{{Meta: m, PostID: int64(c.PostID), ParentID: c.CommentID, AuthorID: 2, Body: "reply"},
+								{Meta: m, PostID: 1 + rng.Int64N(posts), AuthorID: 2, Body: "beside"}})
+						case kind < 8:
+							out, err = a.Edit(ctx, tenant, []CommentEdit{{Meta: m, CommentID: c.CommentID, IfVersion: version, Body: fmt.Sprint(n, "/", i)}})
+						case kind < 9:
+							state := []string{event.ModerationApproved, event.ModerationHidden, event.ModerationRemoved}[rng.IntN(3)]
+							out, err = a.Moderate(ctx, tenant, []CommentModeration{{Meta: m, CommentID: c.CommentID, IfVersion: version, State: state}})
+						default:
+							out, err = a.Delete(ctx, tenant, []CommentDelete{{Meta: m, CommentID: c.CommentID, IfVersion: version}})
+						}
+						if errors.Is(err, ErrThreadReturning) {
+							returned.Add(1)
+							continue
+						}
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						var stale *StaleError
+						var state *StateError
+						k.mu.Lock()
+						for _, o := range out {
+							switch {
+							case errors.As(o.Err, &stale) && version > 0 && stale.Current.Version > version, errors.As(o.Err, &state):
+								continue
+							case errors.Is(o.Err, ErrParentGone):
+								continue
+							case o.Err != nil:
+								t.Errorf("kind %d, version %d: %v", kind, version, o.Err)
+								continue
+							}
+							id := o.Comment.CommentID
+							if kind < 2 || c.CommentID == "" {
+								if made, ok := k.keys[key]; ok && made != id {
+									t.Errorf("key %s made %s and %s", key, made, id)
+								}
+								k.keys[key] = id
+								if o.Changed {
+									k.made[key]++
+								}
+							}
+							if old, ok := k.all[id]; !ok {
+								k.ids = append(k.ids, id)
+								k.all[id] = o.Comment
+							} else if o.Changed && o.Comment.Version > old.Version {
+								k.all[id] = o.Comment
+							}
+						}
+						k.mu.Unlock()
+						break
+					}
+					if c.CommentID != "" && rng.IntN(3) == 0 {
+						if got, err := a.GetComment(ctx, tenant, c.CommentID); err != nil || got.Version < c.Version || got.Path != c.Path {
+							t.Errorf("read %+v, %v, after %+v", got, err, c)
+						}
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+	stop()
+	movers.Wait()
+	var moved int64
+	if err := a.system.QueryRow(t.Context(), `SELECT sum(comments)::bigint FROM archived_threads`).Scan(&moved); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d comments moved, %d threads returned by writers, %d answers that they are returning", moved, a.ThreadsReturned(), returned.Load())
+	if moved == 0 || a.ThreadsReturned() == 0 {
+		t.Error("nothing was moved")
+	}
+	check := func() {
+		t.Helper()
+		for tenant, k := range models {
+			for id, want := range k.all {
+				if got, err := a.GetComment(t.Context(), tenant, id); err != nil || !cmp.Equal(got, want) {
+					t.Errorf("got %+v, %v, want %+v", got, err, want)
+				}
+			}
+			for key, n := range k.made {
+				if n != 1 {
+					t.Errorf("key %s made %d comments", key, n)
+				}
+			}
+		}
+		a.check()
+		var n, slugs, total, wrong int
+		if err := a.system.QueryRow(t.Context(), `SELECT count(*), count(DISTINCT (tenant_id, post_id, slug)), count(DISTINCT comment_id) FROM all_comments`).Scan(&n, &slugs, &total); err != nil {
+			t.Fatal(err)
+		}
+		if want := len(models[1].all) + len(models[2].all); n != want || slugs != want || total != want {
+			t.Errorf("%d comments, %d slugs, %d ids, want %d", n, slugs, total, want)
+		}
+		if err := a.system.QueryRow(t.Context(), `
+			SELECT count(*) FROM (SELECT payload->>'comment_id' AS id, (payload->>'version')::bigint AS version,
+			       row_number() OVER (PARTITION BY payload->>'comment_id' ORDER BY id) AS place FROM outbox_messages) e WHERE version <> place`).Scan(&wrong); err != nil || wrong > 0 {
+			t.Errorf("%d events are out of order: %v", wrong, err)
+		}
+	}
+	check()
+	a.archiver.after = time.Hour
+	a.run() // what is on its way arrives
+	check()
+	var waiting int
+	if err := a.system.QueryRow(t.Context(), `SELECT count(*) FROM archived_threads WHERE state IN ('ARCHIVING', 'RETURNING')`).Scan(&waiting); err != nil || waiting > 0 {
+		t.Errorf("%d threads are on their way still: %v", waiting, err)
+	}
+}
