@@ -33,6 +33,7 @@ func TestThePageOnLookingAtRowsSaysWhatWorks(t *testing.T) {
 	}
 	write("PUT", "/v1/follows/7/42", "", nil, http.StatusCreated)
 	comment := write("POST", "/v1/posts/5/comments", `{"author_id":"7","body":"a comment"}`, http.Header{"Idempotency-Key": {"k"}}, http.StatusCreated)["comment_id"].(string)
+	kept := write("POST", "/v1/posts/5/comments", `{"author_id":"7","body":"another"}`, http.Header{"Idempotency-Key": {"l"}}, http.StatusCreated)["comment_id"].(string)
 	write("PUT", "/v1/posts/5/thread", `{"title":"a title"}`, nil, http.StatusOK)
 	d.verify(t)
 
@@ -96,7 +97,7 @@ func TestThePageOnLookingAtRowsSaysWhatWorks(t *testing.T) {
 		paste(ann, `ROLLBACK`)
 	}
 	d.verify(t)
-	for path, want := range map[string]string{"/v1/follows/7/42": "2 DELETED REMOVED ann@example.com", "/v1/comments/" + comment: "2 LATEST hidden ann@example.com"} {
+	for path, want := range map[string]string{"/v1/follows/7/42": "2 DELETED REMOVED ann@example.com", "/v1/comments/" + comment: "2 DELETED deleted ann@example.com"} {
 		var answer struct {
 			Items []struct {
 				Version      int64
@@ -120,12 +121,12 @@ func TestThePageOnLookingAtRowsSaysWhatWorks(t *testing.T) {
 		args []string
 		want []string // the columns of the first line but the id and the time
 	}{
-		{[]string{"comment", comment}, []string{"LATEST ann@example.com 2 " + comment + " 5 7 hidden by hand, and why", "ARCHIVED dev 1 " + comment + " 5 7 visible a comment"}},
+		{[]string{"comment", comment}, []string{"DELETED ann@example.com 2 " + comment + " 5 7 deleted", "ARCHIVED dev 1 " + comment + " 5 7 visible a comment"}},
 		{[]string{"follow", "7", "42"}, []string{"DELETED ann@example.com 2 REMOVED", "ARCHIVED dev 1 ACTIVE"}},
 		{[]string{"thread", "5"}, []string{"LATEST dev 1 false false a title"}},
-		{[]string{"author", "7"}, []string{"LATEST ann@example.com 2 " + comment + " 5 7 hidden by hand, and why"}},
+		{[]string{"author", "7"}, []string{"LATEST dev 1 " + kept + " 5 7 visible another"}},
 		{[]string{"author", "8"}, nil},
-		{[]string{"comment", comment, "--limit", "1"}, []string{"LATEST ann@example.com 2 " + comment + " 5 7 hidden by hand, and why"}},
+		{[]string{"comment", comment, "--limit", "1"}, []string{"DELETED ann@example.com 2 " + comment + " 5 7 deleted"}},
 		{[]string{"follow", "7", "42", "--tenant", "2"}, nil},
 	} {
 		args := append([]string{"history"}, append(c.args[:len(c.args):len(c.args)], "--data", d.dir)...)
