@@ -96,6 +96,13 @@ const idRange = 1_000_000
 // sweepEvery is between two sweeps over what earlier runs left behind.
 const sweepEvery = 24 * time.Hour
 
+// countMonthsSQL adds rows that are new in the archive, here, to what is known of their months.
+const countMonthsSQL = `
+  UPDATE outbox_archive_months m SET rows = m.rows + n.rows, last_processed_at = greatest(m.last_processed_at, n.last)
+    FROM (SELECT date_trunc('month', occurred_at AT TIME ZONE 'UTC')::date AS month, count(*) AS rows, max(processed_at) AS last
+            FROM here WHERE isfinite(occurred_at) GROUP BY 1) n
+   WHERE m.month = n.month`
+
 // sliceSQL looks at the next messages by id and moves those that were published before a time. Whoever makes one of them pending
 // again meanwhile (a repair) is waited for, and then it stays.
 // Index: outbox_messages_pkey, a range of ids.   Locks: the messages moved.
@@ -111,11 +118,7 @@ here AS (
   SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
          available_at, processed_at, attempts, last_error, trace_id, event_id, stream_seq, inserted_at, partition FROM gone
   RETURNING occurred_at, processed_at),
-counted AS (
-  UPDATE outbox_archive_months m SET rows = m.rows + n.rows, last_processed_at = greatest(m.last_processed_at, n.last)
-    FROM (SELECT date_trunc('month', occurred_at AT TIME ZONE 'UTC')::date AS month, count(*) AS rows, max(processed_at) AS last
-            FROM here WHERE isfinite(occurred_at) GROUP BY 1) n
-   WHERE m.month = n.month)
+counted AS (` + countMonthsSQL + `)
 SELECT /* outbox.archive */ count(*)::int, (SELECT count(*) FROM here)::int, (count(*) FILTER (WHERE young AND NOT old))::int,
        coalesce(max(id), 0), coalesce(max(id) FILTER (WHERE old), 0) FROM look`
 

@@ -40,6 +40,17 @@ SELECT hold_id, coalesce(tenant_id, 0), from_month::timestamp, to_month::timesta
 UPDATE outbox_archive_holds SET released_by = @by, released_at = now() WHERE hold_id = @id AND released_at IS NULL`
 )
 
+// heldWholeSQL looks for a hold of every tenant that covers a month.
+const heldWholeSQL = `SELECT whole FROM outbox_archive_holds_month(@month::date)`
+
+// HeldWhole reports whether a hold keeps all of a month, given by its first moment.
+func HeldWhole(ctx context.Context, pool *pgxpool.Pool, month time.Time) (whole bool, err error) {
+	if err := pool.QueryRow(ctx, heldWholeSQL, pgx.StrictNamedArgs{"month": month}).Scan(&whole); err != nil {
+		return false, fmt.Errorf("look for a hold on %s: %w", month.Format("2006-01"), err)
+	}
+	return whole, nil
+}
+
 // AddHold adds the hold and returns it with its id. What it covers and stands then, stays; reason and CreatedBy are required.
 func AddHold(ctx context.Context, pool *pgxpool.Pool, h ArchiveHold) (ArchiveHold, error) {
 	args := pgx.StrictNamedArgs{"tenant": ifSet(h.TenantID), "from": ifSet(h.From), "to": ifSet(h.To), "reason": h.Reason, "by": h.CreatedBy}

@@ -116,17 +116,25 @@ func (a *Archive) makeMonths(ctx context.Context, h Lease, now time.Time) error 
 		return err
 	}
 	for _, m := range missing {
-		var moved int64
-		err := a.ddl(ctx, h, func(tx pgx.Tx) error {
-			return tx.QueryRow(ctx, makeMonthSQL, pgx.StrictNamedArgs{"month": m}).Scan(&moved)
-		})
-		if err != nil {
-			return fmt.Errorf("make the archive's month %s: %w", m.Format("2006-01"), err)
+		if err := a.MakeMonth(ctx, h, m); err != nil {
+			return err
 		}
-		a.at("month made")
-		a.log.InfoContext(ctx, "month of the archive made", "month", m.Format("2006-01"), "from_default", moved)
-		h.Count(CountMonthsMade, 1)
 	}
+	return nil
+}
+
+// MakeMonth makes the partition of a month, given by its first moment in UTC, unless it is there.
+func (a *Archive) MakeMonth(ctx context.Context, h Lease, m time.Time) error {
+	var moved int64
+	err := a.ddl(ctx, h, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, makeMonthSQL, pgx.StrictNamedArgs{"month": m}).Scan(&moved)
+	})
+	if err != nil {
+		return fmt.Errorf("make the archive's month %s: %w", m.Format("2006-01"), err)
+	}
+	a.at("month made")
+	a.log.InfoContext(ctx, "month of the archive made", "month", m.Format("2006-01"), "from_default", moved)
+	h.Count(CountMonthsMade, 1)
 	return nil
 }
 

@@ -156,13 +156,14 @@ func TestStatements(t *testing.T) {
 		"list DLQ": listDLQSQL, "count DLQ": countDLQSQL, "get of DLQ": getDLQSQL, "retry": retryDLQSQL, "discard": discardDLQSQL,
 		"slice": sliceSQL, "cursor": cursorSQL, "move cursor": moveCursorSQL, "plan": planSQL, "months": monthsSQL, "make month": makeMonthSQL,
 		"drop month": dropMonthSQL, "bound locks": boundLocksSQL, "trim default": trimDefaultSQL, "count default": countDefaultSQL,
-		"add hold": addHoldSQL, "list holds": listHoldsSQL, "release hold": releaseHoldSQL,
 		"sweep end": sweepEndSQL, "sweep": sweepOutboxSQL, "sweep of DLQ": sweepDLQSQL, "sweep of archive": sweepArchiveSQL, "pending of": pendingOfSQL,
 		"redact": redactSQLOf(TableOutbox), "redact in DLQ": redactSQLOf(TableDLQ), "redact in archive": redactSQLOf(TableArchive),
 		"unmark": strings.ReplaceAll(unmarkSQL, "{table}", TableOutbox), "unmark in archive": strings.ReplaceAll(unmarkSQL, "{table}", TableArchive),
 		"find by id": archiveRow + byID, "find by event": dlqRow + byEvent, "find by recent event": outboxRow + byRecentEvent,
 		"find by aggregate": archiveRow + byAggregate, "find by aggregate in the DLQ": dlqRow + dlqByAggregate, "find by time": archiveRow + byTime, "find by range": outboxRow + byIDRange,
 		"probe": probeSQL, "edges": edgesSQL, "lock holds": lockHoldsSQL,
+		"add hold": addHoldSQL, "list holds": listHoldsSQL, "release hold": releaseHoldSQL, "held whole": heldWholeSQL,
+		"walk archive": walkArchiveSQL, "count archive": countArchiveSQL, "next archived": nextArchivedSQL, "no month": noMonthSQL, "restore archive": restoreArchiveSQL, "canonical archive": canonicalArchiveSQL,
 	} {
 		t.Run(name, func(t *testing.T) { testkit.Prepare(t, pool, sql) })
 	}

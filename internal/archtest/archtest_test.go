@@ -18,6 +18,7 @@ const (
 	nats = "github.com/nats-io/nats.go"
 	srv  = "github.com/nats-io/nats-server/v2"
 	huma = "github.com/danielgtaylor/huma/v2"
+	blob = "gocloud.dev"
 )
 
 // rule says what the packages that match may import of this module, and which of the libraries under watch.
@@ -39,6 +40,7 @@ var rules = []rule{
 	{pkg: "versioned", may: []string{"internal/postgres"}, libs: []string{pgx}},
 	{pkg: "event"}, // the wire contract knows nobody
 	{pkg: "outbox", may: []string{"event", "internal/postgres"}, libs: []string{pgx}},
+	{pkg: "coldstore", may: []string{"outbox", "event", "internal/postgres"}, libs: []string{pgx, blob}},
 	{pkg: "relay", may: []string{"outbox", "event", "internal/lease", "internal/broker"}, libs: []string{nats, pgx}}, // pgx: it hands the pool to outbox
 	{pkg: "consumers", may: []string{"event", "internal/lease", "internal/broker", "internal/postgres"}, libs: []string{pgx, nats}},
 	{pkg: "replay", may: []string{"consumers", "migrations", "outbox", "event", "internal/lease", "internal/broker", "internal/postgres"}, libs: []string{pgx, nats}},
@@ -151,7 +153,7 @@ func allowed(r rule, imp string) bool {
 		}
 		return false
 	}
-	for _, lib := range []string{pgx, nats, srv, huma} {
+	for _, lib := range []string{pgx, nats, srv, huma, blob} {
 		if imp != lib && !strings.HasPrefix(imp, lib+"/") {
 			continue
 		}
@@ -181,6 +183,7 @@ func TestRulesRefuse(t *testing.T) {
 		{"internal/lease", module + "outbox"},
 		{"store", module + "api"},
 		{"api", nats},
+		{"outbox", blob + "/blob"},
 	} {
 		r, ok := find(c.from)
 		if !ok || allowed(r, c.to) {

@@ -6,10 +6,12 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tidings/tidings/coldstore"
 	"github.com/tidings/tidings/internal/jobs"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
@@ -18,6 +20,7 @@ import (
 // Config is the environment of all jobs.
 type Config struct {
 	OutboxArchive        outbox.ArchiveConfig
+	Cold                 coldstore.Config
 	CommentArchive       store.ArchiveConfig
 	CommentArchiveWindow jobs.Window `env:"COMMENT_ARCHIVE_WINDOW"` // the time of day in UTC, such as 01:00-05:30, in which threads are archived; empty: any
 	Retention            RetentionConfig
@@ -25,7 +28,7 @@ type Config struct {
 
 // Validate reports every value out of bounds.
 func (c Config) Validate() error {
-	return errors.Join(c.OutboxArchive.Validate(), c.CommentArchive.Validate(), c.Retention.Validate())
+	return errors.Join(c.OutboxArchive.Validate(), c.Cold.Validate(), c.CommentArchive.Validate(), c.Retention.Validate())
 }
 
 // Deps are what jobs work with. The pools act as the system role; that of the projections may be that of the truth.
@@ -49,11 +52,20 @@ func Jobs(cfg Config, d Deps) ([]jobs.Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []jobs.Job{
-		{Name: outbox.ArchiveJob, Every: cfg.OutboxArchive.Every, Plan: messages.Plan,
-			Run: func(ctx context.Context, h *jobs.Hold) error { return messages.Run(ctx, h) }},
+	archive := jobs.Job{Name: outbox.ArchiveJob, Every: cfg.OutboxArchive.Every, Plan: messages.Plan,
+		Run: func(ctx context.Context, h *jobs.Hold) error { return messages.Run(ctx, h) }}
+	list := []jobs.Job{archive,
 		{Name: store.ArchiveJob, Every: cfg.CommentArchive.Every, Window: cfg.CommentArchiveWindow, Plan: threads.Plan,
 			Run: func(ctx context.Context, h *jobs.Hold) error { return threads.Run(ctx, h) }},
 		retain,
-	}, nil
+	}
+	if cfg.Cold.URL == "" {
+		return list, nil
+	}
+	metrics, err := coldstore.NewMetrics(d.Registry)
+	if err != nil {
+		return nil, err
+	}
+	list[0].Run = archiveWithExports(messages, cfg.Cold.URL, d.Truth, metrics)
+	return slices.Insert(list, 1, exportJob(cfg, d.Truth, metrics)), nil
 }

@@ -1,0 +1,210 @@
+package coldstore
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/outbox"
+)
+
+// content is what the archive holds of a month now.
+func (s *Store) content(ctx context.Context, month time.Time) (rows int64, sum []byte, err error) {
+	h := sha256.New()
+	err = outbox.WalkArchive(ctx, s.pool, month, monthEnd(month), func(_ outbox.ArchiveKey, line []byte) error {
+		h.Write(line)
+		h.Write([]byte{'\n'})
+		if rows++; rows%1000 == 0 {
+			s.progress(Progress{"compare " + month.Format(monthFormat), rows, 0})
+		}
+		return nil
+	})
+	return rows, h.Sum(nil), err
+}
+
+func (s *Store) readExport(ctx context.Context, e Export) error {
+	b, err := s.open(ctx, e.URL)
+	if err != nil {
+		return err
+	}
+	_, err = s.readBack(ctx, b, e.dir(), e.ManifestSHA256)
+	return err
+}
+
+// staleSQL notes that exports do not hold what the table holds, so that the month is exported again.
+// Index: outbox_archive_exports_pkey.   Locks: the rows.
+const staleSQL = `
+UPDATE /* coldstore.stale */ outbox_archive_exports SET stale_at = now() WHERE export_id = ANY(@ids) AND state = 'COMPLETE' AND stale_at IS NULL`
+
+// releaseSQL notes that the files of an export were read and hold what the table holds. From now on the month may be dropped.
+// Index: outbox_archive_exports_pkey.   Locks: the row.
+const releaseSQL = `
+UPDATE /* coldstore.release */ outbox_archive_exports SET verified_at = now(), stale_at = NULL, released_at = coalesce(released_at, now())
+ WHERE export_id = @id AND state = 'COMPLETE'`
+
+// Check says whether a month may be dropped, else why not: an export of it has just been read from end to end and holds exactly
+// what the archive holds. It reads the month in the database and in the store. The answer is good as long as the fence holds: the
+// caller drops the month under the same lease. A month that changed since, or whose files are damaged, is exported again by the
+// next ExportDue. An error leaves everything as it is.
+func (s *Store) Check(ctx context.Context, month time.Time) (ok bool, why string, err error) {
+	name := month.Format(monthFormat)
+	all, err := s.exports(ctx, month, stateComplete)
+	if err != nil {
+		return false, "", err
+	}
+	rows, sum, err := s.content(ctx, month)
+	if err != nil {
+		return false, "", err
+	}
+	if rows == 0 {
+		return true, "", nil // nothing is lost
+	}
+	if len(all) == 0 {
+		return false, fmt.Sprintf("%s is not exported", name), nil
+	}
+	why = fmt.Sprintf("%s has changed since it was exported: it has %d rows", name, rows)
+	var ids []string
+	for _, e := range all {
+		ids = append(ids, e.ID)
+		if e.Rows != rows || !bytes.Equal(e.ContentSHA256, sum) {
+			continue
+		}
+		err := s.readExport(ctx, e)
+		if errors.Is(err, ErrDamaged) {
+			s.metrics.failed()
+			why = fmt.Sprintf("the export %s is no good: %v", e, err)
+			continue
+		}
+		if err != nil {
+			return false, "", fmt.Errorf("check the export %s: %w", e, err)
+		}
+		n, err := s.fenced(ctx, releaseSQL, pgx.StrictNamedArgs{"id": e.ID})
+		if err != nil {
+			return false, "", fmt.Errorf("note that %s may be dropped: %w", name, err)
+		}
+		if n == 0 {
+			return false, fmt.Sprintf("the export %s was superseded meanwhile", e), nil
+		}
+		return true, "", nil
+	}
+	if _, err := s.fenced(ctx, staleSQL, pgx.StrictNamedArgs{"ids": ids}); err != nil {
+		return false, "", fmt.Errorf("note that the exports of %s are stale: %w", name, err)
+	}
+	return false, why, nil
+}
+
+// heldAgain is how long after a month was given free it is looked at again where a hold keeps some of it. What is held alone may be
+// left of it, which the next drop leaves as it is, and to find that out month by month every hour would be all that the store does.
+const heldAgain = 20 * time.Hour
+
+// BeforeDrop answers for outbox.Archive.BeforeDrop, in the run whose fence the store has. Of the default partition it answers for all
+// months that have rows there.
+func (s *Store) BeforeDrop(ctx context.Context, m outbox.Month) (ok bool, why string, err error) {
+	if m.Default {
+		return s.checkDefault(ctx, m.To)
+	}
+	if m.Held {
+		whole, err := outbox.HeldWhole(ctx, s.pool, m.From)
+		if err != nil {
+			return false, "", err
+		}
+		if whole {
+			return false, "a hold keeps it", nil
+		}
+		all, err := s.exports(ctx, m.From, stateComplete)
+		if err != nil {
+			return false, "", err
+		}
+		for _, e := range all {
+			if e.ReleasedAt != nil && e.VerifiedAt != nil && time.Since(*e.VerifiedAt) < heldAgain {
+				return false, "a hold keeps some of it, and it was looked at " + e.VerifiedAt.UTC().Format(time.RFC3339), nil
+			}
+		}
+	}
+	return s.Check(ctx, m.From)
+}
+
+func (s *Store) checkDefault(ctx context.Context, before time.Time) (ok bool, why string, err error) {
+	if odd, err := outbox.ArchivedInNoMonth(ctx, s.pool); err != nil {
+		return false, "", err
+	} else if odd {
+		return false, "some rows say that they occurred before the year 1, and no export holds those", nil
+	}
+	months, err := outbox.Months(ctx, s.pool)
+	if err != nil {
+		return false, "", err
+	}
+	partitioned := make(map[time.Time]bool)
+	for _, m := range months {
+		partitioned[m.From] = true
+	}
+	all, err := outbox.ArchivedMonths(ctx, s.pool, before)
+	if err != nil {
+		return false, "", err
+	}
+	for _, month := range all {
+		if partitioned[month] {
+			continue
+		}
+		if ok, why, err := s.Check(ctx, month); !ok || err != nil {
+			return false, why, err
+		}
+	}
+	return true, "", nil
+}
+
+// How the table stands to an export.
+const (
+	TableSame    = "same"    // it holds the very same rows
+	TableDiffers = "differs" // it holds others: rows came later, or the month was dropped and only those are left
+	TableGone    = "gone"    // it holds none
+)
+
+// Finding is what Verify found of one export.
+type Finding struct {
+	Export  Export `json:"export"`
+	Month   string `json:"month"`
+	Problem string `json:"problem,omitempty"` // what is wrong with the files; "" when nothing is
+	Table   string `json:"table"`
+}
+
+// Verify reads all files of the complete exports of a month, or of every one for the zero time, compares them with their manifests and
+// checksums and with the table, and calls report with each. It changes nothing, and needs no fence.
+func (s *Store) Verify(ctx context.Context, month time.Time, report func(Finding) error) error {
+	all, err := s.exports(ctx, month, stateComplete)
+	if err != nil {
+		return err
+	}
+	var rows int64
+	var sum []byte
+	for i, e := range all {
+		f := Finding{Export: e, Month: e.Month.Format(monthFormat), Table: TableDiffers}
+		err := s.readExport(ctx, e)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			f.Problem = err.Error()
+		}
+		if i == 0 || !all[i-1].Month.Equal(e.Month) {
+			if rows, sum, err = s.content(ctx, e.Month); err != nil {
+				return err
+			}
+		}
+		switch {
+		case rows == 0:
+			f.Table = TableGone
+		case rows == e.Rows && bytes.Equal(sum, e.ContentSHA256):
+			f.Table = TableSame
+		}
+		if err := report(f); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,753 @@
+package coldstore
+
+import (
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/johannesboyne/gofakes3"
+	"github.com/johannesboyne/gofakes3/backend/s3mem"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+var august = time.Date(2026, 8, 1, 0, 0, 0, 0, time.UTC)
+
+// fillSQL writes n rows of a month: all that a column can hold, rows at the month's very edges and just outside them.
+const fillSQL = `
+INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
+       processed_at, attempts, last_error, trace_id, event_id, stream_seq, inserted_at, partition)
+SELECT g, CASE WHEN g % 3 = 0 THEN 9223372036854775807 ELSE 7 END, 'comment', 9007199254740993 + g, 'created', 1,
+       jsonb_build_object('author_id', (g % 5)::text, 'body', 'secret ' || g || E' "<&>\n\t\u2028 é😀 \\', 'big', 12345678901234567890.000000000000000001, 'none', null),
+       CASE g WHEN 1 THEN @month::timestamptz ELSE @month::timestamptz + (g / 2) * interval '1 minute 0.000001 seconds' END,
+       CASE g % 4 WHEN 0 THEN '-infinity'::timestamptz WHEN 1 THEN 'infinity' ELSE @month::timestamptz END, now(), g % 3,
+       CASE WHEN g % 2 = 0 THEN E'no\ttoken' END, CASE WHEN g % 3 = 0 THEN '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01' END,
+       md5(g::text)::uuid, CASE WHEN g % 7 > 0 THEN g END, @month::timestamptz + interval '1 second', g % 32
+  FROM generate_series(1, @n::int) g
+UNION ALL
+SELECT 100000 + g, 7, 'comment', 1, 'created', 1, '{"author_id": "1", "body": "elsewhere"}',
+       CASE g WHEN 1 THEN @month::timestamptz - interval '1 microsecond' ELSE @month::timestamptz + interval '1 month' END, now(), now(), 0, NULL, NULL, md5('x' || g)::uuid, 1, now(), 0
+  FROM generate_series(1, 2) g`
+
+type rig struct {
+	*Store
+	t    *testing.T
+	pool *pgxpool.Pool
+	dir  string
+}
+
+func noFence(context.Context, pgx.Tx) error { return nil }
+
+func newRig(t *testing.T, n int) *rig {
+	t.Helper()
+	r := &rig{t: t, pool: testkit.Postgres(t).Pool(t, postgres.RoleSystem), dir: t.TempDir()}
+	r.exec(fillSQL, pgx.StrictNamedArgs{"month": august, "n": n})
+	r.at("file://" + r.dir)
+	return r
+}
+
+// at has the store export to url, in segments of 7 rows.
+func (r *rig) at(url string) {
+	r.Store = New(r.pool, url, noFence, nil, nil)
+	r.segmentRows = 7
+}
+
+func (r *rig) exec(sql string, args ...any) {
+	r.t.Helper()
+	if _, err := r.pool.Exec(r.t.Context(), sql, args...); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// table is what the archive holds of the month, every column.
+func (r *rig) table() []string {
+	r.t.Helper()
+	rows, _ := r.pool.Query(r.t.Context(), `SELECT a::text FROM outbox_messages_archive a WHERE occurred_at >= $1 AND occurred_at < $2 ORDER BY occurred_at, id`,
+		august, monthEnd(august))
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return all
+}
+
+func (r *rig) drop() {
+	r.t.Helper()
+	r.exec(`DELETE FROM outbox_messages_archive WHERE occurred_at >= $1 AND occurred_at < $2`, august, monthEnd(august))
+}
+
+func (r *rig) export() Export {
+	r.t.Helper()
+	e, err := r.Export(r.t.Context(), august)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return e
+}
+
+func (r *rig) check(want bool, says string) {
+	r.t.Helper()
+	ok, why, err := r.Check(r.t.Context(), august)
+	if err != nil || ok != want || !strings.Contains(why, says) {
+		r.t.Errorf("may be dropped: %t, %q, %v; want %t, %q", ok, why, err, want, says)
+	}
+}
+
+func (r *rig) complete() (ids []string) {
+	r.t.Helper()
+	all, err := r.List(r.t.Context())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, e := range all {
+		ids = append(ids, e.ID)
+	}
+	return ids
+}
+
+// files are the names in the rig's directory.
+func (r *rig) files() (names []string) {
+	r.t.Helper()
+	err := filepath.WalkDir(r.dir, func(path string, d os.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			names = append(names, path)
+		}
+		return err
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return names
+}
+
+// s3 serves a bucket that fails as fail says.
+func (r *rig) s3(fail func(w http.ResponseWriter, req *http.Request) bool) *s3mem.Backend {
+	r.t.Helper()
+	backend := s3mem.New()
+	if err := backend.CreateBucket("cold"); err != nil {
+		r.t.Fatal(err)
+	}
+	fake := gofakes3.New(backend, gofakes3.WithLogger(gofakes3.StdLog(log.New(io.Discard, "", 0)))).Server()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if !fail(w, req) {
+			fake.ServeHTTP(w, req)
+		}
+	}))
+	r.t.Cleanup(server.Close)
+	for name, value := range map[string]string{"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
+		"AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null"} {
+		r.t.Setenv(name, value)
+	}
+	r.at("s3://cold?" + url.Values{"region": {"eu-west-1"}, "endpoint": {server.URL}, "use_path_style": {"true"}, "prefix": {"events/"}}.Encode())
+	return backend
+}
+
+func unprepared(context.Context) error { return nil }
+
+func never(http.ResponseWriter, *http.Request) bool { return false }
+
+func TestAMonthGoesOutAndComesBackAsItWas(t *testing.T) {
+	for name, place := range map[string]func(r *rig){
+		"file": func(*rig) {},
+		"s3": func(r *rig) {
+			r.s3(func(_ http.ResponseWriter, req *http.Request) bool {
+				if !strings.HasPrefix(req.Header.Get("Authorization"), "AWS4-HMAC-SHA256 Credential=key/") || !strings.Contains(req.Header.Get("Authorization"), "/eu-west-1/s3/") {
+					t.Errorf("a request is signed %q", req.Header.Get("Authorization"))
+				}
+				return false
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, 300)
+			place(r)
+			r.exec(`UPDATE outbox_messages_archive SET payload = jsonb_build_object('body', repeat('x', 2500000)) WHERE id BETWEEN 100 AND 102`) // more than a page of memory
+			before := r.table()
+			if r.check(false, "not exported"); len(before) != 300 {
+				t.Fatalf("%d rows", len(before))
+			}
+			e := r.export()
+			if e.Rows != 300 {
+				t.Errorf("exported %+v", e)
+			}
+			r.check(true, "")
+			if due, err := r.Due(t.Context(), time.Since(monthEnd(august))-time.Hour); err != nil || len(due) != 1 || !due[0].Equal(august.AddDate(0, -1, 0)) {
+				t.Errorf("due: %v, %v; want the month before, alone", due, err)
+			}
+			r.drop()
+			for range 2 {
+				got, err := r.Restore(t.Context(), august, "", unprepared)
+				if err != nil || got.Read != 300 {
+					t.Fatalf("%+v, %v", got, err)
+				}
+			}
+			if diff := cmp.Diff(before, r.table()); diff != "" {
+				t.Errorf("(-before +restored):\n%s", diff)
+			}
+			r.check(true, "")
+			if err := r.Verify(t.Context(), time.Time{}, func(f Finding) error {
+				if f.Problem != "" || f.Table != TableSame || f.Month != "2026-08" || f.Export.ID != e.ID {
+					t.Errorf("%+v", f)
+				}
+				return nil
+			}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestAStrangerReadsASegment(t *testing.T) {
+	r := newRig(t, 20)
+	r.export()
+	n := 0
+	for _, name := range r.files() {
+		if !strings.HasSuffix(name, ".ndjson.gz") {
+			continue
+		}
+		f, err := os.Open(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		z, err := gzip.NewReader(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for d := json.NewDecoder(z); d.More(); n++ {
+			var row struct {
+				ID      string
+				Payload struct{ Body string }
+			}
+			if err := d.Decode(&row); err != nil || !strings.HasPrefix(row.Payload.Body, "secret "+row.ID+" \"<&>\n") {
+				t.Errorf("%+v, %v", row, err)
+			}
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if n != 20 {
+		t.Errorf("%d rows, want 20", n)
+	}
+}
+
+// Whatever has happened to the files or to the table, the month may not be dropped; exported again, it may.
+func TestAMonthWhoseExportIsNotWhatTheTableHoldsIsKeptAndExportedAgain(t *testing.T) {
+	r := newRig(t, 20)
+	edit := func(suffix string, change func(content []byte) []byte) func() {
+		return func() {
+			i := slices.IndexFunc(r.files(), func(name string) bool { return strings.Contains(name, "/2026-08/") && strings.HasSuffix(name, suffix) })
+			name := r.files()[i]
+			content, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if content = change(content); content == nil {
+				err = os.Remove(name)
+			} else {
+				err = os.WriteFile(name, content, 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	cases := []struct {
+		name string
+		do   func()
+		says string
+	}{
+		{"a segment is cut short", edit("2.ndjson.gz", func(b []byte) []byte { return b[:len(b)/2] }), "damaged"},
+		{"a segment has lost its last byte", edit("3.ndjson.gz", func(b []byte) []byte { return b[:len(b)-1] }), "damaged"},
+		{"a segment is empty", edit("1.ndjson.gz", func(b []byte) []byte { return b[:0] }), "damaged"},
+		{"a byte is another", edit("1.ndjson.gz", func(b []byte) []byte { b[len(b)/2] ^= 1; return b }), "damaged"},
+		{"a segment goes on after its end", edit("1.ndjson.gz", func(b []byte) []byte { return append(b, b...) }), "damaged"},
+		{"a segment is gone", edit("2.ndjson.gz", func([]byte) []byte { return nil }), "is not there"},
+		{"the manifest is gone", edit(manifestName, func([]byte) []byte { return nil }), "is not there"},
+		{"the manifest is another", edit(manifestName, func(b []byte) []byte { return append(b, '\n') }), "damaged"},
+		{"the manifest is cut short", edit(manifestName, func(b []byte) []byte { return b[:len(b)-10] }), "damaged"},
+		{"a row came late", func() {
+			r.exec(`INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
+				available_at, processed_at, attempts, event_id, inserted_at, partition)
+				VALUES (9999, 7, 'comment', 1, 'created', 1, '{}', '2026-08-31 23:59:59.999999+00', now(), now(), 0, gen_random_uuid(), now(), 0)`)
+		}, "it has 21 rows"},
+		{"a row is another", func() {
+			r.exec(`UPDATE outbox_messages_archive SET payload = payload || '{"body": "another"}' WHERE id = 9999`)
+		}, "has changed"},
+	}
+
+	r.export()
+	for _, c := range cases {
+		r.check(true, "")
+		c.do()
+		r.check(false, c.says)
+		done, err := r.ExportDue(t.Context(), 0)
+		if err != nil || !slices.ContainsFunc(done, func(e Export) bool { return e.Month.Equal(august) }) {
+			t.Errorf("%s: exported again: %v, %v", c.name, done, err)
+		}
+		if t.Failed() {
+			t.Fatalf("when %s", c.name)
+		}
+	}
+	r.check(true, "")
+	if err := os.RemoveAll(r.dir); err != nil {
+		t.Fatal(err)
+	}
+	r.check(false, "is not there")
+	if _, err := New(r.pool, r.url, noFence, nil, nil).Export(t.Context(), august); err == nil {
+		t.Error("exported to a place that is gone")
+	}
+}
+
+// Each request to the store fails once, in turn, in every way; what was half done counts for nothing and is cleaned up.
+func TestAStoreThatFailsAtAnyStepLeadsToNoDrop(t *testing.T) {
+	for name, how := range map[string]func(w http.ResponseWriter){
+		"full":    func(w http.ResponseWriter) { w.WriteHeader(http.StatusInsufficientStorage) },
+		"cut off": func(http.ResponseWriter) { panic(http.ErrAbortHandler) }, // which the client of S3 tries again by itself
+		"a lie": func(w http.ResponseWriter) { // a file that is accepted and not kept, or that is read and ends early
+			w.Header().Set("Content-Length", "1000")
+			_, _ = w.Write([]byte("short"))
+			_ = http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, 10)
+			var n, failing atomic.Int64
+			backend := r.s3(func(w http.ResponseWriter, _ *http.Request) bool {
+				if n.Add(1) != failing.Load() {
+					return false
+				}
+				how(w)
+				return true
+			})
+			failures, stride := 0, int64(1)
+			if name == "cut off" {
+				stride = 6 // each takes a second or two
+			}
+			for step := int64(1); ; step += stride {
+				n.Store(0)
+				failing.Store(step)
+				_, err := r.Export(t.Context(), august)
+				made := n.Load()
+				failing.Store(0)
+				if err == nil {
+					r.check(true, "")
+					if made < step {
+						break
+					}
+					r.exec(`UPDATE outbox_archive_exports SET state = 'OVER', over_at = now()`)
+					continue
+				}
+				failures++
+				if len(r.complete()) > 0 {
+					t.Fatalf("request %d failed: %v, and complete is %v", step, err, r.complete())
+				}
+				r.check(false, "not exported")
+			}
+			if failures < 6 && name != "cut off" {
+				t.Errorf("%d exports failed", failures)
+			}
+			r.check(true, "")
+			if _, err := r.Sweep(t.Context(), false); err != nil {
+				t.Fatal(err)
+			}
+			if got := objects(t, backend); len(got) != 3 || !strings.Contains(got[0], r.complete()[0]) || !strings.Contains(got[2], r.complete()[0]) {
+				t.Errorf("left are %v", got)
+			}
+			for step := int64(1); ; step += stride { // and while the month is checked
+				n.Store(0)
+				failing.Store(step)
+				ok, why, err := r.Check(t.Context(), august)
+				if n.Load() < step {
+					break
+				}
+				if ok && name != "cut off" || !ok && why == "" && err == nil {
+					t.Errorf("request %d failed: may be dropped: %t, %q, %v", step, ok, why, err)
+				}
+			}
+		})
+	}
+}
+
+func objects(t *testing.T, backend *s3mem.Backend) (keys []string) {
+	t.Helper()
+	list, err := backend.ListBucket("cold", &gofakes3.Prefix{}, gofakes3.ListBucketPage{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range list.Contents {
+		keys = append(keys, o.Key)
+	}
+	return keys
+}
+
+func TestADiskThatFailsLeadsToNoDrop(t *testing.T) {
+	r := newRig(t, 20)
+	r.at("file://" + r.dir + "?prefix=a/")
+	if err := os.WriteFile(filepath.Join(r.dir, "a"), nil, 0o600); err != nil { // where a directory has to be
+		t.Fatal(err)
+	}
+	if _, err := r.Export(t.Context(), august); err == nil {
+		t.Error("exported into a file")
+	}
+	r.check(false, "not exported")
+	if err := os.Remove(filepath.Join(r.dir, "a")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.ExportDue(t.Context(), 0); err != nil {
+		t.Error(err)
+	}
+	r.check(true, "")
+	for _, name := range r.files() {
+		if !strings.HasPrefix(name, filepath.Join(r.dir, "a", "2026-0")) {
+			t.Errorf("left is %s", name)
+		}
+	}
+}
+
+func TestOfTwoExportersTheLaterCountsAndTheFilesOfTheOtherGo(t *testing.T) {
+	r := newRig(t, 20)
+	other := New(r.pool, r.url, noFence, nil, nil)
+	r.check(false, "not exported")
+	var second Export
+	first := New(r.pool, r.url, noFence, nil, func(p Progress) { // when all is written, and not yet complete
+		if second.ID == "" && strings.HasPrefix(p.Step, "read back") {
+			var err error
+			if second, err = other.Export(t.Context(), august); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	if _, err := first.Export(t.Context(), august); !errors.Is(err, errTaken) {
+		t.Errorf("the first one: %v", err)
+	}
+	if got := r.complete(); !slices.Equal(got, []string{second.ID}) {
+		t.Errorf("complete: %v, want %s", got, second.ID)
+	}
+	if n, err := r.Sweep(t.Context(), false); err != nil || n != 2 {
+		t.Errorf("swept %d, %v", n, err)
+	}
+	r.check(true, "")
+}
+
+func TestAnExporterThatLostItsRightCompletesNothing(t *testing.T) {
+	r := newRig(t, 20)
+	lost := errors.New("lost")
+	calls := 0
+	r.fence = func(context.Context, pgx.Tx) error {
+		if calls++; calls > 1 {
+			return lost
+		}
+		return nil
+	}
+	if _, err := r.Export(t.Context(), august); !errors.Is(err, lost) || len(r.complete()) > 0 {
+		t.Errorf("%v, complete: %v", err, r.complete())
+	}
+	r.fence = noFence
+	r.export()
+	r.fence = func(context.Context, pgx.Tx) error { return lost }
+	if ok, _, err := r.Check(t.Context(), august); ok || !errors.Is(err, lost) {
+		t.Errorf("may be dropped: %t, %v", ok, err)
+	}
+	if _, err := r.Restore(t.Context(), august, "", unprepared); !errors.Is(err, lost) {
+		t.Errorf("restore: %v", err)
+	}
+}
+
+// A row that came after its month was dropped is exported beside what was exported before, never instead of it.
+func TestWhatComesAfterTheDropIsExportedBesideTheRest(t *testing.T) {
+	r := newRig(t, 20)
+	first := r.export()
+	r.check(true, "")
+	r.exec(`DELETE FROM outbox_messages_archive WHERE occurred_at >= $1 AND occurred_at < $2 AND id <> 20`, august, monthEnd(august))
+	r.exec(`UPDATE outbox_messages_archive SET id = 21 WHERE id = 20`)
+	r.check(false, "it has 1 rows")
+	second := r.export()
+	r.check(true, "")
+	if got := r.complete(); !slices.Equal(got, []string{second.ID, first.ID}) {
+		t.Fatalf("complete: %v, want both", got)
+	}
+	r.drop()
+	if got, err := r.Restore(t.Context(), august, "", unprepared); err != nil || got.Restored != 21 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	r.check(false, "it has 21 rows") // neither holds them all
+	third := r.export()
+	r.check(true, "")
+	if got := r.complete(); !slices.Contains(got, third.ID) || len(got) != 3 {
+		t.Errorf("complete: %v", got)
+	}
+	r.drop()
+	if _, err := r.Export(t.Context(), august); !errors.Is(err, ErrNoRows) {
+		t.Errorf("a dropped month was exported: %v", err)
+	}
+}
+
+func TestADamagedExportRestoresNothing(t *testing.T) {
+	r := newRig(t, 20)
+	r.export()
+	r.drop()
+	last := filepath.Join(r.dir, "2026-08", r.complete()[0], "00003.ndjson.gz")
+	if err := os.Truncate(last, 50); err != nil {
+		t.Fatal(err)
+	}
+	for _, from := range []string{"", "file://" + r.dir} {
+		if _, err := r.Restore(t.Context(), august, from, unprepared); !errors.Is(err, ErrDamaged) || len(r.table()) > 0 {
+			t.Errorf("from %q: %v, and %d rows are there", from, err, len(r.table()))
+		}
+	}
+	if _, err := r.Redact(t.Context(), 7, func(*Row) bool { return false }); !errors.Is(err, ErrDamaged) {
+		t.Errorf("redact: %v", err)
+	}
+	if err := r.Verify(t.Context(), august, func(f Finding) error {
+		if !strings.Contains(f.Problem, "damaged") || f.Table != TableGone {
+			t.Errorf("%+v", f)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	if _, err := r.Restore(t.Context(), august.AddDate(0, 1, 0), "", unprepared); !errors.Is(err, ErrNoExport) {
+		t.Errorf("a month that was not exported: %v", err)
+	}
+}
+
+// erase redacts what author 1 wrote, in a row or in the table.
+func erase(row *Row) bool {
+	var p map[string]any
+	d := json.NewDecoder(strings.NewReader(string(row.Payload)))
+	d.UseNumber()
+	if err := d.Decode(&p); err != nil || p["author_id"] != "1" || p["body"] == "" {
+		return false
+	}
+	p["body"] = ""
+	var err error
+	row.Payload, err = json.Marshal(p)
+	return err == nil
+}
+
+const eraseSQL = `UPDATE outbox_messages_archive SET payload = payload || '{"body": ""}' WHERE tenant_id = 7 AND payload ->> 'author_id' = '1'`
+
+// read is everything in the store, unpacked.
+func read(t *testing.T, ctx context.Context, r *rig) (all string) {
+	t.Helper()
+	b, err := r.open(ctx, r.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys, err := b.list(ctx, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range keys {
+		if err := b.read(ctx, key, func(in io.Reader) error {
+			if strings.HasSuffix(key, ".gz") {
+				z, err := gzip.NewReader(in)
+				if err != nil {
+					return err
+				}
+				in = z
+			}
+			content, err := io.ReadAll(in)
+			all += string(content)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return all
+}
+
+// Each request fails in turn; run again, the redaction ends, and nothing of what it removed is in the store.
+func TestARedactionThatDiesAtAnyStepIsRunAgain(t *testing.T) {
+	r := newRig(t, 30)
+	var n, failing atomic.Int64
+	backend := r.s3(func(w http.ResponseWriter, _ *http.Request) bool {
+		if n.Add(1) != failing.Load() {
+			return false
+		}
+		w.WriteHeader(http.StatusForbidden)
+		return true
+	})
+	r.export()
+	before := r.table()
+	first := r.complete()[0]
+	// Half an export, of one that died.
+	stopped, stop := context.WithCancel(t.Context())
+	half := New(r.pool, r.url, noFence, nil, func(p Progress) { stop() })
+	if _, err := half.Export(stopped, august.AddDate(0, -1, 0)); err == nil {
+		t.Fatal("the half export was completed")
+	}
+	secret := "secret 1 " // of tenant 7, author 1
+	if !strings.Contains(read(t, t.Context(), r), secret) {
+		t.Fatal("the secret is nowhere")
+	}
+	total := 0
+	for step := int64(1); ; step++ {
+		n.Store(0)
+		failing.Store(step)
+		r.exec(`DELETE FROM outbox_archive_exports WHERE swept_at IS NOT NULL`) // as after a day
+		got, err := r.Redact(t.Context(), 7, erase)
+		total += got
+		if n.Load() < step {
+			if err != nil || got != 0 {
+				t.Fatalf("at the end: %d, %v", got, err)
+			}
+			break
+		}
+		if err == nil {
+			t.Errorf("request %d failed, and nobody said so", step)
+		}
+		if len(r.complete()) != 1 {
+			t.Fatalf("complete: %v", r.complete())
+		}
+	}
+	failing.Store(0)
+	content := read(t, t.Context(), r)
+	if strings.Contains(content, secret) || !strings.Contains(content, "secret 3 ") || total < 4 {
+		t.Errorf("redacted %d rows; the secret is there: %t; that of others: %t", total, strings.Contains(content, secret), strings.Contains(content, "secret 3 "))
+	}
+	if now := r.complete(); slices.Contains(now, first) || slices.ContainsFunc(objects(t, backend), func(key string) bool { return !strings.Contains(key, now[0]) }) {
+		t.Errorf("complete is %v, left are %v", now, objects(t, backend))
+	}
+	r.check(false, "has changed") // the table is not redacted
+	r.exec(eraseSQL)
+	r.exec(`UPDATE outbox_archive_exports SET stale_at = NULL`)
+	r.check(true, "") // and now it is the very same
+	r.drop()
+	if _, err := r.Restore(t.Context(), august, "", unprepared); err != nil {
+		t.Fatal(err)
+	}
+	after := r.table()
+	if len(after) != len(before) || strings.Contains(strings.Join(after, "\n"), secret) {
+		t.Errorf("restored: %d rows", len(after))
+	}
+}
+
+func TestARedactionRewritesOnlyWhatChanges(t *testing.T) {
+	r := newRig(t, 30)
+	r.export()
+	if n, err := r.Redact(t.Context(), 8, erase); n != 0 || err != nil {
+		t.Errorf("another tenant: %d, %v", n, err)
+	}
+	sums := func() (sums []string) {
+		b, err := r.open(t.Context(), r.url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := readManifest(t.Context(), b, "2026-08/"+r.complete()[0], nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range m.Segments {
+			sums = append(sums, s.SHA256)
+		}
+		return sums
+	}
+	before := sums()
+	n, err := r.Redact(t.Context(), 7, func(row *Row) bool {
+		if row.ID != 10 || row.LastError == nil {
+			return false
+		}
+		row.LastError = nil
+		return true
+	})
+	after := sums()
+	if n != 1 || err != nil || before[0] != after[0] || before[1] == after[1] || before[2] != after[2] {
+		t.Errorf("%d, %v: %v -> %v", n, err, before, after)
+	}
+	if _, err := r.Redact(t.Context(), 7, func(row *Row) bool { row.ID++; return true }); err == nil {
+		t.Error("a redaction may change keys")
+	}
+}
+
+// Files of format 1 stay readable: these were written by its first version.
+func TestAnOldExportIsRestoredFromItsPlaceAlone(t *testing.T) {
+	r := newRig(t, 10)
+	r.exec(`UPDATE outbox_messages_archive SET processed_at = '2026-08-09 10:11:12.131415+00'`)
+	want := r.table()
+	r.drop()
+	dir, err := filepath.Abs("testdata/format1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := r.Restore(t.Context(), august, "file://"+dir, unprepared)
+	if err != nil || got.Restored != 10 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	if diff := cmp.Diff(want, r.table()); diff != "" {
+		t.Errorf("(-filled +restored):\n%s", diff)
+	}
+}
+
+func TestTheFormatHasEveryColumnOfTheArchive(t *testing.T) {
+	r := newRig(t, 1)
+	rows, _ := r.pool.Query(t.Context(), `SELECT attname::text, replace(format_type(atttypid, NULL), 'timestamp with time zone', 'timestamptz')
+		FROM pg_attribute WHERE attrelid = 'outbox_messages_archive'::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum`)
+	want, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Column])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, schema); diff != "" {
+		t.Errorf("(-table +format): a column that is not exported is lost\n%s", diff)
+	}
+	err = outbox.WalkArchive(t.Context(), r.pool, august, monthEnd(august), func(_ outbox.ArchiveKey, line []byte) error {
+		d := json.NewDecoder(strings.NewReader(string(line)))
+		d.DisallowUnknownFields()
+		var row Row
+		if err := d.Decode(&row); err != nil {
+			return err
+		}
+		var members map[string]any
+		if err := json.Unmarshal(line, &members); err != nil || len(members) != len(schema) {
+			return fmt.Errorf("%d members, want %d: %w", len(members), len(schema), err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestURLs(t *testing.T) {
+	for text, ok := range map[string]bool{
+		"": true, "file:///var/cold": true, "s3://bucket?region=eu-west-1&endpoint=https://s3.example": true, "file://dir/x": false, "file:": false, "/var/cold": false,
+		"s3://": false, "s3://key:secret@bucket": false, "gs://bucket": false, "mem://": false, "%": false,
+	} {
+		if err := (Config{URL: text}).Validate(); (err == nil) != ok || err != nil && strings.Contains(err.Error(), "secret") {
+			t.Errorf("%q: %v, want ok %t", text, err, ok)
+		}
+	}
+}
+
+func TestStatements(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	for name, sql := range map[string]string{
+		"exports": exportsSQL, "abandon": abandonSQL, "begin": beginSQL, "complete": completeSQL, "supersede": supersedeSQL, "over": overSQL, "swept": sweptSQL,
+		"stale": staleSQL, "release": releaseSQL,
+	} {
+		t.Run(name, func(t *testing.T) { testkit.Prepare(t, pool, sql) })
+	}
+}
