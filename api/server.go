@@ -154,6 +154,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.access(ctx, r, rec, route, took, ex)
 	}()
 	if s.gate.full() { // before anything that costs
+		s.gate.hold(ctx)
 		s.refuse(rec, r, s.problems.problem(codeOverloaded, ""))
 		return
 	}
@@ -389,7 +390,7 @@ func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 	r, w := humago.Unwrap(hctx)
 	ctx := hctx.Context()
 	var c caller
-	err := s.behindGate(0, true, func() error {
+	err := s.behindGate(ctx, 0, true, func() error {
 		p, err := s.principal(ctx, r)
 		ex := exchangeOf(ctx)
 		ex.tenant, ex.token = p.TenantID, p.Name
@@ -410,7 +411,7 @@ func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 		err = s.readBody(w, r, cmp.Or(op.maxBody, s.cfg.MaxBodyBytes))
 	}
 	if err == nil {
-		err = s.behindGate(c.TenantID, op.maxBody == 0, func() (err error) {
+		err = s.behindGate(ctx, c.TenantID, op.maxBody == 0, func() (err error) {
 			if hasBody {
 				if c.Principal, err = s.principal(ctx, r); err == nil {
 					err = s.checkRole(c.Principal, op)
@@ -429,9 +430,10 @@ func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 }
 
 // behindGate works on a request of a tenant, when the gate lets it in. timed is false of batches, which may take long.
-func (s *server) behindGate(tenant int64, timed bool, work func() error) error {
+func (s *server) behindGate(ctx context.Context, tenant int64, timed bool, work func() error) error {
 	leave, ok := s.gate.enter(tenant, timed)
 	if !ok {
+		s.gate.hold(ctx)
 		return s.problems.problem(codeOverloaded, "")
 	}
 	defer leave()

@@ -13,9 +13,17 @@ import (
 // shutdownTimeout is how long requests in flight may take after ctx has ended; then their connections are closed.
 const shutdownTimeout = 30 * time.Second // above what one request of the API may take
 
+// maxConnections bounds the connections of a port, and so their memory: some 50 KiB each. Those beyond it wait in the kernel.
+const maxConnections = 4096
+
 // Serve answers HTTP on l with h until ctx ends, then lets the requests in flight finish, and closes l. It returns nil on a
 // clean stop.
 func Serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger) error {
+	return serve(ctx, l, h, log, maxConnections)
+}
+
+func serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger, connections int) error {
+	limited := &limitedListener{Listener: l, slots: make(chan struct{}, connections), closed: make(chan struct{})}
 	srv := &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: 5 * time.Second,
@@ -23,10 +31,11 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger
 		WriteTimeout:      60 * time.Second, // a profile or a large page, to a slow reader
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
+		ConnState:         limited.follow,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 	served := make(chan error, 1)
-	go func() { served <- srv.Serve(l) }()
+	go func() { served <- srv.Serve(limited) }()
 	select {
 	case err := <-served:
 		return fmt.Errorf("serve HTTP on %s: %w", l.Addr(), err)

@@ -1,0 +1,186 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// overloadOptions are the flags of `tidings bench overload`.
+type overloadOptions struct {
+	factor      float64
+	duration    time.Duration
+	clients     int
+	connections int
+}
+
+// What a run is held to.
+const (
+	overloadP99      = 2 * time.Second // of accepted writes: twice API_MAX_WAIT
+	overloadRecovery = 5 * time.Second
+	overloadGrowth   = 32.0 // MiB of peak memory from the half of the flood to its end
+)
+
+func overloadCommand() *cobra.Command {
+	var o overloadOptions
+	cmd := &cobra.Command{
+		Use: "overload", Args: cobra.NoArgs,
+		Short: "Many times the load that the API sustains: what is accepted, how fast, at what memory, and how soon it is well again",
+		Long: `Measures what --clients connections get accepted per second when each sends one follow after the other (case sustained), then offers --factor times as
+much for --duration, whether or not earlier ones are done (case overload), as far as --connections and the machine, which the generator shares, let it:
+offered_per_second is what was sent. Then one client writes until ten writes in a row are accepted: recovery_seconds.
+
+It fails when an accepted write is missing or came twice, when the 99th percentile of accepted writes is above 2 s, when the API's peak memory rises by
+more than 32 MiB in the second half, or when recovery takes longer than 5 s.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.factor <= 1 || o.duration < time.Second || o.clients < 1 || o.connections < o.clients {
+				return errors.New("want a --factor above 1, a --duration of 1s or more, --clients of 1 or more, and at least as many --connections")
+			}
+			return o.run(cmd.Context(), cmd.OutOrStdout(), progress(cmd))
+		},
+	}
+	f := cmd.Flags()
+	f.Float64Var(&o.factor, "factor", 10, "offer so many times what is sustained")
+	f.DurationVar(&o.duration, "duration", 60*time.Second, "for how long")
+	f.IntVar(&o.clients, "clients", 32, "connections that measure what is sustained")
+	f.IntVar(&o.connections, "connections", 2000, "connections that offer more; each has one request under way")
+	return cmd
+}
+
+// overloadResult is one case's line.
+type overloadResult struct {
+	writeResult
+	Offered     float64 `json:"offered_per_second,omitempty"`
+	Wanted      float64 `json:"wanted_per_second,omitempty"`
+	PeakRSSHalf float64 `json:"peak_rss_half_way_mib,omitempty"`
+	Recovery    float64 `json:"recovery_seconds,omitempty"`
+}
+
+func (o overloadOptions) run(ctx context.Context, out io.Writer, say func(string, ...any)) (err error) {
+	say("starting servers")
+	s, err := startServers(ctx, syncDefault, slog.Default())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	set, err := s.settings(ctx)
+	if err != nil {
+		return err
+	}
+	if err := declareStream(ctx, s); err != nil {
+		return err
+	}
+	a, err := startAPI(ctx, s, 1, logTo(say))
+	if err != nil {
+		return err
+	}
+	defer a.child.kill()
+
+	calm := newWriters(a, o.clients, follows)
+	measured := min(10*time.Second, o.duration)
+	say("sustained: %d clients for %s", o.clients, measured)
+	start := time.Now()
+	if err := calm.run(ctx, measured); err != nil {
+		return err
+	}
+	sustained := overloadResult{writeResult: writeResult{Case: "sustained", Clients: o.clients, settings: set}}
+	calm.fill(&sustained.writeResult, time.Since(start))
+	if err := writeLine(out, sustained); err != nil {
+		return err
+	}
+
+	flood := newWriters(a, o.connections, follows)
+	r := overloadResult{writeResult: writeResult{Case: "overload", Clients: o.connections, settings: set}, Wanted: round(o.factor*sustained.AcceptedPerSecond, 0)}
+	say("overload: %.0f writes per second for %s", r.Wanted, o.duration)
+	half := time.AfterFunc(o.duration/2, func() {
+		a.child.sample()
+		a.child.mu.Lock()
+		defer a.child.mu.Unlock()
+		r.PeakRSSHalf = round(a.child.peak, 1)
+	})
+	defer half.Stop()
+	start = time.Now()
+	sent := flood.offer(ctx, r.Wanted, o.duration)
+	took := time.Since(start)
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	a.child.sample()
+	r.PeakRSS = ptr(round(a.child.peak, 1))
+	flood.fill(&r.writeResult, took)
+	r.Offered = round(float64(sent)/took.Seconds(), 0)
+
+	say("recovery")
+	after := newWriters(a, 1, follows)
+	start = time.Now()
+	for inARow, n := 0, 0; inARow < 10; n++ {
+		w := after.each[0]
+		before := len(w.accepted)
+		w.write(0, n, follows)
+		if inARow++; len(w.accepted) == before {
+			inARow = 0
+			if err := pause(ctx, 10*time.Millisecond); err != nil {
+				return err
+			}
+		}
+		if time.Since(start) > time.Minute {
+			return fmt.Errorf("no ten writes in a row were accepted within a minute after the overload: %w", after.each[0].lastErr)
+		}
+	}
+	r.Recovery = round(time.Since(start).Seconds(), 3)
+	after.each[0].wire.close()
+	if _, err := a.child.stop(); err != nil {
+		return err
+	}
+	say("looking for every accepted write")
+	missing, duplicates, err := after.check(ctx, s, calm, flood)
+	if err != nil {
+		return err
+	}
+	r.Missing, r.Duplicates = &missing, &duplicates
+	if err := writeLine(out, r); err != nil {
+		return err
+	}
+	switch {
+	case missing+duplicates > 0:
+		return fmt.Errorf("%d accepted writes are missing, %d came twice", missing, duplicates)
+	case r.P99 == nil || *r.P99 > float64(overloadP99.Milliseconds()):
+		return errors.New("accepted writes took too long, or there were none")
+	case *r.PeakRSS-r.PeakRSSHalf > overloadGrowth:
+		return fmt.Errorf("memory grew from %.1f to %.1f MiB in the second half", r.PeakRSSHalf, *r.PeakRSS)
+	case r.Recovery > overloadRecovery.Seconds():
+		return fmt.Errorf("recovery took %.1f s", r.Recovery)
+	}
+	return nil
+}
+
+// offer sends writes at a rate, whether or not earlier ones are done, as long as a connection is free, and returns how many it sent.
+func (ws *writers) offer(ctx context.Context, perSecond float64, d time.Duration) (sent int64) {
+	var next atomic.Int64
+	start := time.Now()
+	ctx, cancel := context.WithDeadline(ctx, start.Add(d))
+	defer cancel()
+	var wg sync.WaitGroup
+	for client, w := range ws.each {
+		wg.Go(func() {
+			defer w.wire.close()
+			for {
+				n := next.Add(1) - 1
+				due := start.Add(time.Duration(float64(n) / perSecond * float64(time.Second)))
+				if pause(ctx, time.Until(due)) != nil {
+					return
+				}
+				w.write(client, int(n), ws.make)
+			}
+		})
+	}
+	wg.Wait()
+	return next.Load() - int64(len(ws.each)) // each took one that it did not send
+}
