@@ -27,7 +27,8 @@ import (
 
 func (p Process) archiveCommand() *cobra.Command {
 	c := &cobra.Command{Use: "archive", Short: "Move and drop what is old, and say what must stay"}
-	c.AddCommand(p.archiveRunCommand(), p.archiveStatusCommand(), p.archiveHoldCommand())
+	c.AddCommand(p.archiveRunCommand(), p.archiveStatusCommand(), p.archiveHoldCommand(),
+		p.coldListCommand(), p.coldExportCommand(), p.coldVerifyCommand(), p.coldRestoreCommand())
 	return c
 }
 

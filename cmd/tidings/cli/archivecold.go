@@ -1,0 +1,328 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/sethvargo/go-envconfig"
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/cmd/internal/upkeep"
+	"github.com/tidings/tidings/coldstore"
+	"github.com/tidings/tidings/internal/jobs"
+	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/replay"
+)
+
+// coldFlags are the flags of the commands on months outside the database.
+type coldFlags struct {
+	data, month string
+	asJSON      bool
+}
+
+func (f *coldFlags) add(c *cobra.Command) {
+	c.Flags().BoolVar(&f.asJSON, "json", false, "print JSON objects, one per line")
+	dataFlag(c, &f.data)
+}
+
+// at reads --month; it is the zero time where there is none.
+func (f *coldFlags) at() (time.Time, error) {
+	if f.month == "" {
+		return time.Time{}, nil
+	}
+	t, err := time.Parse("2006-01", f.month)
+	if err != nil {
+		return t, &usageError{fmt.Errorf("--month is %q: want a month such as 2026-08", f.month)}
+	}
+	return t, nil
+}
+
+// cold is what these commands work with.
+type cold struct {
+	databases
+	cfg upkeep.Config
+	bar *replayBar
+}
+
+func (p Process) cold(ctx context.Context, data string) (c cold, err error) {
+	if err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: &c.cfg, Lookuper: p.Env}); err != nil {
+		return c, &usageError{fmt.Errorf("read the environment: %w", err)}
+	}
+	if err := c.cfg.Validate(); err != nil {
+		return c, err
+	}
+	c.bar = newReplayBar(p.Stderr)
+	c.databases, err = p.databases(ctx, data, "archive")
+	return c, err
+}
+
+// store returns the store of exports; without a fence it only reads.
+func (c cold) store(url string, fence coldstore.Fence) *coldstore.Store {
+	return coldstore.New(c.truth, url, fence, nil, func(p coldstore.Progress) {
+		c.bar.show(replay.Progress{Step: p.Step, Done: p.Done, Total: p.Total})
+	})
+}
+
+// held calls fn while no job runs anywhere.
+func (c cold) held(ctx context.Context, name, url string, fn func(ctx context.Context, h *jobs.Hold, s *coldstore.Store) error) error {
+	return jobs.WithLease(ctx, c.truth, name, func(ctx context.Context, h *jobs.Hold) error {
+		s := c.store(url, h.Fence)
+		return errors.Join(fn(ctx, h, s), s.Close())
+	})
+}
+
+// coldExport is what export and exports print of an export.
+type coldExport struct {
+	Month string `json:"month"`
+	coldstore.Export
+}
+
+func coldRows(all []coldstore.Export) [][]string {
+	rows := [][]string{{"MONTH", "ROWS", "MIB", "EXPORTED", "VERIFIED", "NOTE", "EXPORT"}}
+	when := func(t *time.Time) string {
+		if t == nil {
+			return ""
+		}
+		return t.UTC().Format(time.RFC3339)
+	}
+	for _, e := range all {
+		note := ""
+		switch {
+		case e.StaleAt != nil:
+			note = "stale"
+		case e.ReleasedAt != nil:
+			note = "may be dropped"
+		}
+		rows = append(rows, []string{e.Month.Format("2006-01"), count(e.Rows), fmt.Sprintf("%.1f", float64(e.Bytes)/(1<<20)), when(e.ExportedAt), when(e.VerifiedAt),
+			note, e.String()})
+	}
+	return rows
+}
+
+func (p Process) printExports(all []coldstore.Export, asJSON bool) error {
+	if !asJSON {
+		return p.table(coldRows(all)...)
+	}
+	for _, e := range all {
+		if err := p.writeJSON(coldExport{e.Month.Format("2006-01"), e}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p Process) coldListCommand() *cobra.Command {
+	var f coldFlags
+	c := &cobra.Command{
+		Use:   "exports",
+		Short: "List the months that stand outside the database",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			cold, err := p.cold(c.Context(), f.data)
+			if err != nil {
+				return err
+			}
+			defer cold.close()
+			all, err := cold.store("", nil).List(c.Context())
+			if err != nil {
+				return err
+			}
+			return p.printExports(all, f.asJSON)
+		},
+	}
+	f.add(c)
+	return c
+}
+
+func (p Process) coldExportCommand() *cobra.Command {
+	var (
+		f   coldFlags
+		all bool
+		to  string
+	)
+	c := &cobra.Command{
+		Use:   "export",
+		Short: "Write months of the outbox's archive to a directory or to S3",
+		Long: `Export writes a month of the archive as compressed segments with checksums and a manifest, reads it all back, and from then on the month
+stands there (docs/archive.md). The archiver does the same by schedule, and drops no month before that. It drops nothing itself.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			month, err := f.at()
+			if err != nil {
+				return err
+			}
+			if all == !month.IsZero() {
+				return &usageError{errors.New("export wants --month or --all")}
+			}
+			cold, err := p.cold(c.Context(), f.data)
+			if err != nil {
+				return err
+			}
+			defer cold.close()
+			cfg := cold.cfg
+			if to != "" {
+				cfg.Cold.URL = to
+			}
+			if err := cfg.Cold.Validate(); err != nil {
+				return &usageError{fmt.Errorf("--to: %w", errors.Unwrap(err))}
+			}
+			if cfg.Cold.URL == "" {
+				return &usageError{errors.New("export wants OUTBOX_ARCHIVE_EXPORT_URL, or --to")}
+			}
+			var done []coldstore.Export
+			err = cold.held(c.Context(), "archive-export", cfg.Cold.URL, func(ctx context.Context, _ *jobs.Hold, s *coldstore.Store) error {
+				if all {
+					var err error
+					done, err = s.ExportDue(ctx, upkeep.Settle(cfg))
+					return err
+				}
+				e, err := s.Export(ctx, month)
+				if err != nil {
+					return err
+				}
+				done = append(done, e)
+				_, err = s.Sweep(ctx, false)
+				return err
+			})
+			cold.bar.end()
+			return errors.Join(p.printExports(done, f.asJSON), err)
+		},
+	}
+	c.Flags().StringVar(&f.month, "month", "", "the `month`, such as 2026-08, also one that is not over or exported already")
+	c.Flags().BoolVar(&all, "all", false, "every month that is due")
+	c.Flags().StringVar(&to, "to", "", "file:///DIR or s3://BUCKET?region=R, instead of OUTBOX_ARCHIVE_EXPORT_URL")
+	f.add(c)
+	return c
+}
+
+func (p Process) coldVerifyCommand() *cobra.Command {
+	var f coldFlags
+	c := &cobra.Command{
+		Use:   "verify",
+		Short: "Read exported months from end to end and compare them with their checksums and the table",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			month, err := f.at()
+			if err != nil {
+				return err
+			}
+			cold, err := p.cold(c.Context(), f.data)
+			if err != nil {
+				return err
+			}
+			defer cold.close()
+			s := cold.store("", nil)
+			damaged := 0
+			rows := [][]string{{"MONTH", "ROWS", "FILES", "TABLE", "EXPORT"}}
+			err = s.Verify(c.Context(), month, func(v coldstore.Finding) error {
+				files := "ok"
+				if v.Problem != "" {
+					damaged++
+					files = "DAMAGED"
+				}
+				if f.asJSON {
+					return p.writeJSON(v)
+				}
+				rows = append(rows, []string{v.Month, count(v.Export.Rows), files, v.Table, v.Export.String()})
+				if v.Problem != "" {
+					fmt.Fprintf(p.Stderr, "%s: %s\n", v.Month, v.Problem)
+				}
+				return nil
+			})
+			cold.bar.end()
+			if err := errors.Join(err, s.Close()); err != nil {
+				return err
+			}
+			if !f.asJSON {
+				if err := p.table(rows...); err != nil {
+					return err
+				}
+			}
+			if damaged > 0 {
+				return errReported
+			}
+			return nil
+		},
+	}
+	c.Flags().StringVar(&f.month, "month", "", "only this `month`, such as 2026-08")
+	f.add(c)
+	return c
+}
+
+func (p Process) coldRestoreCommand() *cobra.Command {
+	var (
+		f           coldFlags
+		from, actor string
+	)
+	c := &cobra.Command{
+		Use:   "restore",
+		Short: "Put an exported month back into the outbox's archive, and hold it there",
+		Long: `Restore reads the exports of a month from end to end, and then puts their rows back into the archive. Rows that are there stay as they are:
+run it again when it was cut short. The month is put under a hold, for the archiver would drop it again; ` + "`tidings archive hold release`" + ` ends that.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			month, err := f.at()
+			if err != nil {
+				return err
+			}
+			if month.IsZero() {
+				return &usageError{errors.New("restore wants --month")}
+			}
+			if err := (coldstore.Config{URL: from}).Validate(); err != nil {
+				return &usageError{fmt.Errorf("--from: %w", errors.Unwrap(err))}
+			}
+			if err := setActor(&actor); err != nil {
+				return err
+			}
+			cold, err := p.cold(c.Context(), f.data)
+			if err != nil {
+				return err
+			}
+			defer cold.close()
+			var r coldstore.Restored
+			err = cold.held(c.Context(), "archive-restore", "", func(ctx context.Context, h *jobs.Hold, s *coldstore.Store) (err error) {
+				r, err = s.Restore(ctx, month, from, func(ctx context.Context) error { return cold.makeRoom(ctx, h, month, actor) })
+				return err
+			})
+			cold.bar.end()
+			if c.Context().Err() != nil && err != nil {
+				err = errors.New("stopped before the end; run the same command again to go on")
+			}
+			if err != nil {
+				return err
+			}
+			if f.asJSON {
+				return p.writeJSON(r)
+			}
+			_, err = fmt.Fprintf(p.Stdout, "%s: %s rows read, %s of them restored. The month is held: `tidings archive hold list`.\n", r.Month, count(r.Read), count(r.Restored))
+			return err
+		},
+	}
+	c.Flags().StringVar(&f.month, "month", "", "the `month`, such as 2026-08")
+	c.Flags().StringVar(&from, "from", "", "file:///DIR or s3://BUCKET?region=R, instead of the places that the database knows")
+	c.Flags().StringVar(&actor, "actor", "", "who does it, kept with the hold (default: the user of this system)")
+	f.add(c)
+	return c
+}
+
+// makeRoom makes the month's partition and holds it, unless it is held.
+func (c cold) makeRoom(ctx context.Context, h *jobs.Hold, month time.Time, actor string) error {
+	held, err := outbox.HeldWhole(ctx, c.truth, month)
+	if err != nil {
+		return err
+	}
+	if !held {
+		if _, err := outbox.AddHold(ctx, c.truth, outbox.ArchiveHold{From: month, To: month, Reason: "restored", CreatedBy: actor}); err != nil {
+			return err
+		}
+	}
+	a, err := outbox.NewArchive(c.cfg.OutboxArchive, c.truth, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	if err != nil {
+		return err
+	}
+	return a.MakeMonth(ctx, h, month)
+}

@@ -1,0 +1,76 @@
+package cli
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+func TestArchiveExportVerifyRestore(t *testing.T) {
+	db := testkit.Postgres(t)
+	pool := db.Pool(t, postgres.RoleSystem)
+	if _, err := pool.Exec(t.Context(), `
+		INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
+		       processed_at, attempts, event_id, inserted_at, partition)
+		SELECT g, 1, 'post', 1, 'created', 1, '{}', '2021-08-31 23:59:59+00', now(), now(), 0, gen_random_uuid(), now(), 0 FROM generate_series(1, 1500) g`); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	env := map[string]string{"DATABASE_URL": db.URL, "OUTBOX_ARCHIVE_EXPORT_URL": "file://" + dir}
+	for _, c := range []struct {
+		args string
+		code int
+		says string
+	}{
+		{"export", exitInput, "--month or --all"},
+		{"export --month 2021-8", exitInput, "such as 2026-08"},
+		{"export --all --month 2021-08", exitInput, "--month or --all"},
+		{"export --all --to gs://bucket", exitInput, "want file:///DIR"},
+		{"restore", exitInput, "wants --month"},
+		{"restore --month 2021-08 --from nowhere", exitInput, "--from: it is"},
+		{"restore --month 2021-08", exitError, "no export of the month"},
+		{"export --month 2021-09", exitError, "no rows of the month"},
+		{"export --all", exitOK, "2021-08  1,500"},
+		{"export --all", exitOK, "MONTH  ROWS  MIB  EXPORTED  VERIFIED  NOTE  EXPORT\n"},
+		{"export --month 2021-08 --json", exitOK, `"rows":1500`},
+		{"exports", exitOK, "2021-08  1,500"},
+		{"verify", exitOK, "2021-08  1,500  ok     same "},
+		{"verify --month 2021-08 --json", exitOK, `"table":"same"`},
+	} {
+		code, stdout, stderr := run(t, env, "", append([]string{"archive"}, strings.Fields(c.args)...)...)
+		if code != c.code || !strings.Contains(stdout+stderr, c.says) {
+			t.Errorf("%s: exit code %d, want %d and %q:\n%s%s", c.args, code, c.code, c.says, stdout, stderr)
+		}
+	}
+	if _, err := pool.Exec(t.Context(), `DELETE FROM outbox_messages_archive`); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []float64{1500, 0} {
+		code, stdout, stderr := run(t, env, "", "archive", "restore", "--month", "2021-08", "--json", "--actor", "ann")
+		var r map[string]any
+		if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitOK || r["rows_restored"] != want {
+			t.Errorf("restore: exit code %d, %v, %s%s", code, err, stdout, stderr)
+		}
+	}
+	var where, holds string
+	if err := pool.QueryRow(t.Context(), `SELECT (SELECT string_agg(DISTINCT tableoid::regclass::text, ' ') FROM outbox_messages_archive),
+		(SELECT string_agg(created_by || ' ' || reason || ' ' || from_month || ' ' || to_month, ',') FROM outbox_archive_holds)`).Scan(&where, &holds); err != nil ||
+		where != "outbox_messages_archive_202108" || holds != "ann restored 2021-08-01 2021-08-01" {
+		t.Errorf("the rows are in %q, the holds are %q, %v", where, holds, err)
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "2021-08", "*", "00001.ndjson.gz"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("segments: %v, %v", files, err)
+	}
+	if err := os.Truncate(files[0], 100); err != nil {
+		t.Fatal(err)
+	}
+	if code, stdout, stderr := run(t, env, "", "archive", "verify"); code != exitError || !strings.Contains(stdout, "DAMAGED") || !strings.Contains(stderr, "00001.ndjson.gz") {
+		t.Errorf("verify of a damaged one: exit code %d: %s%s", code, stdout, stderr)
+	}
+}
