@@ -27,3 +27,4 @@ CREATE TABLE outbox_archive_exports (
 );
 CREATE INDEX outbox_archive_exports_month_idx ON outbox_archive_exports (month);
 GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_archive_exports TO tidings_system;
+GRANT SELECT ON outbox_archive_exports TO tidings_reader;
