@@ -667,6 +667,9 @@ func TestARedactionRewritesOnlyWhatChanges(t *testing.T) {
 		return sums
 	}
 	before := sums()
+	if n, err := r.Look(t.Context(), 7, erase); n != 4 || err != nil || !slices.Equal(sums(), before) {
+		t.Errorf("a look found %d, %v", n, err)
+	}
 	n, err := r.Redact(t.Context(), 7, func(row *Row) bool {
 		if row.ID != 10 || row.LastError == nil {
 			return false

@@ -40,27 +40,35 @@ func (s *Store) Redact(ctx context.Context, tenant int64, redact func(row *Row) 
 	if _, err := s.Sweep(ctx, true); err != nil { // an earlier try, or a half export, holds what this one is to remove
 		return 0, err
 	}
+	if changedRows, err = s.redactAll(ctx, tenant, false, redact); err != nil || changedRows == 0 {
+		return changedRows, err
+	}
+	_, err = s.Sweep(ctx, false)
+	return changedRows, err
+}
+
+// Look returns how many rows Redact would change, and changes nothing. It needs no fence.
+func (s *Store) Look(ctx context.Context, tenant int64, redact func(row *Row) (changed bool)) (int, error) {
+	return s.redactAll(ctx, tenant, true, redact)
+}
+
+func (s *Store) redactAll(ctx context.Context, tenant int64, look bool, redact func(row *Row) bool) (changed int, err error) {
 	all, err := s.List(ctx)
 	if err != nil {
 		return 0, err
 	}
 	for _, e := range all {
-		n, err := s.redact(ctx, e, tenant, redact)
+		n, err := s.redact(ctx, e, tenant, look, redact)
 		if err != nil {
-			return changedRows, fmt.Errorf("redact the export %s: %w", e, err)
+			return changed, fmt.Errorf("redact the export %s: %w", e, err)
 		}
-		changedRows += n
+		changed += n
 	}
-	if changedRows > 0 {
-		if _, err := s.Sweep(ctx, false); err != nil {
-			return changedRows, err
-		}
-	}
-	return changedRows, nil
+	return changed, nil
 }
 
 // redact finds out which segments change, and only then makes a copy of the export in which they are others.
-func (s *Store) redact(ctx context.Context, e Export, tenant int64, redact func(row *Row) bool) (int, error) {
+func (s *Store) redact(ctx context.Context, e Export, tenant int64, look bool, redact func(row *Row) bool) (int, error) {
 	b, err := s.open(ctx, e.URL)
 	if err != nil {
 		return 0, err
@@ -85,8 +93,8 @@ func (s *Store) redact(ctx context.Context, e Export, tenant int64, redact func(
 		read += seg.Rows
 		s.progress(Progress{"redact " + old.Month, read, old.Rows})
 	}
-	if total == 0 {
-		return 0, nil
+	if total == 0 || look {
+		return total, nil
 	}
 	to, err := s.begin(ctx, e.Month, e.URL)
 	if err != nil {

@@ -7,12 +7,14 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sethvargo/go-envconfig"
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/cmd/internal/upkeep"
 	"github.com/tidings/tidings/coldstore"
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/jobs"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/replay"
@@ -325,4 +327,29 @@ func (c cold) makeRoom(ctx context.Context, h *jobs.Hold, month time.Time, actor
 		return err
 	}
 	return a.MakeMonth(ctx, h, month)
+}
+
+// redactCold is the erasure's part in the months outside the database.
+func redactCold(truth *pgxpool.Pool, fence coldstore.Fence) func(context.Context, int64, bool, func(string, []byte) ([]byte, bool, error)) (int, error) {
+	return func(ctx context.Context, tenant int64, look bool, concerns func(eventType string, payload []byte) ([]byte, bool, error)) (n int, err error) {
+		s := coldstore.New(truth, "", fence, nil, nil)
+		var failed error
+		redact := func(row *coldstore.Row) bool {
+			if row.AggregateType != event.AggregateComment {
+				return false
+			}
+			payload, changed, err := concerns(row.EventType, row.Payload)
+			failed = errors.Join(failed, err)
+			if changed {
+				row.Payload = payload
+			}
+			return changed && err == nil
+		}
+		if look {
+			n, err = s.Look(ctx, tenant, redact)
+		} else {
+			n, err = s.Redact(ctx, tenant, redact)
+		}
+		return n, errors.Join(err, failed, s.Close())
+	}
 }

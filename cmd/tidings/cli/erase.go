@@ -82,6 +82,7 @@ func (p Process) erase(ctx context.Context, data string, o erasure.Options) (rep
 	}
 	defer y.close()
 	deps := erasure.Deps{Truth: y.truth, Projections: y.projections, JetStream: y.js, Broker: y.broker}
+	deps.Cold = redactCold(y.truth, nil)
 	if o.DryRun {
 		return erasure.Run(ctx, deps, o)
 	}
@@ -97,7 +98,7 @@ func (p Process) erase(ctx context.Context, data string, o erasure.Options) (rep
 			return err
 		}
 		defer func() { err = errors.Join(err, x.Close(ctx)) }()
-		deps.Fence, deps.Excluded = h.Fence, x.Check
+		deps.Fence, deps.Excluded, deps.Cold = h.Fence, x.Check, redactCold(y.truth, h.Fence)
 		report, err = erasure.Run(ctx, deps, o)
 		return err
 	})
