@@ -21,9 +21,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sethvargo/go-envconfig"
-	"go.uber.org/goleak"
 
 	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/internal/testkit"
 )
 
 // TestMain is also the binary that the tests of Main start.
@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 			}
 		})
 	}
-	goleak.VerifyTestMain(m)
+	testkit.Main(m)
 }
 
 func TestMainExit(t *testing.T) {
