@@ -20,6 +20,7 @@ type ArchiveConfig struct {
 	After time.Duration `env:"OUTBOX_ARCHIVE_AFTER, default=168h"` // a message moves so long after it was published, 1m or more
 	Keep  time.Duration `env:"OUTBOX_ARCHIVE_KEEP, default=2160h"` // a month is dropped so long after its end; 0: never. Longer than After and NATS_MAX_AGE
 	Batch int           `env:"OUTBOX_ARCHIVE_BATCH, default=2000"` // rows looked at per transaction, 1..20000
+	Share int           `env:"OUTBOX_ARCHIVE_SHARE, default=50"`   // percent of the time in which a run works; it pauses in the rest, 1..100
 }
 
 // Validate reports every value out of bounds.
@@ -36,6 +37,9 @@ func (c ArchiveConfig) Validate() error {
 	}
 	if c.Batch < 1 || c.Batch > 20000 {
 		errs = append(errs, fmt.Errorf("OUTBOX_ARCHIVE_BATCH is %d: want 1..20000", c.Batch))
+	}
+	if c.Share < 1 || c.Share > 100 {
+		errs = append(errs, fmt.Errorf("OUTBOX_ARCHIVE_SHARE is %d: want 1..100", c.Share))
 	}
 	return errors.Join(errs...)
 }
@@ -208,7 +212,7 @@ func (a *Archive) walk(ctx context.Context, h Lease, before time.Time, after, up
 		var s slice
 		var end int64
 		var done bool
-		next := *c
+		next, start := *c, time.Now()
 		err := a.inTx(ctx, h, func(tx pgx.Tx) error {
 			end = min(after+idRange, upto)
 			next = *c
@@ -239,8 +243,26 @@ func (a *Archive) walk(ctx context.Context, h Lease, before time.Time, after, up
 			return nil
 		}
 		after = end
+		if err := a.rest(ctx, time.Since(start)); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// rest leaves the database to others for a while after so much work.
+func (a *Archive) rest(ctx context.Context, worked time.Duration) error {
+	if a.cfg.Share == 100 {
+		return nil
+	}
+	pause := time.NewTimer(worked * time.Duration(100-a.cfg.Share) / time.Duration(a.cfg.Share))
+	defer pause.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-pause.C:
+		return nil
+	}
 }
 
 func moveCursor(ctx context.Context, tx pgx.Tx, c cursor, swept bool) error {

@@ -28,7 +28,7 @@ const archiveDay = 24 * time.Hour
 
 func newArchive(t *testing.T, pool *pgxpool.Pool, batch int) *Archive {
 	t.Helper()
-	a, err := NewArchive(ArchiveConfig{Every: time.Hour, After: 7 * archiveDay, Keep: 90 * archiveDay, Batch: batch}, pool, testkit.Logger(t), prometheus.NewRegistry())
+	a, err := NewArchive(ArchiveConfig{Every: time.Hour, After: 7 * archiveDay, Keep: 90 * archiveDay, Batch: batch, Share: 100}, pool, testkit.Logger(t), prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -481,7 +481,7 @@ func TestNobodyWaitsLongForAMonthThatIsDropped(t *testing.T) {
 }
 
 func TestArchiveConfig(t *testing.T) {
-	ok := ArchiveConfig{After: time.Hour, Keep: time.Hour, Batch: 1}
+	ok := ArchiveConfig{After: time.Hour, Keep: time.Hour, Batch: 1, Share: 1}
 	for name, change := range map[string]func(*ArchiveConfig){
 		"ok": func(*ArchiveConfig) {}, "for ever": func(c *ArchiveConfig) { c.Keep = 0 },
 	} {
@@ -492,7 +492,7 @@ func TestArchiveConfig(t *testing.T) {
 	}
 	for name, change := range map[string]func(*ArchiveConfig){
 		"every": func(c *ArchiveConfig) { c.Every = -1 }, "after": func(c *ArchiveConfig) { c.After = 0 },
-		"kept for less than after": func(c *ArchiveConfig) { c.Keep = time.Minute }, "batch": func(c *ArchiveConfig) { c.Batch = 0 },
+		"kept for less than after": func(c *ArchiveConfig) { c.Keep = time.Minute }, "batch": func(c *ArchiveConfig) { c.Batch = 0 }, "share": func(c *ArchiveConfig) { c.Share = 101 },
 	} {
 		c := ok
 		if change(&c); c.Validate() == nil {

@@ -24,6 +24,7 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/relay"
 )
@@ -39,6 +40,7 @@ const (
 	partRelay          = "relay"
 	partFollowerCounts = followercounts.Name
 	partAPI            = "api"
+	partArchive        = outbox.ArchiveJob
 )
 
 // childCommand runs one part as its binary does, and prints its tally at the end.
@@ -54,6 +56,7 @@ func childCommand() *cobra.Command {
 				Relay       relay.Config
 				Consumers   consumers.Config
 				API         api.Config
+				Archive     outbox.ArchiveConfig
 			}
 			if err := envconfig.Process(ctx, &cfg); err != nil {
 				return err
@@ -78,6 +81,12 @@ func childCommand() *cobra.Command {
 				}
 				defer truth.Close()
 				part = apiPart{cfg: cfg.API, broker: cfg.Broker, truth: truth, projections: pool, reg: reg, out: cmd.OutOrStdout()}
+			case partArchive:
+				archive, aerr := outbox.NewArchive(cfg.Archive, pool, slog.Default(), reg)
+				if aerr != nil {
+					return aerr
+				}
+				part = archivePart{archive, pool}
 			case partFollowerCounts:
 				nc, cerr := broker.Connect(cfg.Broker, args[0], slog.Default())
 				if cerr != nil {

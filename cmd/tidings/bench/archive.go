@@ -1,0 +1,296 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/internal/jobs"
+	"github.com/tidings/tidings/outbox"
+)
+
+// archiveOptions are the flags of `tidings bench archive`.
+type archiveOptions struct {
+	rows, payload, clients   int
+	withWrites, heldSnapshot bool
+	duration                 time.Duration
+}
+
+func archiveCommand() *cobra.Command {
+	var o archiveOptions
+	cmd := &cobra.Command{
+		Use: "archive", Args: cobra.NoArgs,
+		Short: "Move published messages to the archive, alone and beside writes",
+		Long: `OUTBOX_ARCHIVE_* are taken from the environment: OUTBOX_ARCHIVE_SHARE=100 moves without pauses. Case archive moves --rows messages that were published ten days ago, in a process of its own, and counts them afterwards: missing and
+duplicates must be 0. With --held-snapshot a snapshot from before is held open meanwhile.
+
+With --with-writes the API and a relay, each a process, are written to by --clients connections for three times --duration: writes-before,
+writes-archiving while the job runs, and writes-after. The ratios are of the second to the mean of the other two; the job must last
+that long, else there is an error: raise --rows.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.rows < 1 || o.payload < 0 || o.clients < 1 || o.duration < time.Second {
+				return errors.New("want --rows and --clients of 1 or more, --payload of 0 or more, a --duration of 1s or more")
+			}
+			if o.withWrites {
+				return o.runWithWrites(cmd.Context(), cmd.OutOrStdout(), progress(cmd))
+			}
+			return o.runAlone(cmd.Context(), cmd.OutOrStdout(), progress(cmd))
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&o.rows, "rows", 1_000_000, "published messages to move")
+	f.IntVar(&o.payload, "payload", 100, "bytes of padding in each payload")
+	f.BoolVar(&o.heldSnapshot, "held-snapshot", false, "hold a snapshot open meanwhile")
+	f.BoolVar(&o.withWrites, "with-writes", false, "beside writes over HTTP and a relay, with and without archiving")
+	f.IntVar(&o.clients, "clients", 32, "connections that write at once")
+	f.DurationVar(&o.duration, "duration", 20*time.Second, "how long each case writes")
+	return cmd
+}
+
+// publishedSQL writes rows as they are ten days after they were published.
+const publishedSQL = `
+INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, available_at, inserted_at, processed_at, stream_seq)
+SELECT 1, 'follow', n % 10000 + 1, 'created',
+       jsonb_build_object('follower_id', '1', 'followee_id', (n % 10000 + 1)::text, 'status', 'ACTIVE', 'version', n / 10000 + 1, 'pad', repeat('x', @payload)),
+       at, at, at, at, 0
+  FROM generate_series(@first::bigint, @last::bigint) n, (SELECT now() - interval '10 days' AS at) t`
+
+func (o archiveOptions) fill(ctx context.Context, s *servers, say func(string, ...any)) error {
+	say("writing %d rows that were published ten days ago", o.rows)
+	const step = 100_000
+	for first := 0; first < o.rows; first += step {
+		if _, err := s.pool.Exec(ctx, publishedSQL, pgx.StrictNamedArgs{"payload": o.payload, "first": first, "last": min(first+step, o.rows) - 1}); err != nil {
+			return err
+		}
+	}
+	owner, err := pgx.Connect(ctx, s.url)
+	if err != nil {
+		return err
+	}
+	_, err = owner.Exec(ctx, `VACUUM ANALYZE outbox_messages`)
+	if err == nil {
+		_, err = owner.Exec(ctx, `CHECKPOINT`)
+	}
+	return errors.Join(err, owner.Close(ctx))
+}
+
+// archivePart runs the job once, as the archiver does, and then waits to be stopped.
+type archivePart struct {
+	archive *outbox.Archive
+	pool    *pgxpool.Pool
+}
+
+func (p archivePart) Run(ctx context.Context) error {
+	err := jobs.WithLease(ctx, p.pool, "bench", func(ctx context.Context, h *jobs.Hold) error {
+		_, err := h.Run(ctx, jobs.Job{Name: outbox.ArchiveJob, Run: func(ctx context.Context, h *jobs.Hold) error { return p.archive.Run(ctx, h) }})
+		return err
+	})
+	if ctx.Err() != nil {
+		return nil // stopped before its end
+	}
+	if err == nil {
+		<-ctx.Done()
+	}
+	return err
+}
+
+// archived reports whether the job has ended, and how much it has moved so far.
+func archived(ctx context.Context, s *servers) (ended bool, rows int, err error) {
+	err = s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM job_runs WHERE job = $1 AND succeeded_at IS NOT NULL), (SELECT coalesce(sum(rows), 0) FROM outbox_archive_months)::bigint`,
+		outbox.ArchiveJob).Scan(&ended, &rows)
+	return ended, rows, err
+}
+
+func (o archiveOptions) runAlone(ctx context.Context, out io.Writer, say func(string, ...any)) (err error) {
+	r := result{Case: "archive", Payload: o.payload}
+	say("starting servers")
+	s, err := startServers(ctx, syncDefault, slog.Default())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	if err := o.fill(ctx, s, say); err != nil {
+		return err
+	}
+	if o.heldSnapshot {
+		r.Case = "archive-held-snapshot"
+		if err := s.holdSnapshot(ctx); err != nil {
+			return err
+		}
+	}
+	say("%s: moving them", r.Case)
+	start := time.Now()
+	c, err := startChild(s, partArchive, leaseTTL, logTo(say))
+	if err != nil {
+		return err
+	}
+	defer c.kill()
+	for said := start; ; {
+		ended, rows, err := archived(ctx, s)
+		if err != nil {
+			return err
+		}
+		c.sample()
+		if ended {
+			break
+		}
+		if time.Since(said) > 5*time.Second {
+			said = time.Now()
+			say("%s: %d of %d rows", r.Case, rows, o.rows)
+		}
+		if err := pause(ctx, 50*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	r.rate(o.rows, time.Since(start))
+	if _, err := c.stop(); err != nil {
+		return err
+	}
+	r.PeakRSS = ptr(round(c.peak, 1))
+	var left, all, distinct int
+	if err := s.pool.QueryRow(ctx, `
+		SELECT (SELECT count(*) FROM outbox_messages), count(*), count(DISTINCT event_id) FROM outbox_messages_archive`).Scan(&left, &all, &distinct); err != nil {
+		return err
+	}
+	r.Missing, r.Duplicates = ptr(o.rows-distinct), ptr(left+all-distinct)
+	if r.settings, err = s.settings(ctx); err != nil {
+		return err
+	}
+	if err := r.write(out); err != nil {
+		return err
+	}
+	if *r.Missing != 0 || *r.Duplicates != 0 {
+		return fmt.Errorf("%d missing, %d duplicates", *r.Missing, *r.Duplicates)
+	}
+	return nil
+}
+
+// besideResult is the line of a case of --with-writes.
+type besideResult struct {
+	writeResult
+	EventsPerSecond   float64  `json:"events_per_second"`             // that the relay put on the stream
+	EventsRatio       *float64 `json:"events_ratio,omitempty"`        // to the mean of before and after
+	WritesRatio       *float64 `json:"writes_ratio,omitempty"`        // likewise
+	ArchivedPerSecond *float64 `json:"archived_per_second,omitempty"` // rows moved meanwhile
+}
+
+func (o archiveOptions) runWithWrites(ctx context.Context, out io.Writer, say func(string, ...any)) (err error) {
+	say("starting servers")
+	s, err := startServers(ctx, syncDefault, slog.Default())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	if err := declareStream(ctx, s); err != nil {
+		return err
+	}
+	if err := o.fill(ctx, s, say); err != nil {
+		return err
+	}
+	js, closeJS, err := s.stream(ctx, slog.Default())
+	if err != nil {
+		return err
+	}
+	defer closeJS()
+	a, err := startAPI(ctx, s, 1, logTo(say))
+	if err != nil {
+		return err
+	}
+	defer a.child.kill()
+	r, err := startChild(s, partRelay, leaseTTL, logTo(say))
+	if err != nil {
+		return err
+	}
+	defer r.kill()
+	if err := newWriters(a, min(o.clients, 4), follows).run(ctx, min(o.duration/4, 2*time.Second)); err != nil {
+		return err
+	}
+
+	var all [3]besideResult
+	if all[0], err = o.beside(ctx, s, js, a, "writes-before", say); err != nil {
+		return err
+	}
+	c, err := startChild(s, partArchive, leaseTTL, logTo(say))
+	if err != nil {
+		return err
+	}
+	defer c.kill()
+	for moved := 0; moved == 0; { // the lease, and the months
+		if _, moved, err = archived(ctx, s); err != nil {
+			return err
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	if all[1], err = o.beside(ctx, s, js, a, "writes-archiving", say); err != nil {
+		return err
+	}
+	ended, _, err := archived(ctx, s)
+	if err != nil {
+		return err
+	}
+	if _, err := c.stop(); err != nil {
+		return err
+	}
+	all[1].PeakRSS = ptr(round(c.peak, 1))
+	if all[2], err = o.beside(ctx, s, js, a, "writes-after", say); err != nil {
+		return err
+	}
+	all[1].WritesRatio = ptr(round(2*all[1].AcceptedPerSecond/(all[0].AcceptedPerSecond+all[2].AcceptedPerSecond), 3))
+	all[1].EventsRatio = ptr(round(2*all[1].EventsPerSecond/(all[0].EventsPerSecond+all[2].EventsPerSecond), 3))
+	for i := range all {
+		if all[i].settings, err = s.settings(ctx); err != nil {
+			return err
+		}
+		if err := writeLine(out, all[i]); err != nil {
+			return err
+		}
+	}
+	if ended {
+		return fmt.Errorf("the job ended before the writes beside it: raise --rows, or lower --duration")
+	}
+	return nil
+}
+
+// beside writes for the duration and says what the API accepted and the relay published meanwhile.
+func (o archiveOptions) beside(ctx context.Context, s *servers, js jetstream.JetStream, a *apiUnderTest, name string, say func(string, ...any)) (r besideResult, err error) {
+	say("%s: %d clients for %s", name, o.clients, o.duration)
+	r.Case, r.Clients = name, o.clients
+	_, movedBefore, err := archived(ctx, s)
+	if err != nil {
+		return r, err
+	}
+	storedBefore, err := countStored(ctx, js, s.broker.Stream)
+	if err != nil {
+		return r, err
+	}
+	w := newWriters(a, o.clients, follows)
+	start := time.Now()
+	if err := w.run(ctx, o.duration); err != nil {
+		return r, err
+	}
+	took := time.Since(start)
+	stored, err := countStored(ctx, js, s.broker.Stream)
+	if err != nil {
+		return r, err
+	}
+	_, moved, err := archived(ctx, s)
+	if err != nil {
+		return r, err
+	}
+	w.fill(&r.writeResult, took)
+	r.EventsPerSecond = round(float64(stored-storedBefore)/took.Seconds(), 0)
+	if moved > movedBefore {
+		r.ArchivedPerSecond = ptr(round(float64(moved-movedBefore)/took.Seconds(), 0))
+	}
+	return r, nil
+}
