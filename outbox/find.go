@@ -68,7 +68,7 @@ var (
 	outboxRow  = `SELECT /* outbox.find */ ` + findColumns(InOutbox, "processed_at", "stream_seq") + fromOutbox
 	byID       = `id = @id` + findFilter + ` LIMIT @limit`
 	byEvent    = `event_id = @event_id::uuid` + findFilter + ` LIMIT @limit`
-	// Of the outbox the newest ids alone are read: an index on event_id would cost every write (docs/adr/0008-the-archive.md).
+	// Of the outbox the newest ids alone are read: an index on event_id would cost every write (docs/adr/0010-outbox-archive.md).
 	byRecentEvent = `id > @above AND event_id = @event_id::uuid` + findFilter + ` LIMIT @limit`
 	// Compared as a row: of equalities the planner thinks that the index by id serves the order, for an aggregate that has much, and then filters.
 	byAggregate = `(tenant_id, aggregate_type, aggregate_id, id) >= (@tenant::bigint, @aggregate_type::text, @aggregate_id::bigint, 0)
