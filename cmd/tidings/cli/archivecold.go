@@ -341,7 +341,7 @@ func redactCold(truth *pgxpool.Pool, fence coldstore.Fence) func(context.Context
 			payload, changed, err := concerns(row.EventType, row.Payload)
 			failed = errors.Join(failed, err)
 			if changed {
-				row.Payload = payload
+				row.Payload, row.StreamSeq = payload, nil // its message has left the stream, as the table's row says then
 			}
 			return changed && err == nil
 		}
