@@ -23,11 +23,12 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/store"
 )
 
 func (p Process) archiveCommand() *cobra.Command {
 	c := &cobra.Command{Use: "archive", Short: "Move and drop what is old, and say what must stay"}
-	c.AddCommand(p.archiveRunCommand(), p.archiveStatusCommand(), p.archiveHoldCommand(),
+	c.AddCommand(p.archiveRunCommand(), p.archiveStatusCommand(), p.archiveUndoCommand(), p.archiveHoldCommand(),
 		p.coldListCommand(), p.coldExportCommand(), p.coldVerifyCommand(), p.coldRestoreCommand())
 	return c
 }
@@ -286,6 +287,7 @@ func (p Process) printRun(r jobRun, asJSON bool) error {
 type archiveStatus struct {
 	Months  []outbox.Month       `json:"months"`
 	Holds   []outbox.ArchiveHold `json:"holds"`
+	Threads []store.Archived     `json:"threads"` // of comments, by archive id
 	Jobs    []jobs.LastRun       `json:"jobs"`
 	Running string               `json:"running,omitempty"` // who holds the jobs' lease
 }
@@ -297,7 +299,7 @@ func (p Process) archiveStatusCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "status",
-		Short: "Show the archive's months, the holds on it, and when the jobs last ran",
+		Short: "Show the archive's months, the holds on it, the threads that were moved, and when the jobs last ran",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			d, err := p.databases(c.Context(), data, "archive")
@@ -310,6 +312,9 @@ func (p Process) archiveStatusCommand() *cobra.Command {
 				return err
 			}
 			if s.Holds, err = outbox.Holds(c.Context(), d.truth, false); err != nil {
+				return err
+			}
+			if s.Threads, err = store.Archives(c.Context(), d.truth, archivesShown); err != nil {
 				return err
 			}
 			if s.Jobs, _, err = jobs.LastRuns(c.Context(), d.truth); err != nil {
@@ -360,6 +365,14 @@ func (p Process) printArchive(s archiveStatus) error {
 	if len(s.Holds) > 0 {
 		fmt.Fprintln(p.Stdout)
 		err = errors.Join(err, p.table(holdRows(s.Holds)...))
+	}
+	if len(s.Threads) > 0 {
+		fmt.Fprintln(p.Stdout)
+		threads := [][]string{{"ARCHIVE", "STARTED", "THREADS", "COMMENTS", "BACK"}}
+		for _, a := range s.Threads {
+			threads = append(threads, []string{fmt.Sprint(a.ArchiveID), when(a.StartedAt), count(a.Threads), count(a.Comments), count(a.Returned)})
+		}
+		err = errors.Join(err, p.table(threads...))
 	}
 	if len(s.Jobs) > 0 {
 		fmt.Fprintln(p.Stdout)

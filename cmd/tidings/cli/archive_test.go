@@ -66,6 +66,44 @@ func TestArchiveRunSaysWhatItDoesAndDoesWhatItSaid(t *testing.T) {
 	}
 }
 
+func TestArchivedThreadsAreShownAndBroughtBack(t *testing.T) {
+	db := testkit.Postgres(t)
+	pool := db.Pool(t, postgres.RoleSystem)
+	if _, err := pool.Exec(t.Context(), `
+		INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body, updated_at)
+		SELECT 1, gen_random_uuid(), 1 + g % 3, lpad(g::text, 8, '0'), lpad(g::text, 22, '0'), 1, 'x', CASE g WHEN 3 THEN now() ELSE now() - interval '2 hours' END
+		  FROM generate_series(1, 30) g`); err != nil {
+		t.Fatal(err)
+	}
+	env := map[string]string{"DATABASE_URL": db.URL, "COMMENT_ARCHIVE_AFTER": "1h"}
+	want := func(code int, text string, args ...string) {
+		t.Helper()
+		got, stdout, stderr := run(t, env, "", args...)
+		if got != code || !strings.Contains(stdout+stderr, text) {
+			t.Errorf("%v: exit code %d, want %d and %q:\n%s%s", args, got, code, text, stdout, stderr)
+		}
+	}
+	archived := func(want int) {
+		t.Helper()
+		var n int
+		if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM comments_archive`).Scan(&n); err != nil || n != want {
+			t.Errorf("%d comments are archived, want %d: %v", n, want, err)
+		}
+	}
+	want(exitOK, "comment-archive would do: comments archived 20, threads archived 2 (", "archive", "run", "--job", "comment-archive", "--dry-run")
+	archived(0)
+	want(exitOK, "comment-archive did: comments archived 20, threads archived 2 (", "archive", "run", "--job", "comment-archive")
+	archived(20)
+	want(exitOK, "2        20        0\n", "archive", "status")
+	want(exitInput, "archive id 7", "archive", "undo", "--id", "7")
+	want(exitInput, "--id", "archive", "undo")
+	want(exitOK, "Archive 1: 2 threads with 20 comments are back.", "archive", "undo", "--id", "1")
+	archived(0)
+	want(exitOK, `{"archive_id":1,"threads":0,"comments":0}`, "archive", "undo", "--id", "1", "--json")
+	want(exitOK, "comment-archive did: nothing (", "archive", "run", "--job", "comment-archive")
+	archived(0)
+}
+
 func TestArchiveHolds(t *testing.T) {
 	env := map[string]string{"DATABASE_URL": testkit.Postgres(t).URL}
 	for _, c := range []struct {

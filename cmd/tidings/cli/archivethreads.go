@@ -1,0 +1,80 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/internal/jobs"
+	"github.com/tidings/tidings/store"
+)
+
+// archivesShown is how many runs that moved threads `tidings archive status` shows.
+const archivesShown = 20
+
+// undone is what `tidings archive undo --json` prints.
+type undone struct {
+	ArchiveID int64 `json:"archive_id"`
+	Threads   int64 `json:"threads"`
+	Comments  int64 `json:"comments"`
+}
+
+func (p Process) archiveUndoCommand() *cobra.Command {
+	var (
+		data   string
+		id     int64
+		asJSON bool
+	)
+	c := &cobra.Command{
+		Use:   "undo",
+		Short: "Bring back the threads of comments that one run of the archiver moved",
+		Long: `Undo brings back every thread that was moved to the archive under the id, as tidings archive status shows it, and that is not back yet.
+They do not move again before COMMENT_ARCHIVE_AFTER has passed once more. No job runs meanwhile; Ctrl-C stops it after the slice in hand, and the same
+command goes on from there.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if id < 1 {
+				return &usageError{errors.New("undo wants the --id of an archive")}
+			}
+			d, err := p.databases(c.Context(), data, "archive")
+			if err != nil {
+				return err
+			}
+			defer d.close()
+			log, err := daemon.NewLogger(p.Stderr, "warn")
+			if err != nil {
+				return err
+			}
+			archiver, err := store.NewArchiver(store.ArchiveConfig{}, d.truth, log, prometheus.NewRegistry())
+			if err != nil {
+				return err
+			}
+			u := undone{ArchiveID: id}
+			err = jobs.WithLease(c.Context(), d.truth, "archive-undo", func(ctx context.Context, h *jobs.Hold) (err error) {
+				u.Threads, u.Comments, err = archiver.Undo(ctx, h, id)
+				return err
+			})
+			if errors.Is(err, store.ErrNotFound) {
+				return &usageError{fmt.Errorf("no thread was ever moved under archive id %d: see tidings archive status", id)}
+			}
+			if err != nil {
+				return fmt.Errorf("after %d threads: %w", u.Threads, err)
+			}
+			if asJSON {
+				return p.writeJSON(u)
+			}
+			if _, err := fmt.Fprintf(p.Stdout, "Archive %d: %s threads with %s comments are back.\n", id, count(u.Threads), count(u.Comments)); err != nil {
+				return fmt.Errorf("write the result: %w", err)
+			}
+			return nil
+		},
+	}
+	c.Flags().Int64Var(&id, "id", 0, "the archive `id`")
+	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	dataFlag(c, &data)
+	return c
+}
