@@ -23,6 +23,7 @@ type gate struct {
 	limit     float64
 	inside    int
 	of        map[int64]int // by tenant
+	bodies    int64         // bytes reserved for large bodies
 	moved     time.Time     // when limit last changed
 	wanted    bool          // somebody did not fit since then
 	firstFull time.Time     // of an unbroken series of refusals
@@ -34,6 +35,11 @@ const (
 	gateInterval = 100 * time.Millisecond
 	gateLower    = 0.9
 	gateRaise    = 1.1
+
+	// smallBody is what a body may take without being counted: the connections of a port times that is what a process can bear. The
+	// others share largeBodies.
+	smallBody   = 64 << 10 // bytes
+	largeBodies = 64 << 20
 
 	// refusalTakes is how long a refusal is held back. A client that asks again at once would take the processors, by mere refusals, from those who
 	// are let in: 2,000 such connections ask 10,000 times a second at most.
@@ -49,6 +55,7 @@ const (
 const (
 	shedRequests = "requests" // as many as the gate lets in are worked on
 	shedTenant   = "tenant"   // its tenant has its share
+	shedBodies   = "bodies"   // large bodies take the memory that there is for them
 	shedWrites   = "writes"   // too many single writes of its tenant wait for a group
 )
 
@@ -124,6 +131,28 @@ func (g *gate) leave(tenant int64, since time.Time, timed bool) {
 	if g.of[tenant]--; g.of[tenant] == 0 {
 		delete(g.of, tenant)
 	}
+}
+
+// reserve sets memory aside for a body of so many bytes, -1 when that is not known, and most at most. Who got it calls release, once.
+func (g *gate) reserve(length, most int64) (release func(), ok bool) {
+	if length < 0 || length > most {
+		length = most
+	}
+	if length <= smallBody {
+		return func() {}, true
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.bodies+length > largeBodies {
+		g.refused(shedBodies)
+		return nil, false
+	}
+	g.bodies += length
+	return func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.bodies -= length
+	}, true
 }
 
 // ready is an error while requests have been refused for longer than a burst lasts.

@@ -105,6 +105,31 @@ func TestOneTenantLeavesRoomForAnother(t *testing.T) {
 	})
 }
 
+func TestLargeBodiesShareABoundedMemory(t *testing.T) {
+	g := newGateTest(1)
+	const most = 4 << 20
+	var releases []func()
+	for {
+		release, ok := g.reserve(-1, most)
+		if !ok {
+			break
+		}
+		releases = append(releases, release)
+	}
+	if len(releases) != largeBodies/most || g.shed[shedBodies] != 1 {
+		t.Errorf("%d bodies of unknown length, shed %v", len(releases), g.shed)
+	}
+	if _, ok := g.reserve(1000, most); !ok {
+		t.Error("a small body is refused")
+	}
+	for _, release := range releases {
+		release()
+	}
+	if _, ok := g.reserve(most, most); !ok || g.bodies != most {
+		t.Errorf("afterwards: %t, %d bytes reserved", ok, g.bodies)
+	}
+}
+
 func TestReadinessEndsWhenRequestsAreRefusedForLongAndComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGateTest(1)

@@ -48,9 +48,9 @@ func newMetrics(reg prometheus.Registerer, truth *store.Store) *metrics {
 		Name: "api_batch_operations_total", Help: "Operations of batches, by route, op (none: it could not be read) and status; the batch itself is a request of 200.",
 	}, []string{"route", "op", "code"})
 	m.shed = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "api_shed_total", Help: "Requests refused with overloaded: too many at once (requests), of one tenant (tenant), too many of its writes waiting (writes).",
+		Name: "api_shed_total", Help: "Requests refused with overloaded: too many at once (requests), of one tenant (tenant), too large bodies at once (bodies), too many of its writes waiting (writes).",
 	}, []string{"reason"})
-	for _, reason := range []string{shedRequests, shedTenant, shedWrites} {
+	for _, reason := range []string{shedRequests, shedTenant, shedBodies, shedWrites} {
 		m.shed.WithLabelValues(reason)
 	}
 	returned := prometheus.NewCounterFunc(prometheus.CounterOpts{

@@ -408,7 +408,14 @@ func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 	})
 	hasBody := hctx.Operation().RequestBody != nil
 	if err == nil && hasBody {
-		err = s.readBody(w, r, cmp.Or(op.maxBody, s.cfg.MaxBodyBytes))
+		most := cmp.Or(op.maxBody, s.cfg.MaxBodyBytes)
+		if release, ok := s.gate.reserve(r.ContentLength, most); ok {
+			defer release()
+			err = s.readBody(w, r, most)
+		} else {
+			s.gate.hold(ctx)
+			err = s.problems.problem(codeOverloaded, "")
+		}
 	}
 	if err == nil {
 		err = s.behindGate(ctx, c.TenantID, op.maxBody == 0, func() (err error) {
