@@ -2,11 +2,13 @@ package erasure
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -21,6 +23,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tidings/tidings/coldstore"
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
@@ -58,12 +61,22 @@ type world struct {
 	nats               *testkit.Broker
 	js                 jetstream.JetStream
 	store              *store.Store
+	coldDir            string
+	cold               *coldstore.Store
 	secret             string // in everything that the author wrote, and nowhere else
 }
 
+func noFence(context.Context, pgx.Tx) error { return nil }
+
 func newWorld(t *testing.T) *world {
-	w := &world{t: t, truthDB: testkit.Postgres(t), projDB: testkit.Postgres(t), nats: testkit.NATS(t), secret: rand.Text()}
+	w := &world{t: t, truthDB: testkit.Postgres(t), projDB: testkit.Postgres(t), nats: testkit.NATS(t), coldDir: t.TempDir(), secret: rand.Text()}
 	w.truth, w.projections = w.truthDB.Pool(t, postgres.RoleSystem), w.projDB.Pool(t, postgres.RoleSystem)
+	w.cold = coldstore.New(w.truth, "file://"+w.coldDir, noFence, nil, nil)
+	t.Cleanup(func() {
+		if err := w.cold.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 	w.store = store.New(w.truthDB.Pool(t, postgres.RoleAPI), nil)
 	var err error
 	if w.js, err = jetstream.New(w.nats.Connect(t)); err != nil {
@@ -195,17 +208,29 @@ func (w *world) filesHolding(text string) (found []string) {
 		w.t.Log("the files of the stream are on another machine")
 		return nil
 	}
-	if err := filepath.WalkDir(w.nats.Dir(), func(path string, d fs.DirEntry, err error) error {
+	return filesHolding(w.t, w.nats.Dir(), text)
+}
+
+// filesHolding finds the files below a directory that have the text, compressed or not.
+func filesHolding(t *testing.T, dir, text string) (found []string) {
+	t.Helper()
+	if err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
 		b, err := os.ReadFile(path)
+		if err == nil && strings.HasSuffix(path, ".gz") {
+			var r io.Reader
+			if r, err = gzip.NewReader(bytes.NewReader(b)); err == nil {
+				b, err = io.ReadAll(r)
+			}
+		}
 		if bytes.Contains(b, []byte(text)) {
 			found = append(found, filepath.Base(path))
 		}
 		return err
 	}); err != nil {
-		w.t.Fatal(err)
+		t.Fatal(err)
 	}
 	return found
 }
@@ -213,7 +238,7 @@ func (w *world) filesHolding(text string) (found []string) {
 // gone fails the test if the author's text is anywhere.
 func (w *world) gone(when string) {
 	w.t.Helper()
-	if found := slices.Concat(holding(w.t, w.truthDB, w.secret), holding(w.t, w.projDB, w.secret), w.filesHolding(w.secret)); len(found) > 0 {
+	if found := slices.Concat(holding(w.t, w.truthDB, w.secret), holding(w.t, w.projDB, w.secret), w.filesHolding(w.secret), filesHolding(w.t, w.coldDir, w.secret)); len(found) > 0 {
 		w.t.Errorf("%s the text is in %v", when, found)
 	}
 }
@@ -237,8 +262,26 @@ func (w *world) equal(when string, pool *pgxpool.Pool) {
 	}
 }
 
+// redactCold is what the command has for Deps.Cold.
+func (w *world) redactCold(ctx context.Context, tenant int64, look bool, concerns func(string, []byte) ([]byte, bool, error)) (int, error) {
+	var failed error
+	redact := func(row *coldstore.Row) bool {
+		payload, is, err := concerns(row.EventType, row.Payload)
+		if failed = errors.Join(failed, err); is {
+			row.Payload, row.StreamSeq = payload, nil
+		}
+		return is
+	}
+	do := w.cold.Redact
+	if look {
+		do = w.cold.Look
+	}
+	n, err := do(ctx, tenant, redact)
+	return n, errors.Join(err, failed)
+}
+
 func (w *world) deps() Deps {
-	return Deps{Truth: w.truth, Projections: w.projections, JetStream: w.js, Broker: w.nats.Config(), Fence: func(context.Context, pgx.Tx) error { return nil }}
+	return Deps{Truth: w.truth, Projections: w.projections, JetStream: w.js, Broker: w.nats.Config(), Cold: w.redactCold, Fence: noFence}
 }
 
 func (w *world) erase(o Options) (Report, error) {
@@ -286,6 +329,10 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 			t.Fatalf("nothing of %s is archived", of)
 		}
 	}
+	month := time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
+	if e, err := w.cold.Export(ctx, month); err != nil || e.Rows != 2 || len(filesHolding(t, w.coldDir, w.secret)) == 0 {
+		t.Fatalf("%+v, %v", e, err)
+	}
 	// Messages in the DLQ, and ones that wait for a relay.
 	stopRelay()
 	w.comment(tenant, author, 12, "", "", secret("dead"))
@@ -312,7 +359,7 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(map[string]int{Comments: 6, Keys: 1, Outbox: 6, DLQ: 1, Archive: 4, DeadLetters: 4, History: 6, Threads: 2, Stream: 9}, dry.Counts); diff != "" {
+	if diff := cmp.Diff(map[string]int{Comments: 6, Keys: 1, Outbox: 6, DLQ: 1, Archive: 4, DeadLetters: 4, History: 6, Threads: 2, Stream: 9, Cold: 2}, dry.Counts); diff != "" {
 		t.Errorf("a dry run (-want +got):\n%s", diff)
 	}
 
@@ -411,6 +458,17 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 		}
 		w.equal(fmt.Sprintf("after a replay from the %s", from), w.projections)
 	}
+
+	// What stands outside the database is what the database has, and comes back redacted.
+	if ok, why, err := w.cold.Check(ctx, month); err != nil || !ok {
+		t.Errorf("the month may be dropped: %t, %s, %v", ok, why, err)
+	}
+	w.exec(w.truth, `DELETE FROM outbox_messages_archive WHERE occurred_at < '2020-02-01'`)
+	if r, err := w.cold.Restore(ctx, month, "", func(context.Context) error { return nil }); err != nil || r.Restored != 2 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	w.gone("after a restore")
+	w.equal("after a restore", w.projections)
 
 	// What they write from now on is theirs, and an erasure of that finds nothing of before.
 	if n := w.comment(tenant, author, 10, "", "", secret("new")); n.Body == "" {
