@@ -17,9 +17,9 @@ import (
 
 func (f fixture) retain(t *testing.T, after time.Duration) (done [3]int64) {
 	t.Helper()
-	if err := store.RetainThreads(t.Context(), f.system, after, nil, func(expired, purged, versions int64) {
+	if err := store.RetainThreads(t.Context(), f.system, versioned.Terms{After: after, Done: func(expired, purged, versions int64) {
 		done[0], done[1], done[2] = done[0]+expired, done[1]+purged, done[2]+versions
-	}); err != nil {
+	}}); err != nil {
 		t.Fatal(err)
 	}
 	return done
@@ -108,7 +108,7 @@ func TestAThreadThatIsSetWhileRetentionTakesItIsSet(t *testing.T) {
 	retaining := make(chan error, 1)
 	go func() {
 		for ctx.Err() == nil {
-			if err := store.RetainThreads(t.Context(), f.system, time.Microsecond, nil, nil); err != nil {
+			if err := store.RetainThreads(t.Context(), f.system, versioned.Terms{After: time.Microsecond}); err != nil {
 				retaining <- err
 				return
 			}

@@ -216,10 +216,10 @@ func CheckThreads(ctx context.Context, pool *pgxpool.Pool, report func(versioned
 	return versions, err
 }
 
-// RetainThreads does retention for the settings of threads: those that are the defaults again and were not touched for after are deleted
-// logically, and what has been deleted for after is purged. What holds for a thread, and its version, stay the same. See versioned.Retain.
-func RetainThreads(ctx context.Context, pool *pgxpool.Pool, after time.Duration, fence func(context.Context, pgx.Tx) error, done func(expired, purged, versions int64)) error {
-	return threads().Retain(ctx, pool, versioned.Retention[event.Thread]{After: after, Fence: fence, Done: done,
+// RetainThreads does retention for the settings of threads: those that are the defaults again and were not touched for terms.After are deleted
+// logically, and what has been deleted for as long is purged. What holds for a thread, and its version, stay the same. See versioned.Retain.
+func RetainThreads(ctx context.Context, pool *pgxpool.Pool, terms versioned.Terms) error {
+	return threads().Retain(ctx, pool, versioned.Retention[event.Thread]{Terms: terms,
 		Invalid: func(_ context.Context, latest []versioned.Head[event.Thread]) ([]versioned.Head[event.Thread], error) {
 			return slices.DeleteFunc(latest, func(h versioned.Head[event.Thread]) bool {
 				return h.Object.Locked || h.Object.Premoderate || h.Object.Title != ""

@@ -106,14 +106,20 @@ func (t *Table[T]) lockHeads(ctx context.Context, tx pgx.Tx, heads []Head[T], be
 	return args, nil
 }
 
+// Terms are what every retention has, whatever its objects are.
+type Terms struct {
+	After  time.Duration                              // since the head was made; nothing goes earlier. 0 keeps everything for ever
+	Fence  func(ctx context.Context, tx pgx.Tx) error // the first statement of every transaction that writes; nil for none
+	Done   func(expired, purged, versions int64)      // after each slice, what it did; nil for none
+	DryRun bool                                       // nothing is changed: Done is told what would be, the versions uncounted
+}
+
 // Retention says which objects of a table have had their time. The functions get heads that are old enough and return those that it is
 // to happen to; they are called outside of transactions and may ask other databases.
 type Retention[T any] struct {
-	After   time.Duration                                                   // since the head was made; nothing goes earlier. 0 keeps everything for ever
+	Terms
 	Invalid func(ctx context.Context, latest []Head[T]) ([]Head[T], error)  // of LATEST heads, which are to be deleted logically; nil for all
 	Ended   func(ctx context.Context, deleted []Head[T]) ([]Head[T], error) // of DELETED heads, whose objects are to be purged; nil for all
-	Fence   func(ctx context.Context, tx pgx.Tx) error                      // the first statement of every transaction that writes; nil for none
-	Done    func(expired, purged, versions int64)                           // after each slice, what it did; nil for none
 	Slice   int                                                             // heads read, and at most changed, per transaction
 
 	at func(step string) // a test's; called within a slice
@@ -130,6 +136,9 @@ func (t *Table[T]) Retain(ctx context.Context, pool *pgxpool.Pool, r Retention[T
 	}
 	if r.Slice == 0 {
 		r.Slice = 200
+	}
+	if r.DryRun {
+		return t.plan(ctx, pool, r)
 	}
 	for {
 		if end, err := t.retainSlice(ctx, pool, r); err != nil || end {
@@ -155,6 +164,63 @@ INSERT /* versioned.move */ INTO retention_cursors (table_name, step, after_tena
 // Index: retention_cursors_pkey.   Locks: its row.
 const restSQL = `DELETE /* versioned.rest */ FROM retention_cursors WHERE table_name = @table`
 
+// plan walks all heads, wherever the cursor is, and changes nothing.
+func (t *Table[T]) plan(ctx context.Context, pool *pgxpool.Pool, r Retention[T]) error {
+	var after Head[T]
+	for {
+		var now time.Time
+		var heads []Head[T]
+		err := postgres.InTx(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
+			if err := tx.QueryRow(ctx, nowSQL).Scan(&now, nil); err != nil {
+				return fmt.Errorf("read the time: %w", err)
+			}
+			heads, err = t.Heads(ctx, tx, after, r.Slice)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		expire, err := r.due(ctx, heads, stepDelete, now)
+		if err != nil {
+			return err
+		}
+		purge, err := r.due(ctx, heads, stepPurge, now)
+		if err != nil {
+			return err
+		}
+		if r.Done != nil {
+			r.Done(int64(len(expire)), int64(len(purge)), 0)
+		}
+		if len(heads) < r.Slice {
+			return nil
+		}
+		after = heads[len(heads)-1]
+	}
+}
+
+// nowSQL reads the time, for heads in the order of their index (see cursorSQL).
+const nowSQL = `SELECT /* versioned.now */ now(), set_config('enable_sort', 'off', true)`
+
+// due returns those of the heads that a step is to take.
+func (r Retention[T]) due(ctx context.Context, heads []Head[T], step string, now time.Time) ([]Head[T], error) {
+	of, choose := Latest, r.Invalid
+	if step == stepPurge {
+		of, choose = Deleted, r.Ended
+	}
+	due := slices.DeleteFunc(slices.Clone(heads), func(h Head[T]) bool {
+		return h.Metadata.VersionState != of || !h.Metadata.LastUpdateTime.Before(now.Add(-r.After))
+	})
+	if len(due) == 0 || choose == nil {
+		return due, nil
+	}
+	n := len(due)
+	due, err := choose(ctx, due)
+	if err != nil {
+		return nil, fmt.Errorf("choose what to %s of %d objects: %w", step, n, err)
+	}
+	return due, nil
+}
+
 // The steps of retention, as its cursor knows them.
 const (
 	stepDelete = "delete"
@@ -177,20 +243,11 @@ func (t *Table[T]) retainSlice(ctx context.Context, pool *pgxpool.Pool, r Retent
 	if err != nil {
 		return false, err
 	}
-	of, choose := Latest, r.Invalid
-	if step == stepPurge {
-		of, choose = Deleted, r.Ended
+	due, err := r.due(ctx, heads, step, now)
+	if err != nil {
+		return false, fmt.Errorf("retain objects of %s: %w", t.def.Table, err)
 	}
 	before := now.Add(-r.After)
-	due := slices.DeleteFunc(slices.Clone(heads), func(h Head[T]) bool {
-		return h.Metadata.VersionState != of || !h.Metadata.LastUpdateTime.Before(before)
-	})
-	if len(due) > 0 && choose != nil {
-		n := len(due)
-		if due, err = choose(ctx, due); err != nil {
-			return false, fmt.Errorf("choose what to %s of %d objects of %s: %w", step, n, t.def.Table, err)
-		}
-	}
 	r.reached("chosen")
 	var expired, purged, versions int64
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {

@@ -101,10 +101,11 @@ func TestRetentionOfWhatIsNotOldEnoughOrNotInvalidChangesNothing(t *testing.T) {
 	age := time.Since(time.Unix(2000, 0))
 	for name, r := range map[string]Retention[settings]{
 		"kept for ever":   {Invalid: all[settings], Slice: 10},
-		"too young":       {After: age + time.Hour, Invalid: all[settings], Slice: 10},
-		"valid":           {After: time.Hour, Invalid: none[settings], Slice: 10},
-		"not ended":       {After: time.Microsecond, Invalid: none[settings], Ended: none[settings], Slice: 10},
-		"the lease's new": {After: time.Microsecond, Invalid: all[settings], Slice: 10, Fence: func(context.Context, pgx.Tx) error { return errors.New("lost") }},
+		"too young":       {Terms: Terms{After: age + time.Hour}, Invalid: all[settings], Slice: 10},
+		"valid":           {Terms: Terms{After: time.Hour}, Invalid: none[settings], Slice: 10},
+		"not ended":       {Terms: Terms{After: time.Microsecond}, Invalid: none[settings], Ended: none[settings], Slice: 10},
+		"the lease's new": {Terms: Terms{After: time.Microsecond, Fence: func(context.Context, pgx.Tx) error { return errors.New("lost") }}, Invalid: all[settings], Slice: 10},
+		"a plan":          {Terms: Terms{After: time.Microsecond, DryRun: true}, Invalid: all[settings], Slice: 1},
 	} {
 		err := threads().Retain(t.Context(), pool, r)
 		if (err != nil) != (r.Fence != nil) {
@@ -128,7 +129,7 @@ func TestAWriterThatCameFirstWinsOverRetention(t *testing.T) {
 			})
 		}
 		wrote := false
-		err := table.Retain(t.Context(), pool, Retention[settings]{After: time.Hour, Slice: 10, Invalid: all[settings], at: func(step string) {
+		err := table.Retain(t.Context(), pool, Retention[settings]{Terms: Terms{After: time.Hour}, Slice: 10, Invalid: all[settings], at: func(step string) {
 			if step != "chosen" || wrote {
 				return
 			}
@@ -159,14 +160,14 @@ func TestRetentionGoesOnWhereItWasKilled(t *testing.T) {
 	old(t, pool, 2, 1, 2)
 	chosen := map[string]int{}
 	var expired, purged, versions int64
-	r := Retention[settings]{After: time.Hour, Slice: 2,
+	r := Retention[settings]{Slice: 2,
+		Terms: Terms{After: time.Hour, Done: func(e, p, v int64) { expired, purged, versions = expired+e, purged+p, versions+v }},
 		Invalid: func(_ context.Context, heads []Head[settings]) ([]Head[settings], error) { // even posts are invalid
 			for _, h := range heads {
 				chosen[fmt.Sprint(h.TenantID, "/", h.Object.PostID)]++
 			}
 			return slices.DeleteFunc(heads, func(h Head[settings]) bool { return h.Object.PostID%2 == 1 }), nil
 		},
-		Done: func(e, p, v int64) { expired, purged, versions = expired+e, purged+p, versions+v },
 	}
 	// Killed at each step of each slice: as many slices as have been committed are not gone through again.
 	died := errors.New("died")
@@ -230,7 +231,7 @@ func TestSeveralRetentionsAtOnceBesideWritersKeepTheInvariants(t *testing.T) {
 	for range 3 {
 		g.Go(func() error {
 			for range 10 {
-				if err := table.Retain(ctx, pool, Retention[settings]{After: time.Microsecond, Slice: 7, Invalid: all[settings]}); err != nil {
+				if err := table.Retain(ctx, pool, Retention[settings]{Terms: Terms{After: time.Microsecond}, Slice: 7, Invalid: all[settings]}); err != nil {
 					return err
 				}
 			}
@@ -285,7 +286,7 @@ func TestWhatWasPurgedDoesNotComeBackAndTheNextVersionGoesOn(t *testing.T) {
 	}
 	retain := func(invalid func(context.Context, []Head[bond]) ([]Head[bond], error)) {
 		t.Helper()
-		if err := table.Retain(t.Context(), pool, Retention[bond]{After: time.Hour, Slice: 10, Invalid: invalid}); err != nil {
+		if err := table.Retain(t.Context(), pool, Retention[bond]{Terms: Terms{After: time.Hour}, Slice: 10, Invalid: invalid}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -55,7 +55,7 @@ func inTx(t testing.TB, pool *pgxpool.Pool, fn func(ctx context.Context, tx pgx.
 func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
-		for i, sql := range slices.Concat(threads().statements(), bonds().statements(), []string{cursorSQL, moveSQL, restSQL}) {
+		for i, sql := range slices.Concat(threads().statements(), bonds().statements(), []string{cursorSQL, nowSQL, moveSQL, restSQL}) {
 			args := pgx.NamedArgs{}
 			query, _, err := args.RewriteQuery(ctx, tx.Conn(), sql, nil)
 			if err != nil {

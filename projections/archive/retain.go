@@ -3,9 +3,7 @@ package archive
 import (
 	"context"
 	"slices"
-	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
@@ -13,14 +11,14 @@ import (
 )
 
 // RetainComments does retention for the history of comments: that of a comment which the truth has no more is deleted logically when
-// nothing was added to it for after, and that of one which has been deleted or erased for after is purged, all of it. The history of a comment
+// nothing was added to it for terms.After, and that of one which has been deleted or erased for as long is purged, all of it. The history of a comment
 // that lives stays, however old. Both pools act as the system role; they may be of two servers. See versioned.Retain.
-func RetainComments(ctx context.Context, truth, projection *pgxpool.Pool, after time.Duration, fence func(context.Context, pgx.Tx) error, done func(expired, purged, versions int64)) error {
+func RetainComments(ctx context.Context, truth, projection *pgxpool.Pool, terms versioned.Terms) error {
 	type key struct {
 		tenant  int64
 		comment string
 	}
-	return retain(ctx, Comments(), projection, versioned.Retention[event.Comment]{After: after, Fence: fence, Done: done},
+	return retain(ctx, Comments(), projection, versioned.Retention[event.Comment]{Terms: terms},
 		func(h versioned.Head[event.Comment]) key { return key{h.TenantID, h.Key[0]} },
 		func(ctx context.Context, keys []key) (map[key]entityNow, error) {
 			tenants, ids := make([]int64, len(keys)), make([]string, len(keys))
@@ -37,9 +35,9 @@ func RetainComments(ctx context.Context, truth, projection *pgxpool.Pool, after 
 }
 
 // RetainFollows is RetainComments for the history of follows: a pair that is followed keeps its own.
-func RetainFollows(ctx context.Context, truth, projection *pgxpool.Pool, after time.Duration, fence func(context.Context, pgx.Tx) error, done func(expired, purged, versions int64)) error {
+func RetainFollows(ctx context.Context, truth, projection *pgxpool.Pool, terms versioned.Terms) error {
 	type key struct{ tenant, follower, followee int64 }
-	return retain(ctx, Follows(), projection, versioned.Retention[event.Follow]{After: after, Fence: fence, Done: done},
+	return retain(ctx, Follows(), projection, versioned.Retention[event.Follow]{Terms: terms},
 		func(h versioned.Head[event.Follow]) key {
 			return key{h.TenantID, int64(h.Object.FollowerID), int64(h.Object.FolloweeID)}
 		},

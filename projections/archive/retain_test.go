@@ -80,10 +80,10 @@ func TestRetentionTakesTheHistoriesOfWhatIsGoneAndNothingMissesThem(t *testing.T
 		done = [2][3]int64{}
 		for i, step := range []func(int) error{
 			func(i int) error {
-				return RetainComments(ctx, pool, pool, after, nil, func(e, p, v int64) { done[i][0], done[i][1], done[i][2] = done[i][0]+e, done[i][1]+p, done[i][2]+v })
+				return RetainComments(ctx, pool, pool, versioned.Terms{After: after, Done: func(e, p, v int64) { done[i][0], done[i][1], done[i][2] = done[i][0]+e, done[i][1]+p, done[i][2]+v }})
 			},
 			func(i int) error {
-				return RetainFollows(ctx, pool, pool, after, nil, func(e, p, v int64) { done[i][0], done[i][1], done[i][2] = done[i][0]+e, done[i][1]+p, done[i][2]+v })
+				return RetainFollows(ctx, pool, pool, versioned.Terms{After: after, Done: func(e, p, v int64) { done[i][0], done[i][1], done[i][2] = done[i][0]+e, done[i][1]+p, done[i][2]+v }})
 			},
 		} {
 			if err := step(i); err != nil {

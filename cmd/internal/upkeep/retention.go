@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/internal/jobs"
 	"github.com/tidings/tidings/projections/archive"
 	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/versioned"
 )
 
 // RetentionConfig is the environment of the retention of versioned objects. What has no time is kept for ever.
@@ -50,37 +52,57 @@ func retention(cfg RetentionConfig, d Deps) (jobs.Job, error) {
 	}
 	tables := []struct {
 		name   string
-		retain func(ctx context.Context, h *jobs.Hold, done func(expired, purged, versions int64)) error
+		after  time.Duration
+		fence  func(h *jobs.Hold) func(context.Context, pgx.Tx) error
+		retain func(ctx context.Context, terms versioned.Terms) error
 	}{
-		{"threads", func(ctx context.Context, h *jobs.Hold, done func(int64, int64, int64)) error {
-			return store.RetainThreads(ctx, d.Truth, cfg.Threads, h.Fence, done)
+		{"threads", cfg.Threads, here, func(ctx context.Context, terms versioned.Terms) error {
+			return store.RetainThreads(ctx, d.Truth, terms)
 		}},
-		{"comment_history", func(ctx context.Context, h *jobs.Hold, done func(int64, int64, int64)) error {
-			return archive.RetainComments(ctx, d.Truth, d.Projections, cfg.CommentHistory, h.FenceElsewhere, done)
+		{"comment_history", cfg.CommentHistory, elsewhere, func(ctx context.Context, terms versioned.Terms) error {
+			return archive.RetainComments(ctx, d.Truth, d.Projections, terms)
 		}},
-		{"follow_history", func(ctx context.Context, h *jobs.Hold, done func(int64, int64, int64)) error {
-			return archive.RetainFollows(ctx, d.Truth, d.Projections, cfg.FollowHistory, h.FenceElsewhere, done)
+		{"follow_history", cfg.FollowHistory, elsewhere, func(ctx context.Context, terms versioned.Terms) error {
+			return archive.RetainFollows(ctx, d.Truth, d.Projections, terms)
 		}},
 	}
 	for _, t := range tables {
 		expired.WithLabelValues(t.name)
 		purged.WithLabelValues(t.name)
 	}
-	return jobs.Job{Name: "retention", Every: cfg.Every, Window: cfg.Window, Run: func(ctx context.Context, h *jobs.Hold) error {
+	run := func(ctx context.Context, h *jobs.Hold) error {
 		var errs []error // of one table: the others go on
 		for _, t := range tables {
-			err := t.retain(ctx, h, func(e, p, v int64) {
+			err := t.retain(ctx, versioned.Terms{After: t.after, Fence: t.fence(h), Done: func(e, p, v int64) {
 				expired.WithLabelValues(t.name).Add(float64(e))
 				purged.WithLabelValues(t.name).Add(float64(p))
 				h.Count(t.name+" expired", e)
 				h.Count(t.name+" purged", p)
 				h.Count(t.name+" versions purged", v)
-			})
+			}})
 			if ctx.Err() != nil || errors.Is(err, jobs.ErrLost) {
 				return err
 			}
 			errs = append(errs, err)
 		}
 		return errors.Join(errs...)
-	}}, nil
+	}
+	plan := func(ctx context.Context) (map[string]int64, error) {
+		counts := make(map[string]int64)
+		for _, t := range tables {
+			err := t.retain(ctx, versioned.Terms{After: t.after, DryRun: true, Done: func(e, p, _ int64) {
+				counts[t.name+" expired"] += e
+				counts[t.name+" purged"] += p
+			}})
+			if err != nil {
+				return nil, err
+			}
+		}
+		return counts, nil
+	}
+	return jobs.Job{Name: "retention", Every: cfg.Every, Window: cfg.Window, Run: run, Plan: plan}, nil
 }
+
+// The histories may be on another server than the lease.
+func here(h *jobs.Hold) func(context.Context, pgx.Tx) error      { return h.Fence }
+func elsewhere(h *jobs.Hold) func(context.Context, pgx.Tx) error { return h.FenceElsewhere }

@@ -52,6 +52,14 @@ func TestTheRetentionJobWorksUnderTheLeaseAndOnlyWhereATimeIsSet(t *testing.T) {
 		t.Errorf("without a time: %v, %v", counts, err)
 	}
 	all := RetentionConfig{Threads: time.Hour, CommentHistory: time.Hour, FollowHistory: time.Hour}
+	job, err := retention(RetentionConfig{Threads: time.Hour, FollowHistory: time.Hour}, Deps{Truth: pool, Projections: pool, Registry: prometheus.NewRegistry()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan, err := job.Plan(t.Context())
+	if diff := cmp.Diff(map[string]int64{"threads expired": 1, "threads purged": 0, "follow_history expired": 0, "follow_history purged": 1}, plan); diff != "" || err != nil {
+		t.Errorf("the plan (-want +got): %v\n%s", err, diff)
+	}
 	if counts, err := run(all, true); !errors.Is(err, jobs.ErrLost) || len(counts) > 0 {
 		t.Errorf("with a lease that somebody took: %v, %v", counts, err)
 	}
