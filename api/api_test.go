@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -32,6 +33,7 @@ type fixture struct {
 	http.Handler
 	system *pgxpool.Pool
 	owner  *pgxpool.Pool
+	pool   *pgxpool.Pool // the API's
 	reg    *prometheus.Registry
 	token  string // of tenant, with every role
 }
@@ -42,11 +44,17 @@ func config() api.Config {
 
 func open(t *testing.T) fixture {
 	t.Helper()
+	return openLogged(t, testkit.Logger(t))
+}
+
+func openLogged(t *testing.T, log *slog.Logger) fixture {
+	t.Helper()
 	db := testkit.Postgres(t)
 	f := fixture{system: db.Pool(t, postgres.RoleSystem), owner: db.Pool(t, postgres.RoleOwner), reg: prometheus.NewRegistry()}
 	pool := db.Pool(t, postgres.RoleAPI)
+	f.pool = pool
 	var err error
-	f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Log: testkit.Logger(t), Reg: f.reg})
+	f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Log: log, Reg: f.reg})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -368,7 +376,7 @@ func TestBadInput(t *testing.T) {
 		{"a body too long", "POST", post, body(`"` + strings.Repeat("x", 16385) + `"`), nil, 422, "body-too-long", "#/body"},
 		{"a request too large", "POST", post, body(`"` + strings.Repeat("x", 140000) + `"`), nil, 413, "request-too-large", ""},
 		{"nested too deep", "POST", post, strings.Repeat("[", 100000), nil, 400, "json-invalid", "#"},
-		{"not JSON by its type", "POST", post, body(`"x"`), []string{"Content-Type: application/x-www-form-urlencoded"}, 415, "unsupported-media-type", "#"},
+		{"not JSON by its type", "POST", post, body(`"x"`), []string{"Content-Type: application/x-www-form-urlencoded"}, 415, "unsupported-media-type", "Content-Type"},
 		{"a parent that is no UUID", "POST", post, reply(`"x"`), nil, 422, "validation-failed", "#/parent_id"},
 		{"a parent that is a number", "POST", post, reply(`5`), nil, 422, "validation-failed", "#/parent_id"},
 		{"an unknown parent", "POST", post, reply(`"00000000-0000-7000-8000-000000000000"`), nil, 422, "parent-unknown", "#/parent_id"},

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"mime"
 	"net/http"
 	"reflect"
 	"slices"
@@ -144,7 +143,7 @@ type kind struct {
 
 type batchInput struct {
 	RawBody []byte `contentType:"application/x-ndjson"` // or JSON
-	media   string // of the body and the answer
+	media   string // of the body and the answer; guard has looked at it
 	refused string // a header that this route does not take
 }
 
@@ -237,19 +236,11 @@ func (s *server) batch(ctx context.Context, path string, kinds []kind, in *batch
 	if in.refused != "" {
 		return nil, s.problems.problem(codeHeaderInvalid, "", FieldError{Detail: "each operation has its own", Header: in.refused})
 	}
-	media, _, err := mime.ParseMediaType(in.media)
-	if in.media == "" {
-		media, err = "application/json", nil
+	take, media := s.operationsOf, "application/json"
+	if in.media == ndjson {
+		take, media = s.linesOf, ndjson
 	}
-	var raws [][]byte
-	switch {
-	case err == nil && media == "application/json":
-		raws, err = s.operationsOf(in.RawBody)
-	case err == nil && media == ndjson:
-		raws, err = s.linesOf(in.RawBody)
-	default:
-		err = s.problems.problem(codeMediaType, "", FieldError{Detail: "want application/json or " + ndjson, Header: "Content-Type"})
-	}
+	raws, err := take(in.RawBody)
 	if err != nil {
 		return nil, err
 	}

@@ -56,7 +56,7 @@ type Tree struct {
 
 // ThreadSummary is a thread in numbers.
 type ThreadSummary struct {
-	PostID         event.ID    `json:"post_id" example:"100"`
+	PostID         event.ID    `json:"post_id"`
 	Visible        int64       `json:"visible" example:"128" doc:"Comments that are visible."`
 	Total          int64       `json:"total" example:"131" doc:"Comments that were ever written, whatever became of them."`
 	LastActivityAt *event.Time `json:"last_activity_at,omitempty" format:"date-time" doc:"When the newest visible comment was written; absent without any."`
@@ -75,7 +75,7 @@ type threadInput struct {
 	PostPath
 	Order  string    `query:"order" default:"oldest" enum:"oldest,newest,threaded" example:"newest" doc:"oldest and newest: visible comments by age. threaded: each comment, then its replies; a gone comment with a visible one below it is a tombstone."`
 	Skip   int64     `query:"skip" minimum:"0" example:"200" doc:"Begin behind this many visible comments, in the orders oldest and newest. Not together with cursor or around."`
-	Around commentID `query:"around" example:"0196b2d4-7c00-7000-8000-000000000001" doc:"The page with this comment in its middle, the oldest first. Of a gone comment it is the page around its place. Not together with cursor or skip."`
+	Around commentID `query:"around" doc:"The page with this comment in its middle, the oldest first. Of a gone comment it is the page around its place. Not together with cursor or skip."`
 	Page
 }
 
@@ -92,13 +92,10 @@ type summaryOutput struct{ Body ThreadSummary }
 
 type slugInput struct {
 	PostPath
-	Slug string `path:"slug" pattern:"^[0-9a-z]{8}$" patternDescription:"8 digits and lower-case letters" example:"abcd2345"`
+	Slug string `path:"slug" pattern:"^[0-9a-z]{8}$" patternDescription:"8 digits and lower-case letters"`
 }
 
-type slugOutput struct {
-	ETag string `header:"ETag"`
-	Body ThreadComment
-}
+type slugOutput struct{ Body ThreadComment } // without an ETag: the version says nothing of the thread, or of as_of
 
 type authorInput struct {
 	UserPath
@@ -369,7 +366,7 @@ func (s *server) bySlug(ctx context.Context, in *slugInput) (*slugOutput, error)
 	if err != nil {
 		return nil, err
 	}
-	return &slugOutput{ETag: etag(c.Version), Body: ThreadComment{Comment: *commentOf(c), Thread: thread, AsOf: asOf}}, nil
+	return &slugOutput{Body: ThreadComment{Comment: *commentOf(c), Thread: thread, AsOf: asOf}}, nil
 }
 
 func (s *server) summary(ctx context.Context, in *PostPath) (*summaryOutput, error) {

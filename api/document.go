@@ -14,6 +14,8 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/yaml"
+
+	"github.com/tidings/tidings/event"
 )
 
 // Paths of the documents. They hold nothing of any tenant, so they need no token.
@@ -23,6 +25,9 @@ const (
 )
 
 func newOpenAPI() *huma.OpenAPI {
+	schemas := huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer)
+	schemas.RegisterTypeAlias(reflect.TypeFor[event.ID](), reflect.TypeFor[id]()) // what answers hold looks as what requests name
+	schemas.RegisterTypeAlias(reflect.TypeFor[event.Time](), reflect.TypeFor[moment]())
 	return &huma.OpenAPI{
 		OpenAPI: "3.1.0",
 		Info: &huma.Info{
@@ -31,7 +36,7 @@ func newOpenAPI() *huma.OpenAPI {
 				"The answers of routes whose rate is limited for the token have RateLimit-Policy and RateLimit (draft-ietf-httpapi-ratelimit-headers-11).",
 		},
 		Components: &huma.Components{
-			Schemas: huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer),
+			Schemas: schemas,
 			SecuritySchemes: map[string]*huma.SecurityScheme{
 				"token": {Type: "http", Scheme: "bearer", Description: "A service token of a tenant. Tidings-Actor says for whom it acts. A requirement names the role that the token needs."},
 			},
@@ -46,6 +51,9 @@ func (s *server) problemSchema() *huma.Schema {
 
 // documentRoutes serves the OpenAPI document and a page made of it, both as they are now: after all routes.
 func (s *server) documentRoutes() error {
+	if err := s.addExamples(); err != nil {
+		return fmt.Errorf("add examples to the OpenAPI document: %w", err)
+	}
 	spec, err := s.document()
 	if err != nil {
 		return fmt.Errorf("write the OpenAPI document: %w", err)
@@ -109,11 +117,7 @@ func (s *server) docsPage() ([]byte, error) {
 	doc := s.api.OpenAPI()
 	var ops []docsOperation
 	for _, path := range slices.Sorted(maps.Keys(doc.Paths)) {
-		item := doc.Paths[path]
-		for _, o := range []*huma.Operation{item.Get, item.Put, item.Post, item.Patch, item.Delete} {
-			if o == nil {
-				continue
-			}
+		for _, o := range operationsAt(doc.Paths[path]) {
 			d := docsOperation{Method: o.Method, Path: path, Op: o}
 			for _, status := range slices.Sorted(maps.Keys(o.Responses)) {
 				d.Responses = append(d.Responses, docsResponse{status, strings.Split(strings.ReplaceAll(o.Responses[status].Description, "`", ""), "\n")})

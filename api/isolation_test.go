@@ -180,24 +180,19 @@ func (f fixture) digests(t *testing.T, tenant int) map[string]string {
 	return all
 }
 
-// TestATenantFindsNothingOfAnothers walks every operation of the document with another tenant's token, once with ids that the tenant
-// has and once with ids that nobody has: nothing that comes back tells the two apart, and the tenant's rows stay as they are.
-func TestATenantFindsNothingOfAnothers(t *testing.T) {
-	f := open(t)
-	const secret = "of the other tenant"
-	theirs := world{"user": "7000000000001", "followee": "7000000000002", "post": "7000000000005", "dlq": "7000001", "key": "key-7000000000009"}
-	nobodys := world{"user": "8000000000001", "followee": "8000000000002", "post": "8000000000005", "dlq": "8000001", "key": "key-8000000000009",
-		"comment": "01890000-0000-7000-8000-000000000001", "slug": "zzzzzzzz", "cursor": "bm9ib2R5IGhhcyBnaXZlbiB0aGlzIGN1cnNvciB0byBhbnlib2R5", "token": "bm9ib2R5IGhhcyBnaXZlbiB0aGlzIHRva2Vu"}
-
+// populate gives the tenant something of everything, with secret in every text, a second page of every list, and returns its ids.
+func (f fixture) populate(t *testing.T, secret string) world {
+	t.Helper()
+	w := world{"user": "7000000000001", "followee": "7000000000002", "post": "7000000000005", "dlq": "7000001", "key": "key-7000000000009"}
 	put := func(status int, method, path, body string, headers ...string) answer {
 		t.Helper()
-		return f.want(t, status, method, theirs.fill(path), theirs.fill(body), append(headers, "Tidings-Actor: actor "+secret)...)
+		return f.want(t, status, method, w.fill(path), w.fill(body), append(headers, "Tidings-Actor: actor "+secret)...)
 	}
 	put(201, "PUT", "/v1/follows/$user/$followee", "")
 	put(204, "DELETE", "/v1/follows/$user/$followee", "")
-	theirs["token"] = put(201, "PUT", "/v1/follows/$user/$followee", "").Header.Get("Tidings-Token")
-	first := put(201, "POST", "/v1/posts/$post/comments", `{"author_id":"$user","body":"body `+secret+`"}`, theirs.fill("Idempotency-Key: $key"))
-	theirs["comment"], theirs["slug"] = first.text("comment_id"), first.text("slug")
+	w["token"] = put(201, "PUT", "/v1/follows/$user/$followee", "").Header.Get("Tidings-Token")
+	first := put(201, "POST", "/v1/posts/$post/comments", `{"author_id":"$user","body":"body `+secret+`"}`, w.fill("Idempotency-Key: $key"))
+	w["comment"], w["slug"] = first.text("comment_id"), first.text("slug")
 	put(200, "PATCH", "/v1/comments/$comment", `{"body":"another body `+secret+`"}`, `If-Match: "1"`)
 	for range 2 {
 		put(201, "POST", "/v1/posts/$post/comments", `{"author_id":"$user","body":"reply `+secret+`","parent_id":"$comment"}`)
@@ -208,15 +203,26 @@ func TestATenantFindsNothingOfAnothers(t *testing.T) {
 		put(201, "POST", "/v1/posts/$post/comments", `{"author_id":"$user","body":"pending `+secret+`"}`)
 	}
 	f.bury(t, tenant, 7000001, 2)
-	f.exec(t, `UPDATE outbox_messages_dlq SET last_error = $1, payload = to_jsonb($1::text), aggregate_type = 'comment', event_type = 'created', aggregate_id = $2`, secret, theirs["post"])
+	f.exec(t, `UPDATE outbox_messages_dlq SET last_error = $1, payload = to_jsonb($1::text), aggregate_type = 'comment', event_type = 'created', aggregate_id = $2`, secret, w["post"])
 	f.catchUp(t)
 	f.exec(t, `INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at)
 		SELECT $1, follower, followee, true, 1, now() FROM (VALUES ($2::bigint, $3::bigint), ($2, 1), (1, $3), ($2, $2 + 7), ($2 + 7, $3)) e (follower, followee)`,
-		tenant, theirs["user"], theirs["followee"])
+		tenant, w["user"], w["followee"])
 	f.exec(t, `INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at) VALUES ($1, 1, $2, true, 1, now()), ($1, 2, $2, true, 1, now())`,
-		tenant, theirs["user"]) // so that the lists of the user have a second page
-	f.exec(t, `INSERT INTO follower_counts (tenant_id, user_id, followers, following) VALUES ($1, $2, 2, 3), ($1, $3, 3, 0)`, tenant, theirs["user"], theirs["followee"])
-	f.exec(t, `INSERT INTO follower_shards (tenant_id, user_id, shards) VALUES ($1, $2, 4)`, tenant, theirs["followee"])
+		tenant, w["user"]) // so that the lists of the user have a second page
+	f.exec(t, `INSERT INTO follower_counts (tenant_id, user_id, followers, following) VALUES ($1, $2, 2, 3), ($1, $3, 3, 0)`, tenant, w["user"], w["followee"])
+	f.exec(t, `INSERT INTO follower_shards (tenant_id, user_id, shards) VALUES ($1, $2, 4)`, tenant, w["followee"])
+	return w
+}
+
+// TestATenantFindsNothingOfAnothers walks every operation of the document with another tenant's token, once with ids that the tenant
+// has and once with ids that nobody has: nothing that comes back tells the two apart, and the tenant's rows stay as they are.
+func TestATenantFindsNothingOfAnothers(t *testing.T) {
+	f := open(t)
+	const secret = "of the other tenant"
+	theirs := f.populate(t, secret)
+	nobodys := world{"user": "8000000000001", "followee": "8000000000002", "post": "8000000000005", "dlq": "8000001", "key": "key-8000000000009",
+		"comment": "01890000-0000-7000-8000-000000000001", "slug": "zzzzzzzz", "cursor": "bm9ib2R5IGhhcyBnaXZlbiB0aGlzIGN1cnNvciB0byBhbnlib2R5", "token": "bm9ib2R5IGhhcyBnaXZlbiB0aGlzIHRva2Vu"}
 
 	stranger := f
 	stranger.token = f.newToken(t, 2, "stranger", store.Roles()...)

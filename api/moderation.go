@@ -41,7 +41,7 @@ type settingsGetInput struct {
 type settingsPutInput struct {
 	PostPath
 	IfMatch     string `header:"If-Match" doc:"The ETag that the change is about, or *. Required once something was set."`
-	IfNoneMatch string `header:"If-None-Match" doc:"*: only while nothing was set."`
+	IfNoneMatch string `header:"If-None-Match" example:"*" doc:"*: only while nothing was set."`
 	Body        struct {
 		Locked       bool   `json:"locked,omitempty" example:"false"`
 		Premoderated bool   `json:"premoderated,omitempty" example:"true"`

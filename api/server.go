@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"mime"
 	"net"
 	"net/http"
 	"net/url"
@@ -141,6 +142,13 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rec := &recorder{ResponseWriter: w}
 	rec.Header().Set(requestIDHeader, id)
 	rec.Header().Set("X-Content-Type-Options", "nosniff")
+	rec.Header().Set("Cache-Control", "private, no-cache") // a browser may keep it and ask again with its ETag, which says something within a tenant only
+	rec.Header().Set("Vary", "Authorization")
+	r.Header.Del("Accept") // the framework chooses by it, and every route has one type of answer
+	if r.ContentLength != 0 {
+		deadline, _ := ctx.Deadline()
+		_ = http.NewResponseController(w).SetReadDeadline(deadline) // also of a body that nobody reads; a test's writer has none
+	}
 	defer func() {
 		if cause := recover(); cause != nil {
 			s.recovered(rec, r, cause)
@@ -247,6 +255,9 @@ func (r *recorder) WriteHeader(status int) {
 	if r.status == 0 {
 		r.status = status
 	}
+	if status == http.StatusNotModified {
+		r.Header().Del("Content-Type") // the framework's, of the body that is not sent (RFC 9110, 15.4.5)
+	}
 	r.ResponseWriter.WriteHeader(status)
 }
 
@@ -336,6 +347,7 @@ func register[I, O any](s *server, r route, handle func(ctx context.Context, in 
 		}
 		return out, nil
 	})
+	describeAnswers(op.Responses, r)
 }
 
 // metaParameters describes the headers that every write takes; caller reads them.
@@ -407,6 +419,9 @@ func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 		return err
 	})
 	hasBody := hctx.Operation().RequestBody != nil
+	if err == nil && hasBody {
+		err = s.checkMedia(w, r, hctx.Operation())
+	}
 	if err == nil && hasBody {
 		most := cmp.Or(op.maxBody, s.cfg.MaxBodyBytes)
 		if release, ok := s.gate.reserve(r.ContentLength, most); ok {
@@ -484,6 +499,31 @@ func (s *server) caller(r *http.Request, p store.Principal) (caller, error) {
 	return caller{Principal: p, meta: store.Meta{Actor: actor, TraceParent: traceParent(r.Header.Values("Traceparent"))}, fresh: refs}, nil
 }
 
+// checkMedia refuses a body that is coded, or of a type that the operation does not take. One of no type is JSON.
+func (s *server) checkMedia(w http.ResponseWriter, r *http.Request, op *huma.Operation) error {
+	if r.ContentLength == 0 {
+		return nil
+	}
+	for _, coding := range r.Header.Values("Content-Encoding") {
+		if !strings.EqualFold(coding, "identity") {
+			w.Header().Set("Accept-Encoding", "identity") // RFC 9110, 15.5.16
+			return s.problems.problem(codeMediaType, "", FieldError{Detail: "want the body as it is", Header: "Content-Encoding"})
+		}
+	}
+	types := r.Header.Values("Content-Type")
+	if len(types) == 0 {
+		types = []string{"application/json"}
+	}
+	media, parameters, err := mime.ParseMediaType(types[0])
+	charset, coded := parameters["charset"]
+	if err != nil || len(types) > 1 || op.RequestBody.Content[media] == nil || coded && !strings.EqualFold(charset, "utf-8") {
+		want := strings.Join(slices.Sorted(maps.Keys(op.RequestBody.Content)), " or ")
+		return s.problems.problem(codeMediaType, "", FieldError{Detail: "want " + want + ", in UTF-8", Header: "Content-Type"})
+	}
+	r.Header.Set("Content-Type", media)
+	return nil
+}
+
 // readBody reads the body into memory, so that what goes wrong on the way is the client's error and not the framework's.
 func (s *server) readBody(w http.ResponseWriter, r *http.Request, limit int64) error {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
@@ -499,6 +539,7 @@ func (s *server) readBody(w http.ResponseWriter, r *http.Request, limit int64) e
 	case r.Context().Err() != nil: // it came, but took all the time that the request had
 		return s.problems.problem(codeRequestTimeout, "")
 	}
+	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // or the connection, which is looked after meanwhile, would seem to break
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	return nil
 }

@@ -19,9 +19,17 @@ func (id) Schema(huma.Registry) *huma.Schema { return idSchema() }
 
 func idSchema() *huma.Schema {
 	return &huma.Schema{
-		Type: huma.TypeString, Pattern: "^[1-9][0-9]{0,18}$", Examples: []any{"42"},
+		Type: huma.TypeString, Pattern: "^[1-9][0-9]{0,18}$",
 		Description: "A decimal number from 1 to 9223372036854775807, as a string.",
 	}
+}
+
+// moment is a time in an answer.
+type moment struct{}
+
+// Schema describes the time.
+func (moment) Schema(huma.Registry) *huma.Schema {
+	return &huma.Schema{Type: huma.TypeString, Format: "date-time", Pattern: `^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$`}
 }
 
 func (i id) int64() int64 { return int64(i.ID) }
