@@ -93,6 +93,8 @@ func (e *Event) Headers() map[string][]string {
 const (
 	maxToken       = 64
 	maxHeaderBytes = 60 << 10 // the server refuses 64 KiB; the rest is for the headers of the publish
+	fixedHeaders   = 750      // the most bytes that an event's headers take but for traceparent: names, tokens, numbers, a time and a UUID
+	publishHeaders = 1 << 10  // Nats-Batch-*, Nats-Expected-*, Tidings-Prev, Tidings-Generation
 )
 
 func token(s string) bool {
@@ -107,33 +109,44 @@ func token(s string) bool {
 	return true
 }
 
-// Validate reports why the event can never be published: a type that is not one subject token, a header value with control
-// characters, headers or a message beyond the limits. maxMessage is the stream's and the server's limit in bytes.
+// InvalidError says why an event can never be published.
+type InvalidError struct {
+	Field  string // the column of outbox_messages that is at fault
+	Reason string
+}
+
+func (e *InvalidError) Error() string { return e.Field + " " + e.Reason }
+
+// Validate reports as an *InvalidError why the event can never be published: a type that is not one subject token, a trace with
+// control characters, a time that no header can have, headers or a message beyond the limits. maxMessage is the stream's and the
+// server's limit in bytes. The answer is the same before the event has its ids as afterwards.
 func (e *Event) Validate(maxMessage int) error {
+	invalid := func(field, format string, args ...any) error {
+		return &InvalidError{Field: field, Reason: fmt.Sprintf(format, args...)}
+	}
 	if !token(e.AggregateType) {
-		return fmt.Errorf("aggregate_type %.80q is not a token of 1 to %d letters, digits, _ and -", e.AggregateType, maxToken)
+		return invalid("aggregate_type", "%.80q is not a token of 1 to %d letters, digits, _ and -", e.AggregateType, maxToken)
 	}
 	if !token(e.Type) {
-		return fmt.Errorf("event_type %.80q is not a token of 1 to %d letters, digits, _ and -", e.Type, maxToken)
+		return invalid("event_type", "%.80q is not a token of 1 to %d letters, digits, _ and -", e.Type, maxToken)
 	}
-	size := 0
-	for name, values := range e.Headers() {
-		size += len(name) + len(values[0]) + 4
-		if !utf8.ValidString(values[0]) {
-			return fmt.Errorf("header %s is not valid UTF-8", name)
-		}
-		for _, c := range values[0] {
-			if c < ' ' || c == 0x7f {
-				return fmt.Errorf("header %s has the control character %U", name, c)
-			}
+	if year := e.OccurredAt.UTC().Year(); year < 1 || year > 9999 {
+		return invalid("occurred_at", "is in the year %d: want 1 to 9999", year)
+	}
+	if !utf8.ValidString(e.TraceParent) {
+		return invalid("trace_id", "is not valid UTF-8")
+	}
+	for _, c := range e.TraceParent {
+		if c < ' ' || c == 0x7f {
+			return invalid("trace_id", "has the control character %U", c)
 		}
 	}
+	size := fixedHeaders + len(e.TraceParent)
 	if size > maxHeaderBytes {
-		return fmt.Errorf("headers take %d bytes: the limit is %d", size, maxHeaderBytes)
+		return invalid("trace_id", "makes headers of %d bytes: the limit is %d", size, maxHeaderBytes)
 	}
-	const publishHeaders = 1 << 10 // Nats-Batch-*, Nats-Expected-*, Tidings-Prev, Tidings-Generation
 	if total := size + len(e.Payload) + publishHeaders; total > maxMessage {
-		return fmt.Errorf("message takes %d bytes: the limit is %d", total, maxMessage)
+		return invalid("payload", "makes a message of %d bytes: the limit is %d", total, maxMessage)
 	}
 	return nil
 }

@@ -2,8 +2,10 @@ package event
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -126,19 +128,35 @@ func TestWhatCannotBePublishedIsRefused(t *testing.T) {
 		"a type of 65 letters":                {func(e *Event) { e.Type = strings.Repeat("x", 65) }, "event_type"},
 		"an aggregate type with a space":      {func(e *Event) { e.AggregateType = "a b" }, "aggregate_type"},
 		"an aggregate type beyond ASCII":      {func(e *Event) { e.AggregateType = "ä" }, "aggregate_type"},
-		"a trace with a line break":           {func(e *Event) { e.TraceParent = "a\r\nNats-Rollup: all" }, "control character"},
-		"a trace that is not UTF-8":           {func(e *Event) { e.TraceParent = "\xff" }, "UTF-8"},
-		"headers over the limit":              {func(e *Event) { e.TraceParent = strings.Repeat("x", 61<<10) }, "headers"},
-		"a payload over the server's limit":   {func(e *Event) { e.Payload = []byte(strings.Repeat("x", 1<<20)) }, "message takes"},
-		"a payload that fits without headers": {func(e *Event) { e.Payload = []byte(strings.Repeat("x", 1<<20-100)) }, "message takes"},
+		"a trace with a line break":           {func(e *Event) { e.TraceParent = "a\r\nNats-Rollup: all" }, "trace_id has the control character"},
+		"a trace that is not UTF-8":           {func(e *Event) { e.TraceParent = "\xff" }, "trace_id is not valid UTF-8"},
+		"headers over the limit":              {func(e *Event) { e.TraceParent = strings.Repeat("x", 61<<10) }, "trace_id makes headers"},
+		"a time beyond RFC 3339":              {func(e *Event) { e.OccurredAt = time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC) }, "occurred_at"},
+		"a time before it":                    {func(e *Event) { e.OccurredAt = time.Date(0, 1, 1, 0, 0, 0, 0, time.UTC) }, "occurred_at"},
+		"a payload over the server's limit":   {func(e *Event) { e.Payload = []byte(strings.Repeat("x", 1<<20)) }, "payload makes a message"},
+		"a payload that fits without headers": {func(e *Event) { e.Payload = []byte(strings.Repeat("x", 1<<20-100)) }, "payload makes a message"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := good
 			c.breakIt(&e)
-			if err := e.Validate(1 << 20); err == nil || !strings.Contains(err.Error(), c.want) {
+			err := e.Validate(1 << 20)
+			if invalid := (*InvalidError)(nil); !errors.As(err, &invalid) || !strings.HasPrefix(err.Error(), c.want) || !strings.HasPrefix(c.want, invalid.Field) {
 				t.Errorf("got %v, want an error about %s", err, c.want)
 			}
 		})
+	}
+
+	// What Validate leaves out of its sums, and does not look at, is bounded and clean.
+	longest := Event{
+		ID: good.ID, TenantID: math.MinInt64, AggregateType: strings.Repeat("x", maxToken), AggregateID: math.MinInt64, Type: strings.Repeat("y", maxToken),
+		Version: math.MinInt16, OccurredAt: when, OutboxID: math.MinInt64, TraceParent: "t",
+	}
+	size := 0
+	for name, values := range longest.Headers() {
+		size += len(name) + len(": \r\n") + len(values[0])
+	}
+	if size-1 > fixedHeaders {
+		t.Errorf("the headers take %d bytes without the trace: fixedHeaders is %d", size-1, fixedHeaders)
 	}
 }
 

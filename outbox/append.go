@@ -1,8 +1,10 @@
 package outbox
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -29,21 +31,48 @@ type appended struct {
 	Partition int
 }
 
+// MaxMessage is the most bytes that a message may take for Append: NATS's own limit. A broker that takes less makes the relay refuse what
+// is larger; to one that takes more, larger events go by SQL.
+const MaxMessage = 1 << 20
+
+// check reports what the relay would never publish, and what the table cannot hold.
+func check(e *event.Event) error {
+	if e.Version < 0 || e.Version > math.MaxInt16 {
+		return &event.InvalidError{Field: "event_version", Reason: fmt.Sprintf("is %d: want 1 to %d", e.Version, math.MaxInt16)}
+	}
+	room := MaxMessage
+	if len(e.Payload) > room/4 { // the table's text of it has a blank behind each of these (and writes exponents out: left to the relay)
+		room -= bytes.Count(e.Payload, []byte(",")) + bytes.Count(e.Payload, []byte(":"))
+	}
+	return e.Validate(room)
+}
+
 // Append writes the events into the outbox in the caller's transaction and in the slice's order, and fills in each one's
 // OutboxID, ID and Partition. The caller has already written the state that they tell of in the same transaction: that write
 // holds the entity's lock, so the ids of one entity are in commit order. An event with no OccurredAt occurs now, by the
 // database's clock; version 0 is 1.
+//
+// When one of them could never be published, nothing is written: the error is an *event.InvalidError that names the column, and the
+// transaction can go on.
 func Append(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 	var batch pgx.Batch
-	Queue(&batch, events)
+	if err := Queue(&batch, events); err != nil || batch.Len() == 0 {
+		return err
+	}
 	return tx.SendBatch(ctx, &batch).Close()
 }
 
-// Queue is Append as the next statement of a batch of that transaction: what is filled in is there once the batch was read.
-func Queue(batch *pgx.Batch, events []event.Event) {
+// Queue is Append as the next statement of a batch of that transaction: what is filled in is there once the batch was read. Its error is
+// about the events, and leaves the batch as it was.
+func Queue(batch *pgx.Batch, events []event.Event) error {
 	n := len(events)
 	if n == 0 {
-		return
+		return nil
+	}
+	for i := range events {
+		if err := check(&events[i]); err != nil {
+			return fmt.Errorf("append outbox message %d of %d: %w", i+1, n, err)
+		}
 	}
 	var (
 		tenants, aggregates   = make([]int64, n), make([]int64, n)
@@ -81,4 +110,5 @@ func Queue(batch *pgx.Batch, events []event.Event) {
 		}
 		return nil
 	})
+	return nil
 }

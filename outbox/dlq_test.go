@@ -20,14 +20,20 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// bury appends events of tenant, aggregate type, aggregate id and type, and fails them until they are dead. It returns their
+// bury inserts events, by SQL as no other way takes them, of tenant, aggregate type, aggregate id and type, and fails them until they are dead. It returns their
 // ids; the events died an hour apart, the last one now.
 func bury(t *testing.T, pool *pgxpool.Pool, events ...event.Event) []int64 {
 	t.Helper()
 	for i := range events {
-		events[i].Payload = []byte(fmt.Sprintf(`{"n": %d}`, i))
+		e := &events[i]
+		e.Payload, e.Version = []byte(fmt.Sprintf(`{"n": %d}`, i)), 1
+		if err := pool.QueryRow(t.Context(), `
+			INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, trace_id) VALUES ($1, $2, $3, $4, $5, $6, $7)
+			RETURNING id, event_id::text, partition`, e.TenantID, e.AggregateType, e.AggregateID, e.Type, e.Payload, e.OccurredAt, e.TraceParent,
+		).Scan(&e.OutboxID, &e.ID, &e.Partition); err != nil {
+			t.Fatal(err)
+		}
 	}
-	appendRows(t, pool, events...)
 	ids := make([]int64, len(events))
 	failures := make([]Failure, len(events))
 	for i, e := range events {

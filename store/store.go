@@ -93,8 +93,7 @@ func (s *Store) write(ctx context.Context, tenant int64, lockTimeout time.Durati
 			return err
 		}
 		events = u.events
-		outbox.Queue(last, events)
-		return nil
+		return outbox.Queue(last, events)
 	})
 	if err != nil {
 		return err

@@ -1,0 +1,108 @@
+package outbox
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+func TestWhatCannotBePublishedIsNotAppended(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	for name, c := range map[string]struct {
+		field   string
+		breakIt func(*event.Event)
+	}{
+		"a type that is not a token":    {"event_type", func(e *event.Event) { e.Type = "a.b" }},
+		"no aggregate type":             {"aggregate_type", func(e *event.Event) { e.AggregateType = "" }},
+		"a trace with a line break":     {"trace_id", func(e *event.Event) { e.TraceParent = "a\r\nb" }},
+		"a trace that is too long":      {"trace_id", func(e *event.Event) { e.TraceParent = strings.Repeat("x", 61<<10) }},
+		"a time that no header has":     {"occurred_at", func(e *event.Event) { e.OccurredAt = time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC) }},
+		"a version beyond the column":   {"event_version", func(e *event.Event) { e.Version = math.MaxInt16 + 1 }},
+		"a version below one":           {"event_version", func(e *event.Event) { e.Version = -1 }},
+		"a payload that is too large":   {"payload", func(e *event.Event) { e.Payload = []byte(`"` + strings.Repeat("x", MaxMessage) + `"`) }},
+		"a payload that the table pads": {"payload", func(e *event.Event) { e.Payload = []byte(`[1` + strings.Repeat(",1", MaxMessage*2/5) + `]`) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bad := newEvent(1, `1`)
+			c.breakIt(&bad)
+			err := postgres.InTx(t.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+				err := Append(t.Context(), tx, []event.Event{newEvent(1, `1`), bad})
+				var invalid *event.InvalidError
+				if !errors.As(err, &invalid) || invalid.Field != c.field || !strings.Contains(err.Error(), "2 of 2: "+c.field) {
+					t.Errorf("got %v, want an error of the second's %s", err, c.field)
+				}
+				return Append(t.Context(), tx, nil) // the transaction goes on
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if batches, err := Claim(t.Context(), pool, everything(), 10, 1<<20, 1<<20); err != nil || len(batches) > 0 {
+		t.Errorf("%d batches, %v: want nothing written", len(batches), err)
+	}
+}
+
+// TestWhatIsAppendedCanBePublished has events as large as they may be, whose text in the table is longer than what was given.
+func TestWhatIsAppendedCanBePublished(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	fits := func(payload func(n int) string) (most string) {
+		low, high := 1, MaxMessage
+		for low+1 < high {
+			n := (low + high) / 2
+			e := newEvent(1, payload(n))
+			if check(&e) == nil {
+				low = n
+			} else {
+				high = n
+			}
+		}
+		return payload(low)
+	}
+	events := appendRows(t, pool,
+		newEvent(1, fits(func(n int) string { return `"` + strings.Repeat("x", n) + `"` })),
+		newEvent(1, fits(func(n int) string { return `[1` + strings.Repeat(",1", n) + `]` })),
+		newEvent(1, fits(func(n int) string {
+			var members strings.Builder
+			for i := range n / 8 {
+				fmt.Fprintf(&members, `"%07d":1,`, i)
+			}
+			return `{` + members.String() + `"":1}`
+		})))
+	batches, err := Claim(t.Context(), pool, everything(), 10, 10<<20, 10<<20)
+	if err != nil || len(batches) != 1 || len(batches[0].Rows) != len(events) {
+		t.Fatalf("%d batches, %v", len(batches), err)
+	}
+	for i, r := range batches[0].Rows {
+		if err := r.Validate(1 << 20); err != nil || len(r.Payload) < MaxMessage*99/100 {
+			t.Errorf("event %d, %d bytes of payload in the table: %v", i, len(r.Payload), err)
+		}
+	}
+}
+
+func TestATimeThatTheRelayCannotReadIsRefusedByTheTable(t *testing.T) {
+	db := testkit.Postgres(t)
+	pool := db.Pool(t, postgres.RoleWriter)
+	for _, at := range []string{"infinity", "-infinity", "10000-01-01 00:00:00Z", "0001-01-01 00:00:00Z BC", "9999-12-31 23:59:59Z", "0001-01-01 00:00:00Z"} {
+		_, err := pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at) VALUES (1, 'like', 42, 'created', '{}', $1::text::timestamptz)`, at)
+		var refused *pgconn.PgError
+		if good := strings.HasPrefix(at, "9") || at == "0001-01-01 00:00:00Z"; good && err != nil {
+			t.Errorf("%s: %v", at, err)
+		} else if !good && (!errors.As(err, &refused) || refused.ConstraintName != "outbox_messages_occurred_at_check") {
+			t.Errorf("%s: %v, want it refused", at, err)
+		}
+	}
+	if batches, err := Claim(t.Context(), db.Pool(t, postgres.RoleSystem), everything(), 10, 1<<20, 1<<20); err != nil || len(batches) != 1 || len(batches[0].Rows) != 2 {
+		t.Errorf("what was taken: %v, %v", batches, err)
+	}
+}
