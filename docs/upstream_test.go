@@ -1,0 +1,160 @@
+package docs_test
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// blocks are the page's blocks of code in a language.
+func blocks(page, language string) (all []string) {
+	for _, m := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(page, -1) {
+		all = append(all, m[1])
+	}
+	return all
+}
+
+// TestTheUpstreamPageWorks runs what upstream.md shows, with the login that it makes, and looks at all that this login may do.
+func TestTheUpstreamPageWorks(t *testing.T) {
+	content, err := os.ReadFile("upstream.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	login := "likes_" + strings.ToLower(rand.Text()[:12]) // logins belong to the server, not to the test's database
+	page := strings.ReplaceAll(string(content), "likes_service", login)
+	db := testkit.Postgres(t)
+	owner := db.Pool(t, postgres.RoleOwner)
+	inSQL, inGo, inPython := blocks(page, "sql"), blocks(page, "go"), regexp.MustCompile(`execute\("([^"]+)"`).FindAllStringSubmatch(page, -1)
+	if len(inSQL) != 2 || len(inGo) != 1 || len(inPython) != 2 {
+		t.Fatalf("the page has %d blocks of SQL, %d of Go and %d statements in Python", len(inSQL), len(inGo), len(inPython))
+	}
+	if example, err := os.ReadFile("../outbox/example_test.go"); err != nil || !strings.Contains(string(example), "\n"+inGo[0]) {
+		t.Errorf("the Go block is not what stands in outbox/example_test.go, %v", err)
+	}
+
+	t.Cleanup(func() {
+		for _, sql := range []string{"DROP OWNED BY ", "DROP ROLE "} {
+			if _, err := owner.Exec(context.WithoutCancel(t.Context()), sql+login); err != nil { // the pool is closed after this
+				t.Error(err)
+			}
+		}
+	})
+	password := rand.Text()
+	if _, err := owner.Exec(t.Context(), inSQL[0]+fmt.Sprintf("ALTER ROLE %s PASSWORD '%s'", login, password)); err != nil {
+		t.Fatal(err)
+	}
+	u, err := url.Parse(db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.User = url.UserPassword(login, password)
+	service, err := pgx.Connect(t.Context(), u.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer service.Close(t.Context())
+	exec := func(sql string) error {
+		_, err := service.PgConn().Exec(t.Context(), sql).ReadAll()
+		return err
+	}
+	for _, sql := range []string{inSQL[1], inPython[0][1], strings.Replace(inPython[1][1], "%s", `'{"user_id": "8", "post_id": "42", "version": 1}'`, 1)} {
+		if err := exec(sql); err != nil {
+			t.Errorf("%s: %v", sql, err)
+		}
+	}
+	asks := make([]outbox.Ask, event.Partitions)
+	for p := range asks {
+		asks[p].Partition = p
+	}
+	batches, err := outbox.Claim(t.Context(), db.Pool(t, postgres.RoleSystem), asks, 10, 1<<20, 1<<20)
+	if err != nil || len(batches) != 1 || len(batches[0].Rows) != 2 {
+		t.Fatalf("the relay finds %+v, %v: want two events of the post", batches, err)
+	}
+	for _, r := range batches[0].Rows {
+		if err := r.Validate(outbox.MaxMessage); err != nil {
+			t.Error(err)
+		}
+	}
+
+	rows, _ := owner.Query(t.Context(), `
+		WITH columns AS (
+		  SELECT c.table_name, p.privilege, has_column_privilege($1, format('%I.%I', c.table_schema, c.table_name), c.column_name, p.privilege) AS may, c.column_name
+		    FROM information_schema.columns c JOIN information_schema.tables USING (table_schema, table_name)
+		   CROSS JOIN unnest('{SELECT,INSERT,UPDATE,REFERENCES}'::text[]) AS p(privilege) WHERE c.table_schema = current_schema())
+		SELECT concat_ws(' ', table_name, privilege, CASE WHEN NOT bool_and(may) THEN string_agg(column_name, ' ' ORDER BY column_name COLLATE "C") FILTER (WHERE may) END)
+		  FROM columns GROUP BY table_name, privilege HAVING bool_or(may)
+		UNION ALL
+		SELECT concat_ws(' ', table_name, privilege) FROM information_schema.tables CROSS JOIN unnest('{DELETE,TRUNCATE,TRIGGER}'::text[]) AS p(privilege)
+		 WHERE table_schema = current_schema() AND has_table_privilege($1, format('%I.%I', table_schema, table_name), privilege)
+		UNION ALL
+		SELECT concat_ws(' ', 'sequence', oid::regclass) FROM pg_class WHERE relnamespace = current_schema()::regnamespace
+		   AND CASE WHEN relkind = 'S' THEN has_sequence_privilege($1, oid, 'USAGE, SELECT, UPDATE') END
+		UNION ALL
+		SELECT concat_ws(' ', 'function', oid::regprocedure) FROM pg_proc WHERE prosecdef AND has_function_privilege($1, oid, 'EXECUTE')
+		UNION ALL
+		SELECT concat_ws(' ', 'role', rolname) FROM pg_roles WHERE rolname <> $1 AND pg_has_role($1, oid, 'MEMBER')
+		UNION ALL
+		SELECT 'schema' WHERE has_schema_privilege($1, current_schema(), 'CREATE')`, login)
+	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(got)
+	want := []string{
+		"all_comments SELECT",
+		"archived_threads SELECT",
+		"comments INSERT",
+		"comments SELECT",
+		"comments UPDATE author_state body updated_at version",
+		"comments_archive SELECT",
+		"follows INSERT",
+		"follows SELECT",
+		"follows UPDATE positioned_at status updated_at version",
+		"likes INSERT",
+		"likes SELECT",
+		"likes UPDATE",
+		"outbox_messages INSERT aggregate_id aggregate_type available_at event_type event_version occurred_at payload tenant_id trace_id",
+		"outbox_messages SELECT delayed event_id id partition",
+		"role tidings_writer",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("what the login may do (-want +got):\n%s", diff)
+	}
+
+	rows, _ = owner.Query(t.Context(), `SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema() AND table_type = 'BASE TABLE'`)
+	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, table := range tables {
+		name := pgx.Identifier{table}.Sanitize()
+		tries := []string{"DELETE FROM " + name, "TRUNCATE " + name, "ALTER TABLE " + name + " DISABLE ROW LEVEL SECURITY"}
+		if !slices.Contains(want, table+" SELECT") {
+			tries = append(tries, "SELECT * FROM "+name)
+		}
+		for _, sql := range tries {
+			var refused *pgconn.PgError
+			if err := exec(sql); !errors.As(err, &refused) || refused.Code != "42501" {
+				t.Errorf("%s: %v, want it refused", sql, err)
+			}
+		}
+	}
+}
