@@ -107,12 +107,16 @@ const countMonthsSQL = `
             FROM here WHERE isfinite(occurred_at) GROUP BY 1) n
    WHERE m.month = n.month`
 
+// youngSQL is a message inserted too late to have been published long ago. One of the future is not: the clock was ahead when it came,
+// what comes after it may be older.
+const youngSQL = `inserted_at >= @before AND inserted_at < now() + interval '1 hour'`
+
 // sliceSQL looks at the next messages by id and moves those that were published before a time. Whoever makes one of them pending
 // again meanwhile (a repair) is waited for, and then it stays.
 // Index: outbox_messages_pkey, a range of ids.   Locks: the messages moved.
 const sliceSQL = `
 WITH look AS MATERIALIZED (
-  SELECT id, coalesce(processed_at < @before, false) AS old, inserted_at >= @before AS young
+  SELECT id, coalesce(processed_at < @before, false) AS old, ` + youngSQL + ` AS young
     FROM outbox_messages WHERE id > @after AND id <= @upto ORDER BY id LIMIT @limit),
 gone AS (
   DELETE FROM outbox_messages m USING look l WHERE m.id = l.id AND l.old AND m.processed_at < @before RETURNING m.*),
@@ -136,6 +140,11 @@ type slice struct {
 type cursor struct {
 	front, rewalk, sweep int64
 	sweptAt              time.Time
+}
+
+// sweepDue reports whether a sweep is due at now. One that ended in the future did by a clock that was ahead.
+func (c cursor) sweepDue(now time.Time) bool {
+	return now.Sub(c.sweptAt) >= sweepEvery || now.Before(c.sweptAt.Add(-sweepEvery))
 }
 
 const (
@@ -189,7 +198,7 @@ func (a *Archive) Run(ctx context.Context, h Lease) error {
 	if err := a.inTx(ctx, h, func(tx pgx.Tx) error { return moveCursor(ctx, tx, c, false) }); err != nil {
 		return err
 	}
-	if now.Sub(c.sweptAt) >= sweepEvery {
+	if c.sweepDue(now) {
 		err := a.walk(ctx, h, before, c.sweep, c.rewalk, &c, func(c *cursor, _ slice, end int64) bool { c.sweep = end; return false })
 		if err != nil {
 			return err
@@ -293,7 +302,7 @@ func (a *Archive) lastID(ctx context.Context) (id int64, err error) {
 // planSQL counts what a slice would meet, range by range of ids.
 // Index: outbox_messages_pkey.   Locks: none.
 const planSQL = `
-SELECT /* outbox.plan_archive */ count(*), count(*) FILTER (WHERE processed_at < @before), count(*) FILTER (WHERE inserted_at >= @before)
+SELECT /* outbox.plan_archive */ count(*), count(*) FILTER (WHERE processed_at < @before), count(*) FILTER (WHERE ` + youngSQL + `)
   FROM outbox_messages WHERE id > @after AND id <= @upto`
 
 // Plan says what a run would do now, as it counts, and changes nothing. It reads the messages that the run would look at.
@@ -308,7 +317,7 @@ func (a *Archive) Plan(ctx context.Context) (map[string]int64, error) {
 	}
 	counts := make(map[string]int64)
 	after := c.rewalk
-	if now.Sub(c.sweptAt) >= sweepEvery {
+	if c.sweepDue(now) {
 		after = c.sweep
 	}
 	for ; after < last; after += idRange {

@@ -180,6 +180,28 @@ func TestWhatStaysForLongIsNotWalkedOverAtEveryRun(t *testing.T) {
 	}
 }
 
+// The database's clock was ahead for a while: what was written and what was noted then lies in the future.
+func TestAClockThatWasAheadStopsNothing(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	fill(t, pool, 1, 10, 10*archiveDay)
+	fill(t, pool, 1, 40, -365*archiveDay)
+	fill(t, pool, 1, 10, 10*archiveDay)
+	exec(t, pool, `UPDATE outbox_archive_cursor SET swept_at = now() + interval '365 d'`)
+	a := newArchive(t, pool, 10)
+	plan, err := a.Plan(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if counts := archive(t, a); counts[CountArchived] != 20 || plan[CountArchived] != 20 {
+		t.Errorf("the run did %v and the plan was %v, want the 20 rows on both sides of what is of the future", counts, plan)
+	}
+	exec(t, pool, `UPDATE outbox_messages SET processed_at = now() - interval '8 d', inserted_at = now() - interval '8 d'`)
+	exec(t, pool, `UPDATE outbox_archive_cursor SET swept_at = now() + interval '300 d', rewalk = front`)
+	if counts := archive(t, a); counts[CountArchived] != 40 {
+		t.Errorf("a run whose last sweep ended in the future did %v, want the 40 rows that were passed over", counts)
+	}
+}
+
 // TestAnArchiverKilledAtAnyStepLeavesEachRowInOnePlace ends the connections at the k-th step, for every k: to the database it is
 // what SIGKILL is.
 func TestAnArchiverKilledAtAnyStepLeavesEachRowInOnePlace(t *testing.T) {

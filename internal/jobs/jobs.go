@@ -70,6 +70,8 @@ func orZero(t *time.Time) time.Time {
 const (
 	// pollInterval is between two looks whether a job is due, less a random quarter.
 	pollInterval = 15 * time.Second
+	// clockMargin is how far in the future what a job noted may lie: more, and the clock was ahead then and says nothing now.
+	clockMargin = time.Minute
 	// retryAfter is how long after a failure a job is tried again, if it would not be due sooner.
 	retryAfter = time.Minute
 )
@@ -78,6 +80,11 @@ const (
 func (j Job) due(last LastRun, now time.Time) bool {
 	if j.Every == 0 || j.Window.left(now) == 0 {
 		return false
+	}
+	for _, t := range []*time.Time{&last.FailedAt, &last.SucceededAt} {
+		if t.After(now.Add(clockMargin)) {
+			*t = time.Time{}
+		}
 	}
 	if last.FailedAt.After(last.SucceededAt) {
 		return !now.Before(last.FailedAt.Add(min(j.Every, retryAfter)))

@@ -26,11 +26,11 @@ type metrics struct {
 func newMetrics(reg prometheus.Registerer, jobs []Job) (*metrics, error) {
 	m := &metrics{
 		lastSuccess: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "job_last_success_timestamp_seconds",
-			Help: "When the job last did all it had to do, anywhere in the fleet or by command; absent until it has."}, []string{"job"}),
+			Help: "When the job last did all it had to do, anywhere in the fleet or by command; absent until it has."}, []string{"name"}),
 		runs: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "job_runs_total", Help: "Runs of scheduled jobs in this process, by how they ended."},
-			[]string{"job", "outcome"}),
+			[]string{"name", "outcome"}),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "job_seconds", Help: "How long runs of scheduled jobs took in this process.",
-			Buckets: prometheus.ExponentialBuckets(0.01, 4, 10)}, []string{"job"}),
+			Buckets: prometheus.ExponentialBuckets(0.01, 4, 10)}, []string{"name"}),
 		known: make(map[string]bool),
 	}
 	for _, j := range jobs {
