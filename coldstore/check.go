@@ -27,6 +27,16 @@ func (s *Store) content(ctx context.Context, month time.Time) (rows int64, sum [
 	return rows, h.Sum(nil), err
 }
 
+// probe reads the manifest of an export.
+func (s *Store) probe(ctx context.Context, e Export) error {
+	b, err := s.open(ctx, e.URL)
+	if err != nil {
+		return err
+	}
+	_, err = readManifest(ctx, b, e.dir(), e.ManifestSHA256)
+	return err
+}
+
 func (s *Store) readExport(ctx context.Context, e Export) error {
 	b, err := s.open(ctx, e.URL)
 	if err != nil {
@@ -51,11 +61,26 @@ UPDATE /* coldstore.release */ outbox_archive_exports SET verified_at = now(), s
 // what the archive holds. It reads the month in the database and in the store. The answer is good as long as the fence holds: the
 // caller drops the month under the same lease. A month that changed since, or whose files are damaged, is exported again by the
 // next ExportDue. An error leaves everything as it is.
+//
+// A Store without a URL lets go of what was never exported, and asks the same of a month that was: where one process is not told of
+// the exports that others make, what stands outside is all that is left of the month, and must be marked so.
 func (s *Store) Check(ctx context.Context, month time.Time) (ok bool, why string, err error) {
 	name := month.Format(monthFormat)
-	all, err := s.exports(ctx, month, stateComplete)
+	all, err := s.exports(ctx, &month, stateComplete)
 	if err != nil {
 		return false, "", err
+	}
+	if len(all) == 0 && s.url == "" {
+		return true, "", nil
+	}
+	var away []error // found out before the table is read, which may take long
+	for _, e := range all {
+		if err := s.probe(ctx, e); err != nil && !errors.Is(err, ErrDamaged) {
+			away = append(away, fmt.Errorf("check the export %s: %w", e, err))
+		}
+	}
+	if len(away) > 0 && len(away) == len(all) {
+		return false, "", errors.Join(away...)
 	}
 	rows, sum, err := s.content(ctx, month)
 	if err != nil {
@@ -108,17 +133,17 @@ func (s *Store) BeforeDrop(ctx context.Context, m outbox.Month) (ok bool, why st
 	if m.Default {
 		return s.checkDefault(ctx, m.To)
 	}
-	if m.Held {
+	all, err := s.exports(ctx, &m.From, stateComplete)
+	if err != nil {
+		return false, "", err
+	}
+	if m.Held && (len(all) > 0 || s.url != "") {
 		whole, err := outbox.HeldWhole(ctx, s.pool, m.From)
 		if err != nil {
 			return false, "", err
 		}
 		if whole {
 			return false, "a hold keeps it", nil
-		}
-		all, err := s.exports(ctx, m.From, stateComplete)
-		if err != nil {
-			return false, "", err
 		}
 		for _, e := range all {
 			if e.ReleasedAt != nil && e.VerifiedAt != nil && time.Since(*e.VerifiedAt) < heldAgain {
@@ -132,7 +157,7 @@ func (s *Store) BeforeDrop(ctx context.Context, m outbox.Month) (ok bool, why st
 func (s *Store) checkDefault(ctx context.Context, before time.Time) (ok bool, why string, err error) {
 	if odd, err := outbox.ArchivedInNoMonth(ctx, s.pool); err != nil {
 		return false, "", err
-	} else if odd {
+	} else if odd && s.url != "" {
 		return false, "some rows say that they occurred before the year 1, and no export holds those", nil
 	}
 	months, err := outbox.Months(ctx, s.pool)
@@ -169,14 +194,19 @@ const (
 type Finding struct {
 	Export  Export `json:"export"`
 	Month   string `json:"month"`
-	Problem string `json:"problem,omitempty"` // what is wrong with the files; "" when nothing is
+	Problem string `json:"problem,omitempty"` // why the files are no good, or could not be read; "" when nothing is wrong
+	Damaged bool   `json:"damaged"`           // they are no good: reading them again does not help
 	Table   string `json:"table"`
 }
 
 // Verify reads all files of the complete exports of a month, or of every one for the zero time, compares them with their manifests and
 // checksums and with the table, and calls report with each. It changes nothing, and needs no fence.
 func (s *Store) Verify(ctx context.Context, month time.Time, report func(Finding) error) error {
-	all, err := s.exports(ctx, month, stateComplete)
+	of := &month
+	if month.IsZero() {
+		of = nil
+	}
+	all, err := s.exports(ctx, of, stateComplete)
 	if err != nil {
 		return err
 	}
@@ -189,7 +219,7 @@ func (s *Store) Verify(ctx context.Context, month time.Time, report func(Finding
 			return context.Cause(ctx)
 		}
 		if err != nil {
-			f.Problem = err.Error()
+			f.Problem, f.Damaged = err.Error(), errors.Is(err, ErrDamaged)
 		}
 		if i == 0 || !all[i-1].Month.Equal(e.Month) {
 			if rows, sum, err = s.content(ctx, e.Month); err != nil {

@@ -518,11 +518,18 @@ func TestADamagedExportRestoresNothing(t *testing.T) {
 			t.Errorf("from %q: %v, and %d rows are there", from, err, len(r.table()))
 		}
 	}
-	if _, err := r.Redact(t.Context(), 7, func(*Row) bool { return false }); !errors.Is(err, ErrDamaged) {
-		t.Errorf("redact: %v", err)
+	r.exec(fillSQL, pgx.StrictNamedArgs{"month": august.AddDate(0, 3, 0), "n": 10})
+	if _, err := r.Export(t.Context(), august.AddDate(0, 3, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := r.Redact(t.Context(), 7, erase); !errors.Is(err, ErrDamaged) || n != 1 {
+		t.Errorf("redact: %d rows of the month that is sound, %v", n, err)
+	}
+	if len(r.complete()) != 2 {
+		t.Errorf("complete: %v", r.complete())
 	}
 	if err := r.Verify(t.Context(), august, func(f Finding) error {
-		if !strings.Contains(f.Problem, "damaged") || f.Table != TableGone {
+		if !strings.Contains(f.Problem, "damaged") || !f.Damaged || f.Table != TableGone {
 			t.Errorf("%+v", f)
 		}
 		return nil
@@ -531,6 +538,80 @@ func TestADamagedExportRestoresNothing(t *testing.T) {
 	}
 	if _, err := r.Restore(t.Context(), august.AddDate(0, 1, 0), "", unprepared); !errors.Is(err, ErrNoExport) {
 		t.Errorf("a month that was not exported: %v", err)
+	}
+}
+
+// Direct SQL writers may set payloads and times that nobody else does.
+func TestOddRowsComeBackAndSpoilNothing(t *testing.T) {
+	r := newRig(t, 5)
+	r.exec(`UPDATE outbox_messages_archive SET payload = 'null' WHERE id = 2`)
+	want := r.table()
+	e := r.export()
+	r.drop()
+	if got, err := r.Restore(t.Context(), august, "", unprepared); err != nil || got.Restored != 5 {
+		t.Errorf("a month with the payload null: %+v, %v", got, err)
+	}
+	if diff := cmp.Diff(want, r.table()); diff != "" {
+		t.Errorf("(-before +restored):\n%s", diff)
+	}
+	first := time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC) // Go's zero time
+	r.exec(`UPDATE outbox_messages_archive SET occurred_at = '0001-01-01 00:00:00+00' WHERE id = 100001`)
+	if ok, why, err := r.Check(t.Context(), first); ok || err != nil || !strings.Contains(why, "not exported") {
+		t.Errorf("the month of the zero time: %t, %s, %v", ok, why, err)
+	}
+	if all, err := r.List(t.Context()); err != nil || len(all) != 1 || all[0].ID != e.ID || all[0].StaleAt != nil {
+		t.Errorf("exports of other months: %+v, %v", all, err)
+	}
+}
+
+// A month that was dropped without asking, by a process that was not told of the exports: what stands outside is all there is of it.
+func TestAMonthThatWasDroppedUnaskedStaysOutside(t *testing.T) {
+	r := newRig(t, 20)
+	unset := New(r.pool, "", noFence, nil, nil)
+	month := outbox.Month{From: august, To: monthEnd(august)}
+	if ok, why, err := unset.BeforeDrop(t.Context(), month); !ok || err != nil {
+		t.Errorf("without exports, where none are wanted: %t, %s, %v", ok, why, err)
+	}
+	first := r.export()
+	r.exec(`UPDATE outbox_messages_archive SET attempts = 9 WHERE id = 3`)
+	if ok, _, err := unset.BeforeDrop(t.Context(), month); ok || err != nil {
+		t.Errorf("an exported month that has changed since may be dropped: %t, %v", ok, err)
+	}
+	first = r.export()
+	if ok, why, err := unset.BeforeDrop(t.Context(), month); !ok || err != nil {
+		t.Errorf("an exported month: %t, %s, %v", ok, why, err)
+	}
+	r.exec(`DELETE FROM outbox_messages_archive WHERE occurred_at >= $1 AND occurred_at < $2 AND id <> 20`, august, monthEnd(august))
+	r.exec(`UPDATE outbox_messages_archive SET id = 21 WHERE id = 20`)
+	second := r.export()
+	if got := r.complete(); !slices.Equal(got, []string{second.ID, first.ID}) {
+		t.Errorf("complete: %v, want both", got)
+	}
+}
+
+// A store that is away is found out before the table is read, and is no damage.
+func TestAStoreThatIsAwayIsFoundOutFirst(t *testing.T) {
+	r := newRig(t, 20)
+	away := false
+	r.s3(func(w http.ResponseWriter, _ *http.Request) bool {
+		if away {
+			w.WriteHeader(http.StatusForbidden)
+		}
+		return away
+	})
+	r.export()
+	away = true
+	r.exec(`UPDATE outbox_messages_archive SET attempts = 9 WHERE id = 3`) // which a look at the table finds
+	if ok, _, err := r.Check(t.Context(), august); ok || err == nil || errors.Is(err, ErrDamaged) {
+		t.Errorf("%t, %v", ok, err)
+	}
+	if err := r.Verify(t.Context(), august, func(f Finding) error {
+		if f.Problem == "" {
+			t.Errorf("%+v", f)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -3,6 +3,7 @@ package coldstore
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"gocloud.dev/blob"
@@ -40,10 +41,11 @@ func (s *Store) Redact(ctx context.Context, tenant int64, redact func(row *Row) 
 	if _, err := s.Sweep(ctx, true); err != nil { // an earlier try, or a half export, holds what this one is to remove
 		return 0, err
 	}
-	if changedRows, err = s.redactAll(ctx, tenant, false, redact); err != nil || changedRows == 0 {
-		return changedRows, err
+	changedRows, err = s.redactAll(ctx, tenant, false, redact)
+	if changedRows > 0 && ctx.Err() == nil {
+		_, serr := s.Sweep(ctx, false)
+		err = errors.Join(err, serr)
 	}
-	_, err = s.Sweep(ctx, false)
 	return changedRows, err
 }
 
@@ -57,14 +59,19 @@ func (s *Store) redactAll(ctx context.Context, tenant int64, look bool, redact f
 	if err != nil {
 		return 0, err
 	}
+	var errs []error // of one export: what the others hold goes all the same
 	for _, e := range all {
 		n, err := s.redact(ctx, e, tenant, look, redact)
+		if ctx.Err() != nil {
+			return changed, context.Cause(ctx)
+		}
 		if err != nil {
-			return changed, fmt.Errorf("redact the export %s: %w", e, err)
+			errs = append(errs, fmt.Errorf("redact the export %s: %w", e, err))
+			continue
 		}
 		changed += n
 	}
-	return changed, nil
+	return changed, errors.Join(errs...)
 }
 
 // redact finds out which segments change, and only then makes a copy of the export in which they are others.

@@ -38,7 +38,7 @@ func (s *Store) Restore(ctx context.Context, month time.Time, from string, prepa
 	r.Month = month.Format(monthFormat)
 	var all []Export
 	if from == "" {
-		all, err = s.exports(ctx, month, stateComplete)
+		all, err = s.exports(ctx, &month, stateComplete)
 	} else {
 		all, err = s.find(ctx, month, from)
 	}

@@ -109,12 +109,9 @@ SELECT /* coldstore.exports */ export_id, month::timestamptz, url, state, starte
  WHERE state = ANY(@states) AND (@month::date IS NULL OR month = @month)
  ORDER BY month, export_id DESC`
 
-func (s *Store) exports(ctx context.Context, month time.Time, states ...string) ([]Export, error) {
-	var of *time.Time
-	if !month.IsZero() {
-		of = &month
-	}
-	rows, _ := s.pool.Query(ctx, exportsSQL, pgx.StrictNamedArgs{"states": states, "month": of})
+// exports returns the exports of a month, or of every one for nil. (The zero time is a month as good as any.)
+func (s *Store) exports(ctx context.Context, month *time.Time, states ...string) ([]Export, error) {
+	rows, _ := s.pool.Query(ctx, exportsSQL, pgx.StrictNamedArgs{"states": states, "month": month})
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Export])
 	if err != nil {
 		return nil, fmt.Errorf("read the exports of the archive: %w", err)
@@ -127,7 +124,7 @@ func (s *Store) exports(ctx context.Context, month time.Time, states ...string) 
 
 // List returns every complete export by month, the newest of a month first.
 func (s *Store) List(ctx context.Context) ([]Export, error) {
-	return s.exports(ctx, time.Time{}, stateComplete)
+	return s.exports(ctx, nil, stateComplete)
 }
 
 // abandonSQL gives up exports that were begun and never completed.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -136,12 +137,13 @@ func ArchivedInNoMonth(ctx context.Context, pool *pgxpool.Pool) (any bool, err e
 	return any, nil
 }
 
-// restoreArchiveSQL puts lines back. A row that is there stays as it is.
+// restoreArchiveSQL puts lines back. A row that is there stays as it is. Of a payload that is null the lines say what they say of none.
 // Index: the partitions' primary keys.   Locks: the new rows, and those of their months.
-const restoreArchiveSQL = `
+var restoreArchiveSQL = `
 WITH here AS (
   INSERT INTO outbox_messages_archive (` + archiveColumns + `)
-  SELECT ` + archiveColumns + ` FROM json_populate_recordset(NULL::outbox_messages_archive, @lines::json)
+  SELECT ` + strings.Replace(archiveColumns, "payload", "coalesce(payload, 'null')", 1) + `
+    FROM json_populate_recordset(NULL::outbox_messages_archive, @lines::json)
       ON CONFLICT (occurred_at, id) DO NOTHING
   RETURNING occurred_at, processed_at),
 counted AS (` + countMonthsSQL + `)

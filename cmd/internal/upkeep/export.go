@@ -50,7 +50,7 @@ func exportJob(cfg Config, truth *pgxpool.Pool, metrics *coldstore.Metrics) jobs
 	}
 }
 
-// archiveWithExports is the archive's run in which no month is dropped that does not stand outside the database.
+// archiveWithExports is the archive's run in which no month is dropped that is to stand outside the database and does not.
 func archiveWithExports(messages *outbox.Archive, url string, truth *pgxpool.Pool, metrics *coldstore.Metrics) func(ctx context.Context, h *jobs.Hold) error {
 	var cold *coldstore.Store // of the run in hand: one runs at a time
 	messages.BeforeDrop(func(ctx context.Context, m outbox.Month) (bool, string, error) { return cold.BeforeDrop(ctx, m) })

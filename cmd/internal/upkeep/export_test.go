@@ -61,7 +61,7 @@ func archived(t *testing.T, pool *pgxpool.Pool) []int64 {
 func TestNoMonthIsDroppedBeforeItIsExported(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	dir := t.TempDir()
-	cfg := Config{OutboxArchive: outbox.ArchiveConfig{Every: time.Hour, After: time.Hour, Keep: 40 * 24 * time.Hour, Batch: 100}}
+	cfg := Config{OutboxArchive: outbox.ArchiveConfig{Every: time.Hour, After: time.Hour, Keep: 40 * 24 * time.Hour, Batch: 100, Share: 100}}
 	cfg.Cold.URL = "file://" + dir
 	add := func(tenant int64, occurred string) {
 		t.Helper()

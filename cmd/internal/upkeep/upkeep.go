@@ -52,9 +52,14 @@ func Jobs(cfg Config, d Deps) ([]jobs.Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	archive := jobs.Job{Name: outbox.ArchiveJob, Every: cfg.OutboxArchive.Every, Plan: messages.Plan,
-		Run: func(ctx context.Context, h *jobs.Hold) error { return messages.Run(ctx, h) }}
-	list := []jobs.Job{archive,
+	var metrics *coldstore.Metrics
+	if cfg.Cold.URL != "" {
+		if metrics, err = coldstore.NewMetrics(d.Registry); err != nil {
+			return nil, err
+		}
+	}
+	list := []jobs.Job{
+		{Name: outbox.ArchiveJob, Every: cfg.OutboxArchive.Every, Plan: messages.Plan, Run: archiveWithExports(messages, cfg.Cold.URL, d.Truth, metrics)},
 		{Name: store.ArchiveJob, Every: cfg.CommentArchive.Every, Window: cfg.CommentArchiveWindow, Plan: threads.Plan,
 			Run: func(ctx context.Context, h *jobs.Hold) error { return threads.Run(ctx, h) }},
 		retain,
@@ -62,10 +67,5 @@ func Jobs(cfg Config, d Deps) ([]jobs.Job, error) {
 	if cfg.Cold.URL == "" {
 		return list, nil
 	}
-	metrics, err := coldstore.NewMetrics(d.Registry)
-	if err != nil {
-		return nil, err
-	}
-	list[0].Run = archiveWithExports(messages, cfg.Cold.URL, d.Truth, metrics)
 	return slices.Insert(list, 1, exportJob(cfg, d.Truth, metrics)), nil
 }

@@ -218,12 +218,15 @@ func (p Process) coldVerifyCommand() *cobra.Command {
 			}
 			defer cold.close()
 			s := cold.store("", nil)
-			damaged := 0
+			bad := 0
 			rows := [][]string{{"MONTH", "ROWS", "FILES", "TABLE", "EXPORT"}}
 			err = s.Verify(c.Context(), month, func(v coldstore.Finding) error {
 				files := "ok"
 				if v.Problem != "" {
-					damaged++
+					bad++
+					files = "UNREAD"
+				}
+				if v.Damaged {
 					files = "DAMAGED"
 				}
 				if f.asJSON {
@@ -244,7 +247,7 @@ func (p Process) coldVerifyCommand() *cobra.Command {
 					return err
 				}
 			}
-			if damaged > 0 {
+			if bad > 0 {
 				return errReported
 			}
 			return nil
