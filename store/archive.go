@@ -110,21 +110,27 @@ type stub struct {
 
 // Run goes on with what an earlier run left, then looks at threads from where the last run ended, and archives those that are quiet. It
 // ends when it has looked at every thread once, after maxWalk of them, or after maxRun; the next run goes on. Whatever ends it, at any
-// point, the next run or the next writer goes on from there.
+// point, the next run or the next writer goes on from there. A thread that cannot be moved, because somebody wrote by SQL what stands on the
+// other side, does not keep the others: the error comes last.
 func (a *Archiver) Run(ctx context.Context, lease Lease) error {
 	end := time.Now().Add(maxRun)
 	err := a.finish(ctx, lease, end)
-	if err == nil && a.after > 0 {
-		err = a.walk(ctx, lease, end)
+	if (err == nil || stuck(err)) && a.after > 0 {
+		if walked := a.walk(ctx, lease, end); walked != nil {
+			err = errors.Join(err, walked)
+		}
 	}
-	if errors.Is(err, errUnsettled) {
+	if errors.Is(err, errUnsettled) && !stuck(err) {
 		a.log.WarnContext(ctx, "threads wait to be archived", "err", err)
 		return nil
 	}
 	return err
 }
 
-func (a *Archiver) walk(ctx context.Context, lease Lease, end time.Time) error {
+// stuck reports whether err is of threads alone that the database lets nobody move: the same comment stands on the other side.
+func stuck(err error) bool { return postgres.IsUnique(err, "") }
+
+func (a *Archiver) walk(ctx context.Context, lease Lease, end time.Time) (failed error) {
 	at, err := a.walked(ctx)
 	if err != nil {
 		return err
@@ -141,20 +147,22 @@ func (a *Archiver) walk(ctx context.Context, lease Lease, end time.Time) error {
 		}
 		looked += n
 		at = last
-		if err := a.archive(ctx, lease, &archive, page, at); err != nil {
+		if err := a.archive(ctx, lease, &archive, page, at); stuck(err) {
+			failed = errors.Join(failed, err)
+		} else if err != nil {
 			return err
 		}
 		if wrapped && (at.tenant > began.tenant || at.tenant == began.tenant && at.post >= began.post) {
-			return nil
+			return failed
 		}
 		if n < a.walkPage {
 			if wrapped || began == (thread{}) {
-				return nil
+				return failed
 			}
 			wrapped = true
 		}
 	}
-	return nil
+	return failed
 }
 
 // Plan returns what a Run over all threads would archive now. It changes nothing.
@@ -367,37 +375,45 @@ func (a *Archiver) settle(ctx context.Context) error {
 var errUnsettled = fmt.Errorf("store: a transaction of the database's server has been running for more than %s", settleTimeout)
 
 // move archives threads whose stubs are ARCHIVING, but for those in which somebody wrote before their stub was seen.
-func (a *Archiver) move(ctx context.Context, lease Lease, stubs []stub) error {
+func (a *Archiver) move(ctx context.Context, lease Lease, stubs []stub) (failed error) {
 	if err := a.settle(ctx); err != nil {
 		return err
 	}
 	for _, s := range stubs {
-		quiet, _, err := a.quiet(ctx, thread{s.TenantID, s.PostID})
-		if err != nil {
+		if err := a.moveThread(ctx, lease, s); stuck(err) {
+			failed = errors.Join(failed, err)
+		} else if err != nil {
 			return err
 		}
-		if !quiet || a.after == 0 {
-			if _, err := a.bringBack(ctx, lease, s, returnedByJob); err != nil {
-				return err
-			}
-			continue
+	}
+	return failed
+}
+
+func (a *Archiver) moveThread(ctx context.Context, lease Lease, s stub) error {
+	quiet, _, err := a.quiet(ctx, thread{s.TenantID, s.PostID})
+	if err != nil {
+		return err
+	}
+	if !quiet || a.after == 0 {
+		_, err := a.bringBack(ctx, lease, s, returnedByJob)
+		return err
+	}
+	for more := true; more; {
+		if err := ctx.Err(); err != nil {
+			return err
 		}
-		for more := true; more; {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			if more, err = a.moveSome(ctx, lease, s); err != nil {
-				return fmt.Errorf("archive the thread of post %d of tenant %d: %w", s.PostID, s.TenantID, err)
-			}
+		if more, err = a.moveSome(ctx, lease, s); err != nil {
+			return fmt.Errorf("archive the thread of post %d of tenant %d: %w", s.PostID, s.TenantID, err)
 		}
 	}
 	return nil
 }
 
-// moveLockSQL locks the stub of a thread that is being archived.
+// moveLockSQL locks the stub of a thread that is being archived. The commit does not wait for the disk, which would be most of what a small
+// thread costs: a crash of the server undoes the last moves whole, and whatever a writer is told is behind them in the same log.
 // Index: archived_threads_pkey.   Locks: the stub.
 const moveLockSQL = `
-SELECT /* store.archive_lock */ FROM archived_threads
+SELECT /* store.archive_lock */ set_config('synchronous_commit', 'off', true) FROM archived_threads
  WHERE tenant_id = @tenant::bigint AND post_id = @post::bigint AND archive_id = @archive::bigint AND state = 'ARCHIVING'
    FOR NO KEY UPDATE`
 
@@ -508,7 +524,7 @@ SELECT /* store.archive_unfinished */ tenant_id, post_id, archive_id, state FROM
  ORDER BY tenant_id, post_id LIMIT @limit`
 
 // finish goes on with threads that are on their way, there or back, each page of them once.
-func (a *Archiver) finish(ctx context.Context, lease Lease, end time.Time) error {
+func (a *Archiver) finish(ctx context.Context, lease Lease, end time.Time) (failed error) {
 	for at, n := (thread{}), a.walkPage; n == a.walkPage && time.Now().Before(end); {
 		rows, _ := a.pool.Query(ctx, unfinishedSQL, pgx.StrictNamedArgs{"tenant": at.tenant, "post": at.post, "limit": a.walkPage})
 		stubs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[stub])
@@ -516,25 +532,29 @@ func (a *Archiver) finish(ctx context.Context, lease Lease, end time.Time) error
 			return fmt.Errorf("read which threads are on their way: %w", err)
 		}
 		if n = len(stubs); n == 0 {
-			return nil
+			return failed
 		}
 		at = thread{stubs[n-1].TenantID, stubs[n-1].PostID}
 		var there []stub
 		for _, s := range stubs {
 			if s.State == stateArchiving {
 				there = append(there, s)
-			} else if _, err := a.bringBack(ctx, lease, s, returnedByJob); err != nil {
+			} else if _, err := a.bringBack(ctx, lease, s, returnedByJob); stuck(err) {
+				failed = errors.Join(failed, err)
+			} else if err != nil {
 				return err
 			}
 		}
 		if len(there) == 0 {
 			continue
 		}
-		if err := a.move(ctx, lease, there); err != nil {
+		if err := a.move(ctx, lease, there); stuck(err) {
+			failed = errors.Join(failed, err)
+		} else if err != nil {
 			return err
 		}
 	}
-	return nil
+	return failed
 }
 
 // archiveStubsSQL reads the threads of an archive id that are not back.
@@ -548,6 +568,7 @@ SELECT /* store.archive_stubs */ tenant_id, post_id, archive_id, state FROM arch
 // threads stay where they are for as long as if they had been written in just now. ErrNotFound: no thread was ever moved under that id.
 func (a *Archiver) Undo(ctx context.Context, lease Lease, archive int64) (threads, comments int64, err error) {
 	var known bool
+	var failed error
 	err = a.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM archived_threads WHERE archive_id = $1)`, archive).Scan(&known)
 	if err != nil {
 		return 0, 0, fmt.Errorf("look for archive %d: %w", archive, err)
@@ -562,15 +583,20 @@ func (a *Archiver) Undo(ctx context.Context, lease Lease, archive int64) (thread
 			return threads, comments, fmt.Errorf("read the threads of archive %d: %w", archive, err)
 		}
 		if len(stubs) == 0 {
-			return threads, comments, nil
+			return threads, comments, failed
 		}
 		for _, s := range stubs {
+			at = thread{s.TenantID, s.PostID}
 			n, err := a.bringBack(ctx, lease, s, returnedByUndo)
+			comments += n
+			if stuck(err) { // the others come back
+				failed = errors.Join(failed, err)
+				continue
+			}
 			if err != nil {
 				return threads, comments, err
 			}
-			threads, comments = threads+1, comments+n
-			at = thread{s.TenantID, s.PostID}
+			threads++
 		}
 	}
 }

@@ -487,6 +487,48 @@ func TestALongThreadComesBackOverSeveralAttempts(t *testing.T) {
 	a.want("1/1 20+0 RETURNED")
 }
 
+func TestAThreadThatCannotBeMovedKeepsNoOther(t *testing.T) {
+	a := openArchived(t)
+	a.thread(1, 1, 7)
+	a.run()
+	// Somebody imports once more what was archived since; then the thread is on its way back.
+	const columns = `tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, created_at`
+	if _, err := a.system.Exec(t.Context(), `INSERT INTO comments (`+columns+`) SELECT `+columns+` FROM comments_archive ORDER BY path DESC LIMIT 1`); err != nil {
+		t.Fatal(err)
+	}
+	if err := postgres.InTx(t.Context(), a.system, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		_, _, err := returnChunk(t.Context(), tx, 1, 1, returnedByWrite, 3)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	a.thread(1, 2, 3)
+	a.thread(2, 1, 3)
+	where := func(want string) {
+		t.Helper()
+		if got := a.places(); got != want {
+			t.Errorf("places: %s, want %s", got, want)
+		}
+	}
+	if err := a.archiver.Run(t.Context(), &free{}); !stuck(err) {
+		t.Errorf("a run: %v", err)
+	}
+	where("1/1 7+1 RETURNING, 1/2 0+3 ARCHIVED, 2/1 0+3 ARCHIVED")
+	if _, err := a.system.Exec(t.Context(), `UPDATE archived_threads SET archive_id = 1`); err != nil { // as if they had gone together
+		t.Fatal(err)
+	}
+	if threads, _, err := a.archiver.Undo(t.Context(), &free{}, 1); threads != 2 || !stuck(err) {
+		t.Errorf("undone: %d threads, %v", threads, err)
+	}
+	where("1/1 7+1 RETURNING, 1/2 3+0 RETURNED, 2/1 3+0 RETURNED")
+	if _, err := a.system.Exec(t.Context(), `DELETE FROM comments c USING comments_archive a WHERE c.comment_id = a.comment_id`); err != nil {
+		t.Fatal(err)
+	}
+	a.archiver.after = time.Hour
+	a.run()
+	a.want("1/1 7+0 RETURNED, 1/2 3+0 RETURNED, 2/1 3+0 RETURNED")
+}
+
 // TestWritersSeeNoArchive has random writers in threads that two archivers move all the time, dying now and then, and an operator who takes
 // archives back.
 func TestWritersSeeNoArchive(t *testing.T) {

@@ -71,6 +71,9 @@ func OpenWith(ctx context.Context, url string, cfg Config, role Role, name strin
 	params["application_name"] = "tidings " + name
 	params["timezone"] = "GMT" // as UTC, and the one zone that the server knows without the system's tzdata
 	params["jit"] = "off"      // statements take milliseconds; compiling one whose rows were overestimated takes a hundred
+	// Each statement is to see what was committed before it, whatever a database or a login has been given as its default: writers lock rows and
+	// then look again, and look for what an archiver has set since their transaction began (ADR 0008).
+	params["default_transaction_isolation"] = "read committed"
 	if cfg.StatementTimeout > 0 {
 		params["statement_timeout"] = fmt.Sprint(cfg.StatementTimeout.Milliseconds())
 	}

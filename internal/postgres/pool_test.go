@@ -13,8 +13,13 @@ import (
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestInTenantSetsTheTenantForItsTransactionAlone(t *testing.T) {
-	pool := testkit.Postgres(t).Pool(t, postgres.RoleAPI)
-	ctx := t.Context()
+	db, ctx := testkit.Postgres(t), t.Context()
+	_, err := db.Pool(t, postgres.RoleOwner).Exec(ctx,
+		`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = ''repeatable read''', current_database()); END $$`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := db.Pool(t, postgres.RoleAPI) // whose transactions are not what somebody has set there
 	settings := func(tx pgx.Tx) (got string, err error) {
 		return got, tx.QueryRow(ctx, `SELECT concat_ws(' ', current_setting('tidings.tenant', true), current_setting('transaction_isolation'),
 			current_setting('transaction_read_only'))`).Scan(&got)
