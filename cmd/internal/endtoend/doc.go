@@ -1,6 +1,6 @@
 // Package endtoend shows that the whole line serves what was written: random writes of two tenants through package store, a real relay
-// and broker, consumers that are killed, paused, cut off, fed twice and replayed meanwhile, and the API's handler as the reader. It has
-// no code of its own.
+// and broker, consumers that are killed, paused, cut off, fed twice and replayed meanwhile, an archiver that takes threads as soon as they
+// are written, and the API's handler as the reader. It has no code of its own.
 //
 //	writers ─▶ store ─▶ relay ─▶ broker ─▶ consumers ─▶ projections ─▶ api ─▶ compared with a plain model of the writes' outcomes
 //	                      ▲                   ▲             ▲

@@ -23,10 +23,11 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 const (
 	tenants = 2
-	writers = 2                     // of a tenant
-	pace    = 15 * time.Millisecond // between the writes of one writer
-	slow    = 60 * time.Millisecond // between the steps of the others, which are many requests
-	between = 80                    // writes from one fault to the next
+	writers = 2                      // of a tenant
+	pace    = 15 * time.Millisecond  // between the writes of one writer
+	slow    = 60 * time.Millisecond  // between the steps of the others, which are many requests
+	rare    = 500 * time.Millisecond // between the runs of the archiver, each of which takes every thread
+	between = 80                     // writes from one fault to the next
 )
 
 // seedEnv repeats a run.
@@ -98,6 +99,14 @@ func property(t *testing.T, seed uint64, faults []string) {
 		walker := &walker{client: c, m: m, rng: rng(uint64(100*tenant + 60)), lived: map[string]map[string]bool{}}
 		until(fmt.Sprintf("walker of tenant %d", tenant), slow, &walks, walker.step)
 	}
+	archiver, runs := l.newMover(), atomic.Int64{}
+	until("the archiver of comments", rare, &runs, func() error {
+		err := archiver.Run(ctx, archiver)
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	})
 
 	l.rng.Shuffle(len(faults), func(i, j int) { faults[i], faults[j] = faults[j], faults[i] })
 	for _, what := range faults {
@@ -122,7 +131,15 @@ func property(t *testing.T, seed uint64, faults []string) {
 		}
 	}
 	l.verify()
-	t.Logf("%d steps of writers, %d reads of own writes, %d reads overlaid, %d walks", writes.Load(), own.Load(), l.overlaid(), walks.Load())
+	if _, err := store.CheckArchive(t.Context(), l.system, func(f store.ArchiveFlaw) { t.Error(f) }); err != nil {
+		t.Error(err)
+	}
+	back, away := l.store.ThreadsReturned(), archiver.counts[store.CountThreadsArchived]
+	if away == 0 || back == 0 { // and some came back that were still on their way there
+		t.Errorf("%d threads went to the archive and %d came back", away, back)
+	}
+	t.Logf("%d steps of writers, %d reads of own writes, %d reads overlaid, %d walks, %d threads archived, %d brought back",
+		writes.Load(), own.Load(), l.overlaid(), walks.Load(), away, back)
 }
 
 // equalTenant compares everything that is served of a tenant.

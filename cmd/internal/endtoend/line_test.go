@@ -67,7 +67,7 @@ func newLine(t *testing.T, rng *rand.Rand) *line {
 	db := testkit.Postgres(t)
 	l := &line{t: t, rng: rng, url: db.URL, system: db.Pool(t, postgres.RoleSystem), nats: testkit.NATS(t), reg: prometheus.NewRegistry(), running: map[string][]*part{}}
 	nc := l.nats.Connect(t)
-	_, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), ledgerSQL)
+	_, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), ledgerSQL+";"+aheadSQL)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,6 +101,44 @@ func newLine(t *testing.T, rng *rand.Rand) *line {
 		}
 	})
 	return l
+}
+
+// aheadSQL makes a clock that is two hours ahead, for what acts on rows of an hour ago.
+const aheadSQL = `
+CREATE SCHEMA ahead;
+CREATE FUNCTION ahead.now() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT pg_catalog.now() + interval ''2 hours''';
+GRANT USAGE ON SCHEMA ahead TO tidings_system`
+
+// mover archives threads of comments as soon as they are written, and counts how many.
+type mover struct {
+	*store.Archiver
+	pool *pgxpool.Pool
+
+	mu     sync.Mutex
+	counts map[string]int64
+}
+
+func (l *line) newMover() *mover {
+	l.t.Helper()
+	pool, err := postgres.OpenWith(l.t.Context(), l.url, postgres.Config{MaxConns: 2, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute}, postgres.RoleSystem, "mover",
+		map[string]string{"search_path": "ahead, pg_catalog, public"})
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.t.Cleanup(pool.Close)
+	m := &mover{pool: pool, counts: map[string]int64{}}
+	if m.Archiver, err = store.NewArchiver(store.ArchiveConfig{After: time.Hour}, pool, testkit.Logger(l.t), nil); err != nil {
+		l.t.Fatal(err)
+	}
+	return m
+}
+
+func (m *mover) Fence(context.Context, pgx.Tx) error { return nil } // there is no other
+
+func (m *mover) Count(what string, n int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.counts[what] += n
 }
 
 var consumerNames = []string{followercounts.Name, threadcache.Name}

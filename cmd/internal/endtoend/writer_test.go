@@ -263,7 +263,7 @@ func (w *writer) several(n int) []string {
 
 // busy forgives what a later try would not meet: nothing was written.
 func busy(err error) error {
-	if postgres.IsTransient(err) || postgres.IsLockTimeout(err) {
+	if postgres.IsTransient(err) || postgres.IsLockTimeout(err) || errors.Is(err, store.ErrThreadReturning) {
 		return nil
 	}
 	return err
