@@ -1,10 +1,14 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
+	"fmt"
+	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -78,6 +82,89 @@ func TestRunAnswersUntilItIsStopped(t *testing.T) {
 		}
 	case <-time.After(10 * time.Second):
 		t.Fatal("still running 10 s after the stop")
+	}
+}
+
+// TestAnAnswerThatWasLostIsGivenByTheNextProcess: the client is cut off after it sent its request, and the process is another one when it
+// asks again.
+func TestAnAnswerThatWasLostIsGivenByTheNextProcess(t *testing.T) {
+	db := testkit.Postgres(t)
+	system := db.Pool(t, postgres.RoleSystem)
+	token, err := store.CreateToken(t.Context(), system, 1, "tester", store.Roles(), time.Time{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := func() (addr string, stop func()) {
+		addr, opsAddr := freeAddr(t), freeAddr(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() {
+			done <- run(ctx, envconfig.MapLookuper(map[string]string{"DATABASE_URL": db.URL, "API_ADDR": addr, "OPS_ADDR": opsAddr, "API_CURSOR_KEY": strings.Repeat("ab", 32)}))
+		}()
+		testkit.Eventually(t, 10*time.Second, "the API to listen", func() (bool, error) {
+			conn, err := net.Dial("tcp", addr)
+			if err != nil {
+				return false, nil
+			}
+			return true, conn.Close()
+		})
+		return addr, func() {
+			cancel()
+			if err := <-done; err != nil {
+				t.Errorf("stopped with %v", err)
+			}
+		}
+	}
+	post := func(addr string) (conn net.Conn) {
+		conn, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const body = `{"author_id":"3","body":"once"}`
+		if _, err := fmt.Fprintf(conn, "POST /v1/posts/5/comments HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nIdempotency-Key: k\r\nContent-Length: %d\r\n\r\n%s",
+			token, len(body), body); err != nil {
+			t.Fatal(err)
+		}
+		return conn
+	}
+	written := func() (comments, events []string) {
+		if err := system.QueryRow(t.Context(), `SELECT ARRAY(SELECT comment_id::text FROM comments), ARRAY(SELECT payload->>'comment_id' FROM outbox_messages)`).Scan(&comments, &events); err != nil {
+			t.Fatal(err)
+		}
+		return comments, events
+	}
+
+	addr, stop := start()
+	lost := post(addr)
+	testkit.Eventually(t, 10*time.Second, "the comment to be written", func() (bool, error) {
+		comments, _ := written()
+		return len(comments) > 0, nil
+	})
+	if err := lost.(*net.TCPConn).SetLinger(0); err != nil {
+		t.Fatal(err)
+	}
+	lost.Close() // with the answer unread
+	stop()
+	first, _ := written()
+
+	addr, stop = start()
+	defer stop()
+	for range 2 {
+		conn := post(addr)
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		conn.Close()
+		if err != nil || resp.StatusCode != 201 || resp.Header.Get("Idempotency-Replayed") != "true" || resp.Header.Get("ETag") != `"1"` ||
+			resp.Header.Get("Tidings-Token") == "" || !strings.Contains(string(body), first[0]) || !strings.Contains(string(body), `"body":"once"`) {
+			t.Errorf("%d %v %s, %v: want the comment %s again", resp.StatusCode, resp.Header, body, err, first[0])
+		}
+	}
+	if comments, events := written(); !slices.Equal(comments, first) || !slices.Equal(events, first) || len(first) != 1 {
+		t.Errorf("comments %v, events %v: want one of each, %v", comments, events, first)
 	}
 }
 
