@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -11,13 +12,19 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
 )
 
@@ -207,42 +214,75 @@ func TestLinesOfABatchStandAlone(t *testing.T) {
 	}
 }
 
-// TestWhatFailsInABatchFailsAlone has an operation that makes its whole transaction fail.
+// TestWhatFailsInABatchFailsAlone has an operation that makes its whole transaction fail, and one that is refused for what no client can know.
 func TestWhatFailsInABatchFailsAlone(t *testing.T) {
 	f := open(t)
 	lost := f.want(t, 201, "POST", "/v1/posts/5/comments", `{"author_id":"3","body":"x"}`, "Idempotency-Key: lost").text("comment_id")
 	f.exec(t, `DELETE FROM comments WHERE comment_id = '`+lost+`'`)
-	var ops []string
-	for n := range 150 {
-		key := fmt.Sprint("k", n)
-		if n == 70 {
+	if _, err := f.owner.Exec(t.Context(), `ALTER TABLE comments ADD CHECK (body <> 'poison')`); err != nil {
+		t.Fatal(err)
+	}
+	ops := make([]string, 150)
+	for n := range ops {
+		key, body := fmt.Sprint("k", n), "x"
+		switch n {
+		case 70:
+			body = "poison"
+		case 120:
 			key = "lost"
 		}
-		ops = append(ops, fmt.Sprintf(`{"op":"create","post_id":"5","author_id":"3","body":"x","idempotency_key":%q}`, key))
+		ops[n] = fmt.Sprintf(`{"op":"create","post_id":"5","author_id":"3","body":%q,"idempotency_key":%q}`, body, key)
 	}
 	for n, o := range f.batch(t, "/v1/comments:batch", ops) {
-		if want := map[bool]any{true: 500.0, false: 201.0}[n == 70]; o["status"] != want || o["replayed"] != nil {
+		if want := map[bool]any{true: 500.0, false: 201.0}[n == 70 || n == 120]; o["status"] != want || o["replayed"] != nil {
 			t.Errorf("operation %d: %v, want %v", n, o, want)
 		}
 	}
-	if got := len(f.events(t, tenant)); got != 1+149 {
-		t.Errorf("%d events, want 150", got)
+	if got := len(f.events(t, tenant)); got != 1+148 {
+		t.Errorf("%d events, want 149", got)
 	}
 }
 
+// deadlocks counts the statements of a pool that the server ended to resolve one: the store would run them again, and nobody would notice.
+type deadlocks struct{ atomic.Int64 }
+
+func (d *deadlocks) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+func (d *deadlocks) TraceQueryEnd(_ context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
+	if err, ok := errors.AsType[*pgconn.PgError](data.Err); ok && err.Code == "40P01" {
+		d.Add(1)
+	}
+}
+
+// TestOverlappingBatches has batches of the same pairs in different orders, all at once: they are written in the order of their versions, and
+// wait for each other without a deadlock.
 func TestOverlappingBatches(t *testing.T) {
 	f := open(t)
+	var met deadlocks
+	traced := f.pool.Config()
+	traced.ConnConfig.Tracer = &met
+	pool, err := pgxpool.NewWithConfig(t.Context(), traced)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	if f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Log: testkit.Logger(t), Reg: prometheus.NewRegistry()}); err != nil {
+		t.Fatal(err)
+	}
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
 	var wg sync.WaitGroup
-	for turn := range 4 {
+	for turn := range uint64(4) {
 		wg.Go(func() {
-			for range 3 {
+			rnd := rand.New(rand.NewPCG(seed, turn))
+			for range 5 {
 				ops := make([]string, 200)
 				for i := range ops {
 					ops[i] = fmt.Sprintf(`{"op":%q,"follower_id":"1","followee_id":"%d"}`, []string{"follow", "unfollow"}[i/100], i%100+2)
 				}
-				if turn%2 > 0 {
-					slices.Reverse(ops)
-				}
+				rnd.Shuffle(len(ops), func(i, j int) { ops[i], ops[j] = ops[j], ops[i] })
 				for i, o := range f.batch(t, "/v1/follows:batch", ops) {
 					if s, _ := o["status"].(float64); s < 200 || s > 204 {
 						t.Errorf("operation %d: %v", i, o)
@@ -252,11 +292,56 @@ func TestOverlappingBatches(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	if n := met.Load(); n > 0 {
+		t.Errorf("%d deadlocks", n)
+	}
 	var broken int
-	err := f.system.QueryRow(t.Context(), `SELECT count(*) FROM (SELECT (payload->>'version')::bigint - row_number() OVER (PARTITION BY aggregate_id ORDER BY id) AS off
+	err = f.system.QueryRow(t.Context(), `SELECT count(*) FROM (SELECT (payload->>'version')::bigint - row_number() OVER (PARTITION BY aggregate_id ORDER BY id) AS off
 		FROM outbox_messages) v WHERE off <> 0`).Scan(&broken)
 	if err != nil || broken > 0 {
 		t.Errorf("%d events out of the order of their versions, %v", broken, err)
+	}
+}
+
+// TestAnOperationThatTheStoreHasNoRoomForIsRefusedAlone has as many writes waiting as may wait, behind a pair that somebody else has locked.
+func TestAnOperationThatTheStoreHasNoRoomForIsRefusedAlone(t *testing.T) {
+	f := open(t)
+	s := store.New(f.pool, nil)
+	var err error
+	if f.Handler, err = api.New(config(), api.Deps{Store: s, DLQ: outbox.NewDLQ(f.pool, nil), Projections: f.pool, Log: testkit.Logger(t), Reg: prometheus.NewRegistry()}); err != nil {
+		t.Fatal(err)
+	}
+	f.want(t, 201, "PUT", "/v1/follows/1/2", "")
+	tx, err := f.system.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := tx.Exec(t.Context(), `SELECT FROM follows FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	const room = 2048 // the store's bound
+	for range room + 1 {
+		wg.Go(func() {
+			if _, err := s.Follow(ctx, tenant, []store.FollowWrite{{Meta: store.Meta{Actor: "a"}, FollowerID: 1, FolloweeID: 2}}); !errors.Is(err, context.Canceled) {
+				t.Errorf("a write that waits: %v", err)
+			}
+		})
+	}
+	testkit.Eventually(t, 10*time.Second, "the room to be full", func() (bool, error) { return s.Stats().Waiting == room, nil })
+	outcomes := f.batch(t, "/v1/follows:batch", []string{`{"op":"follow","follower_id":"3","followee_id":"4"}`, `{"op":"unfollow","follower_id":"3","followee_id":"5"}`})
+	if got := toldBy(outcomes[0]); !strings.HasPrefix(got, "503 overloaded ") || outcomes[1]["status"] != 204.0 {
+		t.Errorf("outcomes: %v, want a 503 and a 204", outcomes)
+	}
+	f.want(t, 404, "GET", "/v1/follows/3/4", "")
+	for i, o := range f.batch(t, "/v1/follows:batch", []string{`{"op":"follow","follower_id":"3","followee_id":"4"}`, `{"op":"follow","follower_id":"3","followee_id":"5"}`}) {
+		if o["status"] != 201.0 {
+			t.Errorf("operation %d of a transaction of its own: %v", i, o)
+		}
 	}
 }
 

@@ -26,6 +26,8 @@ var (
 	ErrTooDeep = fmt.Errorf("store: replies nest at most %d deep", MaxDepth)
 	// ErrKeyReused reports an idempotency key that made another comment.
 	ErrKeyReused = errors.New("store: the idempotency key was used with another request")
+	// ErrKeyOrphaned reports an idempotency key whose comment is missing: somebody has deleted the row by hand.
+	ErrKeyOrphaned = errors.New("store: the comment that the idempotency key made is missing")
 )
 
 // NewComment is a comment to create.
@@ -365,7 +367,7 @@ func replay(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, known
 		case !slices.Equal(r.RequestHash, c.hash):
 			out[i].Err = ErrKeyReused
 		case r.CommentID == nil:
-			return fmt.Errorf("replay key %q of author %d: its comment is missing", c.in.Key, c.in.AuthorID)
+			out[i].Err = fmt.Errorf("replay key %q of author %d: %w", c.in.Key, c.in.AuthorID, ErrKeyOrphaned)
 		default:
 			out[i].Replayed = true
 			out[i].Comment = event.Comment{

@@ -429,6 +429,17 @@ func TestIdempotencyKeys(t *testing.T) {
 	if !out[0].Changed || !out[1].Replayed || out[1].Comment.CommentID != out[0].Comment.CommentID || !errors.Is(out[2].Err, store.ErrKeyReused) || !out[3].Replayed {
 		t.Errorf("a key twice in a slice: %+v", out)
 	}
+	// A key whose comment is missing fails alone.
+	if _, err := f.system.Exec(t.Context(), `DELETE FROM comments WHERE comment_id = $1`, out[0].Comment.CommentID); err != nil {
+		t.Fatal(err)
+	}
+	c.Key = "k3"
+	if out, err = f.Create(t.Context(), tenant, []store.NewComment{in, a, c}); err != nil {
+		t.Fatal(err)
+	}
+	if !out[0].Replayed || !errors.Is(out[1].Err, store.ErrKeyOrphaned) || !out[2].Changed {
+		t.Errorf("with a key whose comment is missing: %+v", out)
+	}
 }
 
 func TestAReplayIsGivenThoughTheParentWentMeanwhile(t *testing.T) {
