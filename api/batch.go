@@ -163,8 +163,8 @@ type batchOutput struct{ Body func(huma.Context) }
 const batchDescription = "Each operation stands alone: it is refused alone, with the problem that its own route would have answered, and no transaction " +
 	"is around them all. Operations on the same pair, comment or key are applied in their order. The body is one JSON document or, as " +
 	"`application/x-ndjson`, one operation a line, of which a broken one is refused alone. The answer has the same type and an outcome for each operation, in " +
-	"their order; it is sent while the batch is being written. An operation with the status 503 may have been done or not, and so may one without an outcome, " +
-	"when the answer breaks off: send it again, those after it too. Actor and `traceparent` are the request's."
+	"their order; it is sent while the batch is being written. An operation that is answered 503 `unavailable` may have been done or not, and so may one without " +
+	"an outcome, when the answer breaks off: send it again, those after it too. With any other 503 it was not done. Actor and `traceparent` are the request's."
 
 func (s *server) batchRoutes() {
 	registry := s.api.OpenAPI().Components.Schemas
@@ -245,7 +245,9 @@ func (s *server) batch(ctx context.Context, path string, kinds []kind, in *batch
 		return nil, err
 	}
 	c := callerOf(ctx)
-	s.limits.batch(c.answer, c.Principal, len(raws))
+	if err := s.limitBatch(c, len(raws)); err != nil {
+		return nil, err
+	}
 	c.answer = nil // of the batch, not of its operations
 	ctx = context.WithValue(ctx, callerKey, c)
 	return &batchOutput{func(hctx huma.Context) {

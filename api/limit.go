@@ -41,7 +41,7 @@ type limiter[K comparable] struct {
 
 type window struct {
 	ends time.Time
-	used int64 // may exceed the rate: a batch is charged when it is there, and later windows pay
+	used int64 // may exceed the rate, by less than as much again: a batch is charged when it is there, and the next window pays
 }
 
 func newLimiter[K comparable](keep int) *limiter[K] {
@@ -54,8 +54,8 @@ type quota struct {
 	t    time.Duration // until there is more
 }
 
-// take counts n requests of the key at once, if one may still come; else it counts nothing, and q.t is how long to wait.
-func (l *limiter[K]) take(key K, rate store.Rate, n int64, at time.Time) (q quota, ok bool) {
+// take counts a request of the key if one may still come; else it counts nothing, and q.t is how long to wait.
+func (l *limiter[K]) take(key K, rate store.Rate, at time.Time) (q quota, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w, known := l.now[key]
@@ -63,16 +63,16 @@ func (l *limiter[K]) take(key K, rate store.Rate, n int64, at time.Time) (q quot
 		w = l.older[key]
 	}
 	if late := at.Sub(w.ends); late >= 0 {
-		ended := 1 + late/rate.Window
-		if w.used -= rate.N * int64(ended); w.used > 0 { // a batch's: it is paid by the windows that follow
-			w.ends = w.ends.Add(ended * rate.Window)
+		owed := w.used - rate.N
+		if w.ends = w.ends.Add(rate.Window); owed > 0 && late < rate.Window { // a batch's: this window pays, and never the ones that follow
+			w.used = min(owed, rate.N-1)
 		} else {
 			w = window{ends: at.Add(rate.Window)}
 		}
 	}
 	ok = w.used < rate.N
 	if ok {
-		w.used += n
+		w.used++
 	}
 	if !known && len(l.now) >= l.keep {
 		l.now, l.older = make(map[K]window), l.now
@@ -90,25 +90,24 @@ type tokenKey struct {
 
 type authorKey struct{ tenant, user int64 }
 
-// owe counts n more of a key of which a request was taken just now.
-func (l *limiter[K]) owe(key K, rate store.Rate, n int64, at time.Time) quota {
+// more counts n more requests of a key of which one was taken just now, unless others have used the window up since then. n is less than
+// rate.N, so that the next window can pay for what exceeds this one.
+func (l *limiter[K]) more(key K, rate store.Rate, n int64, at time.Time) (q quota, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w, known := l.now[key]
 	if !known {
 		w = window{ends: at.Add(rate.Window)} // it fell out of memory meanwhile
 	}
-	w.used += n
+	if ok = w.used <= rate.N; ok {
+		w.used += n
+	}
 	l.now[key] = w
-	return w.quota(rate, at)
+	return w.quota(rate, at), ok
 }
 
 func (w window) quota(rate store.Rate, at time.Time) quota {
-	t := w.ends.Sub(at)
-	if owed := w.used/rate.N - 1; owed > 0 { // windows that are spent already
-		t += time.Duration(owed) * rate.Window
-	}
-	return quota{left: max(0, rate.N-w.used), t: t}
+	return quota{left: max(0, rate.N-w.used), t: w.ends.Sub(at)}
 }
 
 // limits are the rate limits of this process.
@@ -142,21 +141,22 @@ func (l *limits) request(h http.Header, p store.Principal, policy string) bool {
 	if rate.Off() {
 		return true
 	}
-	q, ok := l.tokens.take(tokenKey{p.TenantID, p.Name, policy}, rate, 1, l.clock())
+	q, ok := l.tokens.take(tokenKey{p.TenantID, p.Name, policy}, rate, l.clock())
 	l.tell(h, policy, rate, q, ok)
 	return ok
 }
 
-// batch counts the operations of a batch, whose request was counted as one and let in: later windows pay for the others.
-func (l *limits) batch(h http.Header, p store.Principal, operations int) {
+// batch counts the operations of a batch, at most the rate's, whose request was counted as one. false: other batches came before it.
+func (l *limits) batch(h http.Header, p store.Principal, operations int) bool {
 	rate := l.rate(p, policyWrite)
 	if rate.Off() {
-		return
+		return true
 	}
-	q := l.tokens.owe(tokenKey{p.TenantID, p.Name, policyWrite}, rate, int64(operations)-1, l.clock())
+	q, ok := l.tokens.more(tokenKey{p.TenantID, p.Name, policyWrite}, rate, int64(operations)-1, l.clock())
 	h.Del(rateLimitPolicyHeader)
 	h.Del(rateLimitHeader)
-	l.tell(h, policyWrite, rate, q, true)
+	l.tell(h, policyWrite, rate, q, ok)
+	return ok
 }
 
 // author counts a creation by a user, likewise. A token whose own writes are without a limit, an importer's, has none here either.
@@ -165,7 +165,7 @@ func (l *limits) author(h http.Header, p store.Principal, user int64) bool {
 	if rate.Off() || p.WriteRate != nil && p.WriteRate.Off() {
 		return true
 	}
-	q, ok := l.authors.take(authorKey{p.TenantID, user}, rate, 1, l.clock())
+	q, ok := l.authors.take(authorKey{p.TenantID, user}, rate, l.clock())
 	l.tell(h, policyAuthor, rate, q, ok)
 	return ok
 }
@@ -195,7 +195,22 @@ func (s *server) limitRequest(h http.Header, p store.Principal, op route) error 
 	if s.limits.request(h, p, policy) {
 		return nil
 	}
+	return s.rateLimited(policy)
+}
+
+func (s *server) rateLimited(policy string) error {
 	return s.problems.problem(codeRateLimited, "the token has made its "+policy+"s for now")
+}
+
+// limitBatch counts the operations of a batch. One that no window could hold is refused: it would be paid by so many later ones.
+func (s *server) limitBatch(c caller, operations int) error {
+	if rate := s.limits.rate(c.Principal, policyWrite); !rate.Off() && int64(operations) > rate.N {
+		return s.problems.problem(codeTooManyOperations, fmt.Sprintf("the token may write %d times in %s: %d operations are more than that", rate.N, rate.Window, operations))
+	}
+	if !s.limits.batch(c.answer, c.Principal, operations) {
+		return s.rateLimited(policyWrite)
+	}
+	return nil
 }
 
 // limitAuthor counts a creation by the user.

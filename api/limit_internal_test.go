@@ -26,7 +26,7 @@ func TestWhatTheQuotaSaysIsSo(t *testing.T) {
 			if random.IntN(3) == 0 {
 				at = at.Add(-1 * time.Duration(random.Int64N(1000))) // whoever asked the clock first need not be the first here
 			}
-			q, ok := l.take(1, rate, 1, at)
+			q, ok := l.take(1, rate, at)
 			if ok {
 				taken = append(taken, at)
 			}
@@ -48,20 +48,37 @@ func TestWhatTheQuotaSaysIsSo(t *testing.T) {
 	}
 }
 
-func TestABatchIsPaidByLaterWindows(t *testing.T) {
+func TestABatchIsPaidByTheNextWindowAndNoOther(t *testing.T) {
 	l := newLimiter[int](10)
 	at := time.Now()
-	if q, ok := l.take(1, perSecond, 12, at); !ok || q.left != 0 || q.t != 2*time.Second {
-		t.Errorf("a batch of 12: %+v, %t, want nothing left for 2s", q, ok)
+	for range 2 { // two batches that come at once
+		l.take(1, perSecond, at)
 	}
-	if q, ok := l.take(1, perSecond, 1, at.Add(1500*time.Millisecond)); ok || q.t != 500*time.Millisecond {
-		t.Errorf("in the second window: %+v, %t, want 500ms to wait", q, ok)
+	if q, ok := l.more(1, perSecond, 4, at); !ok || q.left != 0 || q.t != time.Second {
+		t.Errorf("a batch of 5: %+v, %t, want it taken and nothing left for 1s", q, ok)
 	}
-	if q, ok := l.take(1, perSecond, 1, at.Add(2500*time.Millisecond)); !ok || q.left != 2 {
-		t.Errorf("in the third window: %+v, %t, want 2 of 5 left", q, ok)
+	if q, ok := l.more(1, perSecond, 4, at); ok || q.left != 0 || q.t != time.Second {
+		t.Errorf("the other one: %+v, %t, want it refused for 1s", q, ok)
 	}
-	if q, ok := l.take(1, perSecond, 1, at.Add(time.Hour)); !ok || q.left != 4 {
+	if q, ok := l.take(1, perSecond, at.Add(900*time.Millisecond)); ok || q.t != 100*time.Millisecond {
+		t.Errorf("in this window: %+v, %t, want 100ms to wait", q, ok)
+	}
+	if q, ok := l.take(1, perSecond, at.Add(1500*time.Millisecond)); !ok || q.left != 3 || q.t != 500*time.Millisecond {
+		t.Errorf("in the next window: %+v, %t, want 3 of 5 left", q, ok)
+	}
+	if q, ok := l.take(1, perSecond, at.Add(time.Hour)); !ok || q.left != 4 {
 		t.Errorf("an hour later: %+v, %t, want 4 of 5 left", q, ok)
+	}
+	// A token of the same name with a hundredth of the rate is kept from writing no longer.
+	less := store.Rate{N: 2, Window: time.Second}
+	more := store.Rate{N: 200, Window: time.Second}
+	l.take(2, more, at)
+	l.more(2, more, 199, at)
+	if _, ok := l.take(2, less, at); ok {
+		t.Error("the window is used up, and takes one more")
+	}
+	if _, ok := l.take(2, less, at.Add(time.Second)); !ok {
+		t.Error("the next window takes none")
 	}
 }
 
@@ -70,9 +87,9 @@ func TestAFloodOfAuthorsTakesNoMemory(t *testing.T) {
 	l := newLimiter[authorKey](keep)
 	at, busy := time.Now(), authorKey{1, 7}
 	for i := range int64(100_000) {
-		l.take(authorKey{2, i}, perSecond, 1, at)
+		l.take(authorKey{2, i}, perSecond, at)
 		if i%(keep/2) == 0 {
-			if _, ok := l.take(busy, perSecond, 1, at); ok != (i/(keep/2) < perSecond.N) {
+			if _, ok := l.take(busy, perSecond, at); ok != (i/(keep/2) < perSecond.N) {
 				t.Fatalf("after %d other authors a busy one begins anew", i)
 			}
 		}

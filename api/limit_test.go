@@ -163,7 +163,20 @@ func TestWhatOneUserMakesIsLimited(t *testing.T) {
 }
 
 func TestABatchCountsItsOperations(t *testing.T) {
-	f := openLimited(t, 1000, 3, 2)
+	f := openLimited(t, 1000, 5, 2)
+	follow := func(n int) string {
+		return `{"operations":[` + strings.TrimSuffix(strings.Repeat(`{"op":"follow","follower_id":"3","followee_id":"1"},`, n), ",") + `]}`
+	}
+	// More than a window can hold: refused for good, and one request.
+	before := f.rows(t)
+	for _, n := range []int{6, 1000} {
+		if a := f.want(t, 413, "POST", "/v1/follows:batch", follow(n)); a.text("code") != "too-many-operations" || !strings.Contains(a.text("detail"), "5 times in 1h") || a.Header.Get("Retry-After") != "" {
+			t.Errorf("%d operations: %s %v", n, a.body, a.Header)
+		}
+	}
+	if diff := cmp.Diff(before, f.rows(t)); diff != "" {
+		t.Errorf("a refused batch wrote (-before +after):\n%s", diff)
+	}
 	a := f.want(t, 200, "POST", "/v1/follows:batch", `{"operations":[{"op":"follow","follower_id":"3","followee_id":"1"},{"op":"follow","follower_id":"3","followee_id":"2"},
 		{"op":"follow","follower_id":"3","followee_id":"4"},{"op":"unfollow","follower_id":"3","followee_id":"1"},{"op":"follow","follower_id":"4","followee_id":"3"}]}`)
 	var got []string
@@ -174,8 +187,9 @@ func TestABatchCountsItsOperations(t *testing.T) {
 	if diff := cmp.Diff([]string{"201 <nil>", "201 <nil>", "429 rate-limited", "204 <nil>", "201 <nil>"}, got); diff != "" {
 		t.Errorf("outcomes (-want +got):\n%s", diff)
 	}
-	if want := `"write";q=3;w=3600 "write";r=0;t`; a.limits() != want {
+	if want := `"write";q=5;w=3600 "write";r=0;t`; a.limits() != want {
 		t.Errorf("the answer says %s, want %s", a.limits(), want)
 	}
 	f.want(t, 429, "PUT", "/v1/follows/9/1", "")
+	f.want(t, 429, "POST", "/v1/follows:batch", follow(1))
 }

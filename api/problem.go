@@ -133,7 +133,7 @@ func problemKinds() []problemKind {
 		{Code: codeCommentGone, Status: 409, Title: "The comment's state does not allow this; current has it"},
 		{Code: codeVersionStale, Status: 412, Title: "What the request is about has another version; current has it"},
 		{Code: codeRequestTooLarge, Status: 413, Title: "The request's body is too large"},
-		{Code: codeTooManyOperations, Status: 413, Title: fmt.Sprintf("The batch has more than %d operations; nothing was written", maxBatch)},
+		{Code: codeTooManyOperations, Status: 413, Title: fmt.Sprintf("The batch has more than %d operations, or more than the token may write in a window; nothing was written", maxBatch)},
 		{Code: codeMediaType, Status: 415, Title: "The body is not of a type that the route takes: application/json"},
 		{Code: codeValidation, Status: 422, Title: "Some values are not valid; errors names them", is: store.ErrInvalid},
 		{Code: codeSelfFollow, Status: 422, Title: "A user cannot follow themself", is: store.ErrSelfFollow, at: FieldError{Parameter: "followee_id"}},
