@@ -26,21 +26,23 @@ const (
 	// groupLockTimeout is how long a group waits for one lock. Then each of its writes runs alone, and only those whose entity
 	// is locked go on waiting.
 	groupLockTimeout = 50 * time.Millisecond
+	// aloneLockTimeout is how long a write that runs alone waits for one lock before others get its connection, and then again.
+	aloneLockTimeout = 100 * time.Millisecond
 	// groupTimeout bounds a group as a whole, which does not end with the request of any one of its callers.
 	groupTimeout = 5 * time.Second
 )
 
-// slots bounds how many transactions of single writes run at once, groups and writes that run alone apart, so that neither keeps
-// the other, or reads, from the pool. Whoever waits is served in the order of coming: tenants take turns.
+// slots bounds how many transactions of single writes run at once: groups, writes that run alone, and among those the ones that have met
+// a lock, apart, so that none keeps another, or reads, from the pool. Whoever waits is served in the order of coming: tenants take turns.
 type slots struct {
-	groups, alone chan struct{}
+	groups, alone, locked chan struct{}
 
 	runs, grouped, single, waiting atomic.Int64 // see Stats
 }
 
 func newSlots(pool *pgxpool.Pool) *slots {
 	conns := int(pool.Config().MaxConns)
-	return &slots{groups: make(chan struct{}, max(1, conns/2)), alone: make(chan struct{}, max(1, conns/4))}
+	return &slots{groups: make(chan struct{}, max(1, conns/2)), alone: make(chan struct{}, max(1, conns/4)), locked: make(chan struct{}, max(1, conns/8))}
 }
 
 // Stats are counts since the start, but for Waiting.
@@ -64,8 +66,8 @@ func (s *Store) Stats() Stats {
 //	           │                                   │
 //	           └──▶ ctx ends: leaves               └──▶ the transaction failed: tells each to run alone
 //
-// Of one entity at most one write is under way, so a group never has two of it, and whoever waits for a locked entity holds one
-// connection, however many come after.
+// Of one entity at most one write is under way, so a group never has two of it. Whoever waits for a locked entity takes turns on a few
+// connections with those who wait for other ones.
 type lanes[W, O any] struct {
 	slots *slots
 	key   func(W) any // names the entity; nil for a new one
@@ -239,7 +241,7 @@ func (l *lanes[W, O]) lead(ctx context.Context, ln *lane[W, O], t *ticket[W, O])
 	for i, t := range group {
 		writes[i] = t.write
 	}
-	outs, err := []O(nil), errors.New("store: a group of writes did not end") // a panic
+	outs, err, panicked := []O(nil), errors.New("store: a group of writes did not end"), true
 	defer func() {
 		<-l.slots.groups
 		alone := err != nil && !errors.Is(err, postgres.ErrUnknown) && !errors.Is(err, context.DeadlineExceeded)
@@ -250,7 +252,7 @@ func (l *lanes[W, O]) lead(ctx context.Context, ln *lane[W, O], t *ticket[W, O])
 			if err == nil {
 				v.out = outs[i]
 			}
-			if !alone || other.state == left {
+			if !alone || other.state == left || panicked && other == t { // who does not run alone
 				l.free(ln, other)
 			}
 			if other == t {
@@ -267,6 +269,7 @@ func (l *lanes[W, O]) lead(ctx context.Context, ln *lane[W, O], t *ticket[W, O])
 	gctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), groupTimeout)
 	defer cancel()
 	outs, err = l.run(gctx, ln.tenant, writes, groupLockTimeout)
+	panicked = false
 	return mine
 }
 
@@ -292,7 +295,8 @@ func (l *lanes[W, O]) take(ln *lane[W, O]) []*ticket[W, O] {
 	return group
 }
 
-// alone runs one write for its own caller; its entity is not free before.
+// alone runs one write for its own caller; its entity is not free before. A lock is waited for as long as the caller does, but none is met
+// twice in the place of those who may not meet any.
 func (l *lanes[W, O]) alone(ctx context.Context, ln *lane[W, O], t *ticket[W, O]) ([]O, error) {
 	defer func() {
 		l.mu.Lock()
@@ -301,11 +305,20 @@ func (l *lanes[W, O]) alone(ctx context.Context, ln *lane[W, O], t *ticket[W, O]
 		l.next(ln)
 	}()
 	l.slots.single.Add(1)
-	select {
-	case l.slots.alone <- struct{}{}:
-		defer func() { <-l.slots.alone }()
-	case <-ctx.Done():
-		return nil, fmt.Errorf("wait to write for tenant %d: %w", ln.tenant, ctx.Err())
+	for slot := l.slots.alone; ; slot = l.slots.locked {
+		outs, err := l.try(ctx, slot, ln.tenant, t.write)
+		if !postgres.IsLockTimeout(err) {
+			return outs, err
+		}
 	}
-	return l.run(ctx, ln.tenant, []W{t.write}, 0)
+}
+
+func (l *lanes[W, O]) try(ctx context.Context, slot chan struct{}, tenant int64, write W) ([]O, error) {
+	select {
+	case slot <- struct{}{}:
+		defer func() { <-slot }()
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait to write for tenant %d: %w", tenant, ctx.Err())
+	}
+	return l.run(ctx, tenant, []W{write}, aloneLockTimeout)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -30,7 +31,7 @@ func newFakeLanes(slotsOfGroups int) *fakeLanes {
 		}
 		return w / 10
 	}
-	f.lanes = newLanes(&slots{groups: make(chan struct{}, slotsOfGroups), alone: make(chan struct{}, 1)}, key,
+	f.lanes = newLanes(&slots{groups: make(chan struct{}, slotsOfGroups), alone: make(chan struct{}, 1), locked: make(chan struct{}, 1)}, key,
 		func(ctx context.Context, tenant int64, writes []int, lockTimeout time.Duration) ([]int, error) {
 			f.mu.Lock()
 			f.ran = append(f.ran, fmt.Sprintf("%d: %v %s", tenant, writes, lockTimeout)) // synctest orders what is a second apart
@@ -42,7 +43,7 @@ func newFakeLanes(slotsOfGroups int) *fakeLanes {
 			}
 			f.mu.Lock()
 			defer f.mu.Unlock()
-			if f.fail != nil && lockTimeout > 0 {
+			if f.fail != nil && lockTimeout == groupLockTimeout {
 				return nil, f.fail
 			}
 			return writes, nil
@@ -119,7 +120,7 @@ func TestAGroupThatFailsRunsOneByOneWhileTheNextGroupGoesOn(t *testing.T) {
 		f.mu.Unlock()
 		ends[f.start(t.Context(), 1, 20)] = "[20] <nil> 1s" // waits neither for 10 nor for 11
 		wantEnds(t, ends)
-		f.wantRan(t, "1: [10] 50ms", "1: [10] 0s", "1: [20] 50ms", "1: [11] 50ms")
+		f.wantRan(t, "1: [10] 50ms", "1: [10] 100ms", "1: [20] 50ms", "1: [11] 50ms")
 	})
 }
 
@@ -156,7 +157,7 @@ func TestAPanicOfAGroupIsToldToAll(t *testing.T) {
 		first := f.start(t.Context(), 1, 1)
 		run := f.run
 		f.run = func(ctx context.Context, tenant int64, writes []int, lockTimeout time.Duration) ([]int, error) {
-			if lockTimeout > 0 {
+			if writes[0] == 20 {
 				panic("a bug")
 			}
 			return run(ctx, tenant, writes, lockTimeout)
@@ -164,14 +165,19 @@ func TestAPanicOfAGroupIsToldToAll(t *testing.T) {
 		panicked := make(chan any, 1)
 		go func() {
 			defer func() { panicked <- recover() }()
-			_, _ = f.do(t.Context(), 1, []int{2})
+			_, _ = f.do(t.Context(), 1, []int{20})
 		}()
 		synctest.Wait()
-		wantEnds(t, map[chan string]string{first: "[1] <nil> 1s", f.start(t.Context(), 1, 3): "[3] <nil> 2s"})
+		wantEnds(t, map[chan string]string{
+			first:                       "[1] <nil> 1s",
+			f.start(t.Context(), 1, 3):  "[3] <nil> 2s",
+			f.start(t.Context(), 1, 21): "[21] <nil> 2s", // the same entity as the leader's
+		})
 		if p := <-panicked; p != "a bug" {
 			t.Errorf("the leader's panic is %v", p)
 		}
-		f.wantRan(t, "1: [1] 50ms", "1: [3] 0s")
+		slices.Sort(f.ran) // two began at once
+		f.wantRan(t, "1: [1] 50ms", "1: [21] 50ms", "1: [3] 100ms")
 	})
 }
 

@@ -92,11 +92,15 @@ func TestAnAnswerLostAtCommitIsFoundOut(t *testing.T) {
 	}
 }
 
-// While somebody holds an entity's lock, only those who write it wait.
-func TestALockedEntityHoldsBackItsOwnWritersAlone(t *testing.T) {
-	f := open(t)
-	f.follow(t, 1, 2)
-	f.unfollow(t, 1, 2)
+// While somebody holds locks, more than writes that run alone have connections, only those who write these entities wait.
+func TestLockedEntitiesHoldBackTheirOwnWritersAlone(t *testing.T) {
+	db := testkit.Postgres(t)
+	f := fixture{through(t, db, 4, func(c net.Conn) net.Conn { return c }), db.Pool(t, postgres.RoleSystem)}
+	const locked = 6
+	for i := range int64(locked) {
+		f.follow(t, 1+i, 100)
+		f.unfollow(t, 1+i, 100)
+	}
 	lock, err := f.system.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -106,14 +110,11 @@ func TestALockedEntityHoldsBackItsOwnWritersAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	var blocked, free sync.WaitGroup
-	var mu sync.Mutex
-	changed := 0
+	var changed atomic.Int64
 	for i := range int64(40) {
 		blocked.Go(func() {
-			if f.follow(t, 1, 2).Changed {
-				mu.Lock()
-				defer mu.Unlock()
-				changed++
+			if f.follow(t, 1+i%locked, 100).Changed {
+				changed.Add(1)
 			}
 		})
 		for j := range int64(5) {
@@ -124,20 +125,18 @@ func TestALockedEntityHoldsBackItsOwnWritersAlone(t *testing.T) {
 			})
 		}
 	}
-	free.Wait() // not before the lock is released, if they waited for it
-	mu.Lock()
-	if changed != 0 {
-		t.Errorf("%d writes of a locked entity", changed)
+	free.Wait() // not before the locks are released, if they waited for them
+	if n := changed.Load(); n != 0 {
+		t.Errorf("%d writes of locked entities", n)
 	}
-	mu.Unlock()
 	if err := lock.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	blocked.Wait()
-	if stats := f.Stats(); changed != 1 || stats.Alone == 0 || stats.Waiting != 0 {
-		t.Errorf("%d changes, want 1; %+v", changed, stats)
+	if stats, n := f.Stats(), changed.Load(); n != locked || stats.Alone == 0 || stats.Waiting != 0 {
+		t.Errorf("%d changes, want %d; %+v", n, locked, stats)
 	}
-	if got := len(f.events(t)); got != 2+200+1 {
+	if got := len(f.events(t)); got != 2*locked+200+locked {
 		t.Errorf("%d events", got)
 	}
 }
