@@ -138,11 +138,11 @@ func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(t
 	if err := fn(tx, &last); err != nil {
 		return err
 	}
-	var xid string
+	var xid, timeline string
 	if last.Len() == 0 {
 		err = tx.Commit(ctx)
 	} else {
-		if err := tx.QueryRow(ctx, xidSQL).Scan(&xid); err != nil {
+		if err := tx.QueryRow(ctx, xidSQL).Scan(&xid, &timeline); err != nil {
 			return fmt.Errorf("ask for the transaction's id: %w", err)
 		}
 		last.Queue("commit")
@@ -154,7 +154,7 @@ func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(t
 		return nil
 	case xid != "" && !decided(err):
 		done = true // one way or the other
-		return &lostCommit{xid: xid, err: err}
+		return &lostCommit{xid: xid, timeline: timeline, err: err}
 	}
 	return fmt.Errorf("commit: %w", err)
 }

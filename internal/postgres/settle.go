@@ -16,13 +16,15 @@ var ErrUnknown = errors.New("postgres: it is unknown whether the transaction was
 // errAborted reports a transaction whose COMMIT had no answer, and which has done nothing.
 var errAborted = errors.New("postgres: the transaction was aborted")
 
-// xidSQL names the transaction to those who will have to ask about it; null as long as it has written nothing.
+// xidSQL names the transaction to those who will have to ask about it, by its id, empty as long as it has written nothing, and the
+// timeline of the server's log.
 // Index: none.   Locks: none.
-const xidSQL = `SELECT /* postgres.xid */ coalesce(pg_current_xact_id_if_assigned()::text, '')`
+const xidSQL = `SELECT /* postgres.xid */ coalesce(pg_current_xact_id_if_assigned()::text, ''), left(pg_walfile_name(pg_current_wal_lsn()), 8)`
 
-// xactStatusSQL reads what became of a transaction; null when that is forgotten.
+// xactStatusSQL reads what became of a transaction, empty when that is forgotten, and the timeline of the server's log.
 // Index: none.   Locks: none.
-const xactStatusSQL = `SELECT /* postgres.xact_status */ coalesce(pg_xact_status($1::text::xid8), '')`
+const xactStatusSQL = `
+SELECT /* postgres.xact_status */ coalesce(pg_xact_status($1::text::xid8), ''), left(pg_walfile_name(pg_current_wal_lsn()), 8)`
 
 // decided reports an error of COMMIT that says that nothing was committed: one of the server's, which goes on with the connection.
 // What ends the connection may come after the commit.
@@ -33,8 +35,8 @@ func decided(err error) bool {
 
 // lostCommit is a COMMIT without an answer.
 type lostCommit struct {
-	xid string
-	err error
+	xid, timeline string
+	err           error
 }
 
 func (l *lostCommit) Error() string { return fmt.Sprintf("commit transaction %s: %v", l.xid, l.err) }
@@ -48,13 +50,17 @@ const (
 
 // settle returns nil when the transaction was committed, errAborted when it was not, else ErrUnknown. The connection may have ended
 // before the transaction did, so it may run for a moment yet. ctx may have ended with the connection; the answer is owed all the same.
+//
+// A standby that was promoted meanwhile gives ids anew that it had not heard of, so a committed one may be a stranger's there: that is unknown.
 func (l *lostCommit) settle(ctx context.Context, pool *pgxpool.Pool) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
 	for {
-		var status string
-		err := pool.QueryRow(ctx, xactStatusSQL, l.xid).Scan(&status)
+		var status, timeline string
+		err := pool.QueryRow(ctx, xactStatusSQL, l.xid).Scan(&status, &timeline)
 		switch {
+		case err == nil && status == "committed" && timeline != l.timeline:
+			return fmt.Errorf("%w: the server has been replaced (timeline %s): %w", ErrUnknown, timeline, l)
 		case err == nil && status == "committed":
 			return nil
 		case err == nil && status == "aborted":
