@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
@@ -26,6 +27,8 @@ const (
 	maxBatch   = 1000 // operations of a request
 	batchChunk = 100  // operations that are written before their outcomes are sent: what a transaction locks, and the memory of an answer
 	ndjson     = "application/x-ndjson"
+
+	batchLinger = 5 * time.Second // to take the end of an answer, after the request's own time
 )
 
 // FollowOperation makes one user follow another, or end that.
@@ -260,6 +263,9 @@ func (s *server) batch(ctx context.Context, path string, kinds []kind, in *batch
 
 // answerBatch stops when nobody reads its answer: what was not tried then is not written.
 func (s *server) answerBatch(ctx context.Context, path string, kinds []kind, raws [][]byte, lines bool, w http.ResponseWriter) {
+	if deadline, ok := ctx.Deadline(); ok { // a client that does not read keeps its place behind the gate for no longer
+		_ = http.NewResponseController(w).SetWriteDeadline(deadline.Add(batchLinger)) // a test's writer has none
+	}
 	out := bufio.NewWriter(w)
 	enc := json.NewEncoder(out)
 	enc.SetEscapeHTML(false)

@@ -30,11 +30,16 @@ func newGateTest(workers int) *gateTest {
 func (g *gateTest) offer(tenant int64, perSecond int, d time.Duration) {
 	for range int(d.Seconds() * float64(perSecond)) {
 		g.requests.Go(func() {
-			leave, ok := g.enter(tenant, true)
+			look, ok := g.enter(0, true) // at the token
 			if !ok {
 				return
 			}
-			defer leave()
+			look.leave()
+			work, ok := g.enter(tenant, true)
+			if !ok {
+				return
+			}
+			defer work.leave()
 			start := time.Now()
 			g.workers <- struct{}{}
 			time.Sleep(g.takes)
@@ -93,12 +98,12 @@ func TestOneTenantLeavesRoomForAnother(t *testing.T) {
 		flood.Go(func() { g.offer(1, 4000, 5*time.Second) })
 		time.Sleep(time.Second)
 		for range 20 {
-			leave, ok := g.enter(2, true)
+			v, ok := g.enter(2, true)
 			if !ok {
 				t.Fatal("the other tenant is refused")
 			}
 			time.Sleep(100 * time.Millisecond)
-			leave()
+			v.leave()
 		}
 		flood.Wait()
 		g.since()
@@ -140,9 +145,10 @@ func TestReadinessEndsWhenRequestsAreRefusedForLongAndComesBack(t *testing.T) {
 		}
 		refuse := func(d time.Duration) {
 			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-				if !g.full() {
+				if refuse, _ := g.arrive(); !refuse {
 					t.Fatal("not full")
 				}
+				g.gone()
 			}
 		}
 		refuse(9 * time.Second)
@@ -162,4 +168,91 @@ func TestReadinessEndsWhenRequestsAreRefusedForLongAndComesBack(t *testing.T) {
 			t.Errorf("after a new burst: %v", err)
 		}
 	})
+}
+
+// A few requests that wait for a lock, one always under way, say nothing about the database.
+func TestAFewSlowRequestsDoNotLowerTheLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGateTest(4)
+		var waiters sync.WaitGroup
+		for range 200 {
+			waiters.Go(func() {
+				v, ok := g.enter(2, true)
+				if !ok {
+					t.Error("refused")
+					return
+				}
+				time.Sleep(10 * time.Second)
+				v.leave()
+			})
+			g.offer(1, 300, 100*time.Millisecond)
+		}
+		if _, limit := g.state(); limit != 512 {
+			t.Errorf("the limit is %.0f", limit)
+		}
+		waiters.Wait()
+		g.since()
+	})
+}
+
+func TestALoneSlowRequestDoesNotLowerTheLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGateTest(1)
+		g.takes = 5 * time.Second
+		g.offer(1, 1, 3*time.Second)
+		g.since()
+		if _, limit := g.state(); limit != 512 {
+			t.Errorf("the limit is %.0f", limit)
+		}
+	})
+}
+
+// Whoever has an answer leaves before it is sent, unless it is large and those that are on their way take the memory that there is.
+func TestAnAnswerOnItsWayTakesNoPlace(t *testing.T) {
+	g := newGateTest(1)
+	enter := func() *visit {
+		v, ok := g.enter(1, true)
+		if !ok {
+			t.Fatal("refused")
+		}
+		return v
+	}
+	wantInside := func(want int) {
+		t.Helper()
+		if inside, _ := g.state(); inside != want {
+			t.Errorf("%d inside, want %d", inside, want)
+		}
+	}
+	small, large, largest := enter(), enter(), enter()
+	small.answered(100)()
+	sent := large.answered(largeBodies)
+	wantInside(1)
+	largest.answered(smallBody + 1)()
+	wantInside(1)
+	sent()
+	for _, v := range []*visit{small, large, largest} {
+		v.leave()
+	}
+	wantInside(0)
+	if g.bodies != 0 || len(g.of) != 0 {
+		t.Errorf("%d bytes, tenants %v", g.bodies, g.of)
+	}
+}
+
+// Requests that are neither let in nor gone, each with its body, come by the hundred over one connection of HTTP/2.
+func TestRequestsBeyondWhatMemoryBearsAreNotHeld(t *testing.T) {
+	g := newGateTest(1)
+	for range maxPresent {
+		if refuse, room := g.arrive(); refuse || !room {
+			t.Fatal("refused")
+		}
+	}
+	if refuse, room := g.arrive(); !refuse || room {
+		t.Errorf("one more: refused %t, room %t", refuse, room)
+	}
+	g.gone()
+	g.gone()
+	if refuse, _ := g.arrive(); refuse {
+		t.Error("refused although another one has gone")
+	}
 }

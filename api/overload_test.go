@@ -2,6 +2,7 @@ package api_test
 
 import (
 	"fmt"
+	"net/http/httptest"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -108,4 +109,36 @@ func wantKept(t *testing.T, system *pgxpool.Pool, followers map[int64]bool) (eve
 		t.Errorf("%d rows of %d accepted follows", rows, len(ids))
 	}
 	return events
+}
+
+// slowReader is a client that takes the headers, and the body when it likes.
+type slowReader struct {
+	*httptest.ResponseRecorder
+	writing chan<- struct{}
+	read    <-chan struct{}
+}
+
+func (s slowReader) Write(b []byte) (int, error) {
+	s.writing <- struct{}{}
+	<-s.read
+	return s.ResponseRecorder.Write(b)
+}
+
+// Clients that do not take their answers, more than the API lets in at once, keep nobody out.
+func TestClientsThatDoNotTakeTheirAnswersKeepNobodyOut(t *testing.T) {
+	f := open(t)
+	f.want(t, 201, "PUT", "/v1/follows/1/2", "")
+	writing, read := make(chan struct{}), make(chan struct{})
+	var clients sync.WaitGroup
+	for range config().MaxRequests + 1 {
+		clients.Go(func() {
+			r := httptest.NewRequestWithContext(t.Context(), "GET", "/v1/follows/1/2", nil)
+			r.Header.Set("Authorization", "Bearer "+f.token)
+			f.ServeHTTP(slowReader{httptest.NewRecorder(), writing, read}, r)
+		})
+		<-writing // one after the other: not one of them is refused
+	}
+	f.want(t, 200, "GET", "/v1/follows/1/2", "")
+	close(read)
+	clients.Wait()
 }

@@ -161,8 +161,12 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.metrics.observe(route, r.Method, rec.code(), took)
 		s.access(ctx, r, rec, route, took, ex)
 	}()
-	if s.gate.full() { // before anything that costs
-		s.gate.hold(ctx)
+	refuse, room := s.gate.arrive() // before anything that costs
+	defer s.gate.gone()
+	if refuse {
+		if room {
+			s.gate.hold(ctx)
+		}
 		s.refuse(rec, r, s.problems.problem(codeOverloaded, ""))
 		return
 	}
@@ -249,6 +253,7 @@ type recorder struct {
 	http.ResponseWriter
 	status int
 	bytes  int64
+	visit  *visit // that ends when the answer is there, which is written at once
 }
 
 func (r *recorder) WriteHeader(status int) {
@@ -264,6 +269,10 @@ func (r *recorder) WriteHeader(status int) {
 func (r *recorder) Write(b []byte) (int, error) {
 	if r.status == 0 {
 		r.status = http.StatusOK
+	}
+	if v := r.visit; v != nil {
+		r.visit = nil
+		defer v.answered(len(b))()
 	}
 	n, err := r.ResponseWriter.Write(b)
 	r.bytes += int64(n)
@@ -397,12 +406,12 @@ func (s *server) transform(ctx huma.Context, _ string, v any) (any, error) {
 }
 
 // guard authenticates the caller, counts the request, checks the role and reads the body, in this order: who may not come in learns nothing else. A body may
-// take its time to come, so the token is looked at again behind it. Only while it comes is the request outside of the gate.
+// take its time to come, so the token is looked at again behind it. Only while it comes, and while the answer goes, is the request outside of the gate.
 func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 	r, w := humago.Unwrap(hctx)
 	ctx := hctx.Context()
 	var c caller
-	err := s.behindGate(ctx, 0, true, func() error {
+	err := s.behindGate(ctx, 0, true, func(*visit) error {
 		p, err := s.principal(ctx, r)
 		ex := exchangeOf(ctx)
 		ex.tenant, ex.token = p.TenantID, p.Name
@@ -433,7 +442,10 @@ func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 		}
 	}
 	if err == nil {
-		err = s.behindGate(ctx, c.TenantID, op.maxBody == 0, func() (err error) {
+		err = s.behindGate(ctx, c.TenantID, op.maxBody == 0, func(v *visit) (err error) {
+			if rec, ok := w.(*recorder); ok && op.maxBody == 0 { // a batch works on while it answers
+				rec.visit = v
+			}
 			if hasBody {
 				if c.Principal, err = s.principal(ctx, r); err == nil {
 					err = s.checkRole(c.Principal, op)
@@ -452,14 +464,14 @@ func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 }
 
 // behindGate works on a request of a tenant, when the gate lets it in. timed is false of batches, which may take long.
-func (s *server) behindGate(ctx context.Context, tenant int64, timed bool, work func() error) error {
-	leave, ok := s.gate.enter(tenant, timed)
+func (s *server) behindGate(ctx context.Context, tenant int64, timed bool, work func(*visit) error) error {
+	v, ok := s.gate.enter(tenant, timed)
 	if !ok {
 		s.gate.hold(ctx)
 		return s.problems.problem(codeOverloaded, "")
 	}
-	defer leave()
-	return work()
+	defer v.leave()
+	return work(v)
 }
 
 // principal returns whom the request's token stands for.
