@@ -547,6 +547,9 @@ func TestOddRowsComeBackAndSpoilNothing(t *testing.T) {
 	r.exec(`UPDATE outbox_messages_archive SET payload = 'null' WHERE id = 2`)
 	want := r.table()
 	e := r.export()
+	if all, err := r.List(t.Context()); err != nil || len(all) != 1 || e.ExportedAt == nil || !e.ExportedAt.Equal(*all[0].ExportedAt) || e.Rows != 5 {
+		t.Errorf("the export is %+v, and listed are %+v, %v", e, all, err)
+	}
 	r.drop()
 	if got, err := r.Restore(t.Context(), august, "", unprepared); err != nil || got.Restored != 5 {
 		t.Errorf("a month with the payload null: %+v, %v", got, err)

@@ -202,8 +202,7 @@ func (s *Store) exportTo(ctx context.Context, month time.Time, total int64) (e E
 	if err != nil {
 		return e, err
 	}
-	e.State, e.Rows, e.Bytes = stateComplete, out.manifest.Rows, out.manifest.Bytes
-	return e, s.complete(ctx, e, "", out)
+	return s.complete(ctx, e, "", out)
 }
 
 // nowSQL reads the clock.

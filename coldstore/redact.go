@@ -119,7 +119,8 @@ func (s *Store) redact(ctx context.Context, e Export, tenant int64, look bool, r
 	if err != nil {
 		return 0, err
 	}
-	return total, s.complete(ctx, to, e.ID, out)
+	_, err = s.complete(ctx, to, e.ID, out)
+	return total, err
 }
 
 // rewrite copies a segment into the new export: within the store when nothing in it changes.
@@ -165,7 +166,7 @@ func (s *Store) rewrite(ctx context.Context, w *writer, from Export, seg Segment
 func (s *Store) redactLine(ctx context.Context, line []byte, tenant int64, redact func(row *Row) bool, wanted bool) (out []byte, changed bool, err error) {
 	var row Row
 	if err := json.Unmarshal(line, &row); err != nil {
-		return nil, false, fmt.Errorf("decode a row: %w", err)
+		return nil, false, fmt.Errorf("decode a row: %w: %w", ErrDamaged, err)
 	}
 	if row.TenantID != tenant {
 		return line, false, nil

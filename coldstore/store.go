@@ -176,30 +176,33 @@ UPDATE /* coldstore.complete */ outbox_archive_exports e
        rows = @rows, bytes = @bytes,
        released_at = (SELECT o.released_at FROM outbox_archive_exports o WHERE o.export_id = @replaces),
        stale_at    = (SELECT o.stale_at    FROM outbox_archive_exports o WHERE o.export_id = @replaces)
- WHERE export_id = @id AND state = 'WRITING'`
+ WHERE export_id = @id AND state = 'WRITING'
+RETURNING state, exported_at, verified_at, stale_at, released_at, rows, bytes`
 
 // errTaken reports an export that somebody else has given up: they export the month.
 var errTaken = errors.New("coldstore: another export of the month has begun since")
 
-func (s *Store) complete(ctx context.Context, e Export, replaces string, w *written) error {
-	return postgres.InTx(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+// complete returns the export as it is then.
+func (s *Store) complete(ctx context.Context, e Export, replaces string, w *written) (Export, error) {
+	err := postgres.InTx(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if err := s.fence(ctx, tx); err != nil {
 			return err
 		}
 		args := pgx.NamedArgs{"id": e.ID, "month": e.Month, "replaces": replaces, "manifest": w.manifestSHA256, "content": w.contentSHA256,
 			"rows": w.manifest.Rows, "bytes": w.manifest.Bytes}
-		tag, err := tx.Exec(ctx, completeSQL, args)
+		err := tx.QueryRow(ctx, completeSQL, args).Scan(&e.State, &e.ExportedAt, &e.VerifiedAt, &e.StaleAt, &e.ReleasedAt, &e.Rows, &e.Bytes)
+		if errors.Is(err, pgx.ErrNoRows) {
+			err = errTaken
+		}
 		if err != nil {
 			return fmt.Errorf("complete export %s: %w", e.ID, err)
-		}
-		if tag.RowsAffected() == 0 {
-			return fmt.Errorf("complete export %s: %w", e.ID, errTaken)
 		}
 		if _, err := tx.Exec(ctx, supersedeSQL, args); err != nil {
 			return fmt.Errorf("end what export %s supersedes: %w", e.ID, err)
 		}
 		return nil
 	})
+	return e, err
 }
 
 // overSQL reads the exports whose files are to be removed: those that are not yet, and those that are about to be forgotten; or all.

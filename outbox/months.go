@@ -20,7 +20,7 @@ type Month struct {
 	Bytes         int64     `json:"bytes"`                      // on disk, with its indexes
 	LastProcessed time.Time `json:"last_processed_at,omitzero"` // when the last of its messages was published
 	Held          bool      `json:"held"`                       // a hold keeps it, or some tenants' rows of it
-	Default       bool      `json:"default,omitempty"`          // no month: the rows of every other time. From is zero, and Rows an estimate
+	Default       bool      `json:"default,omitempty"`          // no month: the rows of every other time. From is zero, and Rows above 10,000 an estimate
 }
 
 // Name is the month as 2006-01, or "default".
@@ -31,7 +31,8 @@ func (m Month) Name() string {
 	return m.From.Format("2006-01")
 }
 
-// monthsSQL reads the months and the default partition. The last row is the default's, whose number of rows is what ANALYZE found.
+// monthsSQL reads the months and the default partition. The last row is the default's, whose number of rows is counted up to 10,000, and beyond
+// what ANALYZE found.
 // Locks: none but those of reading.
 const monthsSQL = `
 SELECT m.month::timestamp AT TIME ZONE 'UTC', (m.month + interval '1 month') AT TIME ZONE 'UTC', m.rows,
@@ -39,7 +40,7 @@ SELECT m.month::timestamp AT TIME ZONE 'UTC', (m.month + interval '1 month') AT 
        CASE WHEN isfinite(m.last_processed_at) THEN m.last_processed_at END, h.whole OR h.tenants <> '{}', false
   FROM outbox_archive_months m CROSS JOIN LATERAL outbox_archive_holds_month(m.month) h
 UNION ALL
-SELECT NULL, NULL, greatest(c.reltuples, 0)::bigint, pg_total_relation_size(c.oid), NULL, false, true
+SELECT NULL, NULL, greatest(c.reltuples::bigint, (SELECT count(*) FROM (SELECT FROM outbox_messages_archive_default LIMIT 10000) few)), pg_total_relation_size(c.oid), NULL, false, true
   FROM pg_class c WHERE c.oid = 'outbox_messages_archive_default'::regclass
  ORDER BY 7, 1`
 

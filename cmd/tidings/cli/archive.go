@@ -157,15 +157,20 @@ func (p Process) planJobs(ctx context.Context, list []jobs.Job, asJSON bool) err
 	return nil
 }
 
-func (p Process) runJobs(ctx context.Context, truth *pgxpool.Pool, list []jobs.Job, asJSON bool) error {
+// withoutJobs calls fn while no job runs anywhere. It waits for the one that does, and says so on stderr.
+func (p Process) withoutJobs(ctx context.Context, truth *pgxpool.Pool, name string, fn func(ctx context.Context, h *jobs.Hold) error) error {
 	holders, err := lease.Holders(ctx, truth, jobs.Kind)
 	if err != nil {
 		return err
 	}
 	for _, h := range holders {
-		fmt.Fprintf(p.Stderr, "Waiting for %s.\n", h.Owner)
+		fmt.Fprintf(p.Stderr, "Waiting for %s, which has the lease of the archiver's jobs. A job may take minutes, and the export of a large month longer.\n", h.Owner)
 	}
-	return jobs.WithLease(ctx, truth, "archive-run", func(ctx context.Context, h *jobs.Hold) error {
+	return jobs.WithLease(ctx, truth, name, fn)
+}
+
+func (p Process) runJobs(ctx context.Context, truth *pgxpool.Pool, list []jobs.Job, asJSON bool) error {
+	return p.withoutJobs(ctx, truth, "archive-run", func(ctx context.Context, h *jobs.Hold) error {
 		var errs []error
 		for _, j := range list {
 			start := time.Now()

@@ -55,6 +55,12 @@ func TestArchiveRunSaysWhatItDoesAndDoesWhatItSaid(t *testing.T) {
 	if code, stdout, _ := run(t, env, "", "archive", "run", "--job", "outbox-archive"); code != exitOK || !strings.HasPrefix(stdout, "outbox-archive did: nothing (") {
 		t.Errorf("the second run: exit code %d, %s", code, stdout)
 	}
+	if _, err := pool.Exec(t.Context(), `UPDATE leases SET owner = 'somebody', expires_at = now() + interval '1 s' WHERE kind = 'jobs'`); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, stderr := run(t, env, "", "archive", "run", "--job", "outbox-archive"); code != exitOK || !strings.Contains(stderr, "Waiting for somebody") {
+		t.Errorf("while another has the lease: exit code %d, %s", code, stderr)
+	}
 	if code, _, stderr := run(t, env, "", "archive", "run", "--job", "laundry"); code != exitInput || !strings.Contains(stderr, "outbox-archive") {
 		t.Errorf("a job that there is not: exit code %d, %s", code, stderr)
 	}
@@ -164,6 +170,15 @@ func TestEventsFind(t *testing.T) {
 		}
 		if more := strings.Contains(stderr, "There are more"); more != strings.Contains(args, "--limit") {
 			t.Errorf("find %s says %q", args, stderr)
+		}
+	}
+	for args, want := range map[string]string{
+		"--id 99":                                   "Nothing was found.\n",
+		"--id 00000000-0000-4000-8000-000000000000": "newest 1,000,000 ids",
+		"--aggregate post/8 --tenant 1":             "not searched by aggregate",
+	} {
+		if code, _, stderr := find(args); code != exitOK || !strings.Contains(stderr, want) {
+			t.Errorf("find %s: exit code %d, says %q, want %q", args, code, stderr, want)
 		}
 	}
 	if code, stdout, _ := find("--id 4"); code != exitOK || !strings.HasPrefix(stdout, "WHERE   ID  EVENT") || !strings.Contains(stdout, "outbox  4   ") {

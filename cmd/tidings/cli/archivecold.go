@@ -46,6 +46,7 @@ func (f *coldFlags) at() (time.Time, error) {
 // cold is what these commands work with.
 type cold struct {
 	databases
+	p   Process
 	cfg upkeep.Config
 	bar *replayBar
 }
@@ -57,7 +58,7 @@ func (p Process) cold(ctx context.Context, data string) (c cold, err error) {
 	if err := c.cfg.Validate(); err != nil {
 		return c, err
 	}
-	c.bar = newReplayBar(p.Stderr)
+	c.p, c.bar = p, newReplayBar(p.Stderr)
 	c.databases, err = p.databases(ctx, data, "archive")
 	return c, err
 }
@@ -71,7 +72,7 @@ func (c cold) store(url string, fence coldstore.Fence) *coldstore.Store {
 
 // held calls fn while no job runs anywhere.
 func (c cold) held(ctx context.Context, name, url string, fn func(ctx context.Context, h *jobs.Hold, s *coldstore.Store) error) error {
-	return jobs.WithLease(ctx, c.truth, name, func(ctx context.Context, h *jobs.Hold) error {
+	return c.p.withoutJobs(ctx, c.truth, name, func(ctx context.Context, h *jobs.Hold) error {
 		s := c.store(url, h.Fence)
 		return errors.Join(fn(ctx, h, s), s.Close())
 	})

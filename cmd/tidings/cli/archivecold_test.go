@@ -27,6 +27,7 @@ func TestArchiveExportVerifyRestore(t *testing.T) {
 		code int
 		says string
 	}{
+		{"status", exitOK, "default  1,500"},
 		{"export", exitInput, "--month or --all"},
 		{"export --month 2021-8", exitInput, "such as 2026-08"},
 		{"export --all --month 2021-08", exitInput, "--month or --all"},

@@ -54,7 +54,7 @@ command goes on from there.`,
 				return err
 			}
 			u := undone{ArchiveID: id}
-			err = jobs.WithLease(c.Context(), d.truth, "archive-undo", func(ctx context.Context, h *jobs.Hold) (err error) {
+			err = p.withoutJobs(c.Context(), d.truth, "archive-undo", func(ctx context.Context, h *jobs.Hold) (err error) {
 				u.Threads, u.Comments, err = archiver.Undo(ctx, h, id)
 				return err
 			})

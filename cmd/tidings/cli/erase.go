@@ -86,10 +86,7 @@ func (p Process) erase(ctx context.Context, data string, o erasure.Options) (rep
 	if o.DryRun {
 		return erasure.Run(ctx, deps, o)
 	}
-	if o.Progress != nil {
-		o.Progress("waiting until no job of the archiver runs")
-	}
-	err = jobs.WithLease(ctx, y.truth, "erase", func(ctx context.Context, h *jobs.Hold) (err error) {
+	err = p.withoutJobs(ctx, y.truth, "erase", func(ctx context.Context, h *jobs.Hold) (err error) {
 		x, err := replay.Exclude(ctx, replay.Deps{URL: s.ProjectionsDatabaseURL, Postgres: s.Postgres}, replayable()...)
 		if errors.Is(err, replay.ErrRunning) {
 			return fmt.Errorf("%w: %w", erasure.ErrUnfinished, err)

@@ -68,7 +68,8 @@ func (p Process) eventsFindCommand() *cobra.Command {
 
 The archive and the DLQ are searched in every way. The outbox itself is searched by outbox id, by time (events that occurred within ten
 minutes of being written), and by event id among its newest --recent ids. By aggregate it is not: what is young there is on the stream.
-A message on the stream names its outbox id in Tidings-Outbox-Id.`,
+A message on the stream names its outbox id in Tidings-Outbox-Id. The aggregate of comments is their post (comment/42), that of follows
+who is followed (follow/42).`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := parseFind(&q, id, aggregate, since, until, time.Now()); err != nil {
@@ -92,6 +93,9 @@ A message on the stream names its outbox id in Tidings-Outbox-Id.`,
 			if err := p.printFound(found[:min(len(found), limit)], asJSON, q.Payload); err != nil {
 				return err
 			}
+			if len(found) == 0 {
+				fmt.Fprintln(p.Stderr, "Nothing was found."+notSearched(q))
+			}
 			if more {
 				fmt.Fprintln(p.Stderr, "There are more: --limit N shows them.")
 			}
@@ -109,6 +113,17 @@ A message on the stream names its outbox id in Tidings-Outbox-Id.`,
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per event and line")
 	dataFlag(c, &data)
 	return c
+}
+
+// notSearched says where the event may be all the same.
+func notSearched(q outbox.FindQuery) string {
+	switch {
+	case q.EventID != "":
+		return " Of the outbox itself the newest " + count(q.Recent) + " ids were read: --recent N reads more."
+	case q.AggregateID != 0:
+		return " The outbox itself is not searched by aggregate: --since is."
+	}
+	return ""
 }
 
 // parseFind reads what the flags alone cannot check.
