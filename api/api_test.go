@@ -44,17 +44,17 @@ func config() api.Config {
 
 func open(t *testing.T) fixture {
 	t.Helper()
-	return openLogged(t, testkit.Logger(t))
+	return openWith(t, config(), testkit.Logger(t))
 }
 
-func openLogged(t *testing.T, log *slog.Logger) fixture {
+func openWith(t *testing.T, cfg api.Config, log *slog.Logger) fixture {
 	t.Helper()
 	db := testkit.Postgres(t)
 	f := fixture{system: db.Pool(t, postgres.RoleSystem), owner: db.Pool(t, postgres.RoleOwner), reg: prometheus.NewRegistry()}
 	pool := db.Pool(t, postgres.RoleAPI)
 	f.pool = pool
 	var err error
-	f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Log: log, Reg: f.reg})
+	f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Log: log, Reg: f.reg})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,6 +96,11 @@ func (f fixture) do(t testing.TB, method, path, body string, headers ...string) 
 	}
 	w := httptest.NewRecorder()
 	f.ServeHTTP(w, r)
+	return answerOf(t, w)
+}
+
+func answerOf(t testing.TB, w *httptest.ResponseRecorder) answer {
+	t.Helper()
 	a := answer{Response: w.Result()}
 	raw, err := io.ReadAll(a.Body)
 	if err != nil {
@@ -104,7 +109,7 @@ func (f fixture) do(t testing.TB, method, path, body string, headers ...string) 
 	a.body = string(raw)
 	if ct := a.Header.Get("Content-Type"); strings.Contains(ct, "json") && !strings.Contains(ct, "ndjson") && len(raw) > 0 {
 		if err := json.Unmarshal(raw, &a.json); err != nil {
-			t.Fatalf("%s %s: %v in %q", method, path, err, raw)
+			t.Fatalf("%v in %q", err, raw)
 		}
 	}
 	return a
@@ -324,7 +329,9 @@ func TestBadInput(t *testing.T) {
 	foreign := f
 	foreign.token = f.newToken(t, 2, "foreigner", store.Roles()...)
 	foreigners := foreign.comment(t, 5, "theirs")
-	theirs, theirSlug := foreigners.text("comment_id"), foreigners.text("slug")
+	theirs, theirSlug, theirToken := foreigners.text("comment_id"), foreigners.text("slug"), foreigners.Header.Get("Tidings-Token")
+	expired := f.newToken(t, tenant, "expired", store.Roles()...)
+	f.exec(t, `UPDATE api_tokens SET expires_at = now() - interval '1 s' WHERE name = 'expired'`)
 	f.catchUp(t)
 	reader, writer := f.newToken(t, tenant, "reader", store.RoleRead), f.newToken(t, tenant, "writer", store.RoleWrite)
 
@@ -377,6 +384,27 @@ func TestBadInput(t *testing.T) {
 		{"a request too large", "POST", post, body(`"` + strings.Repeat("x", 140000) + `"`), nil, 413, "request-too-large", ""},
 		{"nested too deep", "POST", post, strings.Repeat("[", 100000), nil, 400, "json-invalid", "#"},
 		{"not JSON by its type", "POST", post, body(`"x"`), []string{"Content-Type: application/x-www-form-urlencoded"}, 415, "unsupported-media-type", "Content-Type"},
+		{"JSON in another charset", "POST", post, body(`"x"`), []string{"Content-Type: application/json; charset=latin1"}, 415, "unsupported-media-type", "Content-Type"},
+		{"JSON in two charsets", "POST", post, body(`"x"`), []string{"Content-Type: application/json; charset=utf-8; charset=latin1"}, 415, "unsupported-media-type", "Content-Type"},
+		{"a form with files", "POST", post, body(`"x"`), []string{"Content-Type: multipart/form-data; boundary=x"}, 415, "unsupported-media-type", "Content-Type"},
+		{"another JSON by its type", "PATCH", "/v1/comments/" + parent, `{"body":"x"}`, []string{"Content-Type: application/merge-patch+json", `If-Match: "1"`}, 415, "unsupported-media-type", "Content-Type"},
+		{"a type that is none", "POST", post, body(`"x"`), []string{"Content-Type: json"}, 415, "unsupported-media-type", "Content-Type"},
+		{"lines where there are none", "POST", post, body(`"x"`), []string{ndjson}, 415, "unsupported-media-type", "Content-Type"},
+		{"a body that is said to be zipped", "POST", post, body(`"x"`), []string{"Content-Encoding: gzip"}, 415, "unsupported-media-type", "Content-Encoding"},
+		{"a zipped batch", "POST", follows, operations(1), []string{"Content-Encoding: br"}, 415, "unsupported-media-type", "Content-Encoding"},
+		{"a batch in another charset", "POST", comments, `{"op":"delete"}`, []string{ndjson + "; charset=utf-16"}, 415, "unsupported-media-type", "Content-Type"},
+		{"a number beyond all", "POST", post, `{"author_id":1e400,"body":"x"}`, nil, 400, "json-invalid", "#"},
+		{"a number beyond 64 bits", "POST", post, `{"author_id":99999999999999999999999,"body":"x"}`, nil, 422, "validation-failed", "#/author_id"},
+		{"a byte order mark", "POST", post, "\ufeff" + body(`"x"`), nil, 400, "json-invalid", "#"},
+		{"NUL as it is", "POST", post, body("\"a\x00b\""), nil, 400, "json-invalid", "#"},
+		{"an actor of two lines", "PUT", "/v1/follows/1/3", "", []string{"Tidings-Actor: a\r\nX-Evil: 1"}, 400, "header-invalid", "Tidings-Actor"},
+		{"a key of two lines", "POST", post, body(`"x"`), []string{"Idempotency-Key: a\r\nX-Evil: 1"}, 422, "validation-failed", "Idempotency-Key"},
+		{"a token that is one letter off", "PUT", "/v1/follows/1/3", "", []string{"Authorization: Bearer " + f.token[:len(f.token)-1] + "!"}, 401, "unauthenticated", ""},
+		{"a token and more", "PUT", "/v1/follows/1/3", "", []string{"Authorization: Bearer " + f.token + " " + f.token}, 401, "unauthenticated", ""},
+		{"an expired token", "PUT", "/v1/follows/1/3", "", []string{"Authorization: Bearer " + expired}, 401, "unauthenticated", ""},
+		{"a write's token of another tenant", "GET", "/v1/users/1/counts", "", []string{"Tidings-Token: " + theirToken}, 400, "header-invalid", "Tidings-Token"},
+		{"a write's token that was tampered with", "GET", "/v1/users/1/counts", "", []string{"Tidings-Token: A" + theirToken[1:]}, 400, "header-invalid", "Tidings-Token"},
+		{"a write's token as a cursor", "GET", "/v1/users/1/followers?cursor=" + theirToken, "", nil, 400, "cursor-invalid", "cursor"},
 		{"a parent that is no UUID", "POST", post, reply(`"x"`), nil, 422, "validation-failed", "#/parent_id"},
 		{"a parent that is a number", "POST", post, reply(`5`), nil, 422, "validation-failed", "#/parent_id"},
 		{"an unknown parent", "POST", post, reply(`"00000000-0000-7000-8000-000000000000"`), nil, 422, "parent-unknown", "#/parent_id"},

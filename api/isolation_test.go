@@ -206,7 +206,7 @@ func (f fixture) populate(t *testing.T, secret string) world {
 	f.exec(t, `UPDATE outbox_messages_dlq SET last_error = $1, payload = to_jsonb($1::text), aggregate_type = 'comment', event_type = 'created', aggregate_id = $2`, secret, w["post"])
 	f.catchUp(t)
 	f.exec(t, `INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at)
-		SELECT $1, follower, followee, true, 1, now() FROM (VALUES ($2::bigint, $3::bigint), ($2, 1), (1, $3), ($2, $2 + 7), ($2 + 7, $3)) e (follower, followee)`,
+		SELECT $1, follower, followee, true, 3, now() FROM (VALUES ($2::bigint, $3::bigint), ($2, 1), (1, $3), ($2, $2 + 7), ($2 + 7, $3)) e (follower, followee)`,
 		tenant, w["user"], w["followee"])
 	f.exec(t, `INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at) VALUES ($1, 1, $2, true, 1, now()), ($1, 2, $2, true, 1, now())`,
 		tenant, w["user"]) // so that the lists of the user have a second page

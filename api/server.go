@@ -538,12 +538,16 @@ func (s *server) checkMedia(w http.ResponseWriter, r *http.Request, op *huma.Ope
 
 // readBody reads the body into memory, so that what goes wrong on the way is the client's error and not the framework's.
 func (s *server) readBody(w http.ResponseWriter, r *http.Request, limit int64) error {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+	var body []byte
+	err := error(&http.MaxBytesError{Limit: limit})
+	if r.ContentLength <= limit {
+		body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+	}
 	var tooLarge *http.MaxBytesError
 	var timeout net.Error
 	switch {
 	case errors.As(err, &tooLarge):
-		return s.problems.problem(codeRequestTooLarge, fmt.Sprintf("the limit is %d bytes", tooLarge.Limit))
+		return s.problems.problem(codeRequestTooLarge, fmt.Sprintf("the limit is %d bytes", limit))
 	case errors.As(err, &timeout) && timeout.Timeout():
 		return s.problems.problem(codeRequestTimeout, "")
 	case err != nil:

@@ -1,0 +1,208 @@
+package api_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/http/httptest"
+	"net/url"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// errorLog counts what is logged as an error: a handler that panicked, and what is answered 500.
+type errorLog struct {
+	slog.Handler
+	last atomic.Value
+}
+
+func (l *errorLog) Handle(ctx context.Context, r slog.Record) error {
+	if r.Level >= slog.LevelWarn {
+		text := r.Message
+		r.Attrs(func(a slog.Attr) bool { text += " " + a.String(); return true })
+		l.last.Store(text)
+	}
+	return nil
+}
+func (l *errorLog) Enabled(context.Context, slog.Level) bool { return true }
+func (l *errorLog) WithAttrs([]slog.Attr) slog.Handler       { return l }
+func (l *errorLog) WithGroup(string) slog.Handler            { return l }
+
+// strange are values that some place or other cannot have.
+func strange() []string {
+	return []string{
+		"", " ", "0", "-1", "+1", "01", "1.5", "1e400", "0x10", "9223372036854775807", "9223372036854775808", "99999999999999999999999", "NaN", "null", "true", "*", `"`, `"1"`, `W/"1"`,
+		"\x00", "a\x00b", "\xff\xfe", "\xed\xa0\x80", "é", "😀", "\u202e", "\u212a", "a\r\nX-Evil: 1", "%", "%00", "%2F", "a/b", "..", ".", "//", "?", "#", ";", "a&b=c", "'; DROP TABLE follows; --",
+		"{}", "[]", "{", strings.Repeat("A", 5000), strings.Repeat("9", 400), "00000000-0000-0000-0000-000000000000", "FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF", "2026-13-01T00:00:00Z", "0001-01-01T00:00:00Z",
+		"294277-01-01T00:00:00Z", "9999-12-31T23:59:59.999999999+23:59", "-infinity", "zzzzzzzz", "application/json", "chunked",
+	}
+}
+
+// strangeJSON are values in the place of one of a body.
+func strangeJSON() []string {
+	return []string{
+		"null", "true", "0", "-1", "1.5", "1e400", "-0", "9223372036854775808", "99999999999999999999999999", "1E2", `""`, `"\u0000"`, `"\ud800"`, `"\ud83d\ude00"`, `"*"`, `"0"`, `"9223372036854775807"`, `"9223372036854775808"`,
+		"[]", "{}", `[[[[[[[[]]]]]]]]`, strings.Repeat("[", 40) + strings.Repeat("]", 40), strings.Repeat("[", 100000), `{"a":1,"a":2}`, `"` + strings.Repeat("x", 17000) + `"`, `"` + strings.Repeat("😀", 100) + `"`,
+		"\"\xff\"", "\"\x00\"", "nul", "'x'", "", "//", `"a" "b"`, "\ufeff1",
+	}
+}
+
+var jsonValue = regexp.MustCompile(`"[^"]*"|\b\d+\b|\btrue\b|\bfalse\b`)
+
+// mutate breaks a body, or does not.
+func mutate(t *rapid.T, body string) string {
+	places := jsonValue.FindAllStringIndex(body, -1)
+	if len(places) == 0 {
+		return body
+	}
+	at := rapid.SampledFrom(places).Draw(t, "place")
+	value := func() string { return rapid.SampledFrom(strangeJSON()).Draw(t, "value") }
+	switch rapid.SampledFrom([]string{"as it is", "value", "member", "twice", "cut", "bytes", "more"}).Draw(t, "mutation") {
+	case "value": // or a name
+		return body[:at[0]] + value() + body[at[1]:]
+	case "member":
+		return strings.Replace(body, "{", `{"nope":`+value()+`,`, 1)
+	case "twice":
+		if first := regexp.MustCompile(`"\w+":("[^"]*"|true)`).FindString(body); first != "" {
+			return strings.Replace(body, first, first+","+first, 1)
+		}
+	case "cut":
+		return body[:rapid.IntRange(0, len(body)).Draw(t, "length")]
+	case "bytes":
+		return body[:at[0]] + string(rapid.SliceOfN(rapid.Byte(), 1, 8).Draw(t, "bytes")) + body[at[0]:]
+	case "more":
+		return body + value()
+	}
+	return body
+}
+
+// TestGeneratedRequests sends requests made from the document, most of them broken. Each is answered as the document says, none is the server's fault, and what was
+// refused has written nothing. A failure prints the seed.
+func TestGeneratedRequests(t *testing.T) {
+	log := new(errorLog)
+	f := openWith(t, config(), slog.New(log))
+	w := f.populate(t, "text")
+	d := f.document(t)
+	type operation struct {
+		method, path string
+		op           map[string]any
+		good         []walked
+	}
+	var operations []operation
+	f.operations(t, func(method, p string, _ map[string]any) {
+		op := d["paths"].(map[string]any)[p].(map[string]any)[strings.ToLower(method)].(map[string]any)
+		operations = append(operations, operation{method, p, op, requests(t, method, p, op)})
+	})
+	w["cursor"] = f.want(t, 200, "GET", w.fill("/v1/users/$user/followers?limit=1"), "").text("next")
+	reader := f.newToken(t, tenant, "reader", "read")
+	// Every write leaves an event, or an action.
+	written := func() (n int64) {
+		if err := f.system.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM outbox_messages) + (SELECT count(*) FROM outbox_dlq_actions)`).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	statuses, sent := make(map[int]int), 0
+	before := written()
+	rapid.Check(t, func(rt *rapid.T) {
+		for range 25 {
+			o := rapid.SampledFrom(operations).Draw(rt, "operation")
+			r := rapid.SampledFrom(o.good).Draw(rt, "request")
+			odd := func(what string) (string, bool) {
+				if rapid.IntRange(0, 19).Draw(rt, what) > 0 {
+					return "", false
+				}
+				return rapid.SampledFrom(strange()).Draw(rt, what+" value"), true
+			}
+			segments := strings.Split(r.path, "/")
+			clean := true
+			for i, s := range segments {
+				segments[i] = url.PathEscape(w.fill(s))
+				if v, ok := odd("path"); ok && strings.HasPrefix(s, "$") {
+					segments[i] = url.PathEscape(v)
+				}
+			}
+			body := w.fill(r.body)
+			if o.op["requestBody"] != nil {
+				body = mutate(rt, body)
+			}
+			req := httptest.NewRequestWithContext(t.Context(), r.method, "/", strings.NewReader(body))
+			req.URL.RawPath = strings.Join(segments, "/")
+			req.URL.Path, _ = url.PathUnescape(req.URL.RawPath)
+			clean = req.URL.Path == path.Clean(req.URL.Path)
+			query := url.Values{}
+			if name, value, ok := strings.Cut(w.fill(r.query), "="); ok {
+				query.Set(name, value)
+			}
+			for _, p := range parametersOf(o.op) {
+				name := p["name"].(string)
+				v, ok := odd(name)
+				if !ok {
+					continue
+				}
+				switch p["in"] {
+				case "query":
+					query.Add(name, v)
+				case "header":
+					req.Header.Add(name, v)
+				}
+			}
+			if v, ok := odd("unknown parameter"); ok {
+				query.Set("x"+v, v)
+			}
+			req.URL.RawQuery = query.Encode()
+			if v, ok := odd("raw query"); ok {
+				req.URL.RawQuery += v
+			}
+			if name, value, ok := strings.Cut(w.fill(r.header), ": "); ok {
+				req.Header.Set(name, value)
+			}
+			token := f.token
+			if v, ok := odd("token"); ok {
+				token = rapid.SampledFrom([]string{v, reader, token + v}).Draw(rt, "which token")
+			}
+			req.Header.Set("Authorization", "Bearer "+token)
+			for _, name := range []string{"Content-Type", "Content-Encoding", "Accept", "X-Request-Id", "Tidings-Token", "Idempotency-Key"} {
+				if v, ok := odd(name); ok {
+					req.Header.Add(name, v)
+				}
+			}
+			rec := httptest.NewRecorder()
+			f.ServeHTTP(rec, req)
+			a := answerOf(t, rec)
+			statuses[a.StatusCode]++
+			sent++
+			tell := fmt.Sprintf("%s %s?%s %v %.300q: %d %s", req.Method, req.URL.RawPath, req.URL.RawQuery, req.Header, body, a.StatusCode, a.body)
+			if logged := log.last.Load(); a.StatusCode >= 500 || logged != nil {
+				rt.Fatalf("%s: the server's fault, logged %v", tell, logged)
+			}
+			if a.StatusCode == 404 && a.text("code") == "not-found" && !clean {
+				continue // no path of the document
+			}
+			if wrong := d.conforms(t, o.op, a); len(wrong) > 0 {
+				rt.Fatalf("%s: %v", tell, wrong)
+			}
+			if r.method == "GET" {
+				continue
+			}
+			after := written()
+			if a.StatusCode >= 400 && after != before {
+				rt.Fatalf("%s: it has written something", tell)
+			}
+			before = after
+		}
+	})
+	t.Logf("%d requests, answered %v", sent, statuses)
+	for _, status := range []int{200, 201, 204, 304, 400, 401, 403, 404, 412, 415, 422, 428} {
+		if statuses[status] == 0 {
+			t.Errorf("no request was answered %d: %v", status, slices.Sorted(maps.Keys(statuses)))
+		}
+	}
+}
