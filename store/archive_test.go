@@ -529,6 +529,42 @@ func TestAThreadThatCannotBeMovedKeepsNoOther(t *testing.T) {
 	a.want("1/1 7+0 RETURNED, 1/2 3+0 RETURNED, 2/1 3+0 RETURNED")
 }
 
+func TestAnErasureFindsWhatComesBackMeanwhile(t *testing.T) {
+	for name, chunks := range map[string]int{"some": 2, "all": 10} {
+		a := openArchived(t)
+		a.thread(1, 1, 20)
+		a.run()
+		a.thread(1, 2, 2)
+		met, system := false, New(a.system, nil)
+		err := system.AuthorComments(t.Context(), 1, 1, func(all []AuthorComment) error {
+			for range chunks { // when the first of the two tables was read
+				if met {
+					break
+				}
+				if err := postgres.InTx(t.Context(), a.system, pgx.TxOptions{}, func(tx pgx.Tx) error {
+					_, _, err := returnChunk(t.Context(), tx, 1, 1, returnedByWrite, 3)
+					return err
+				}); err != nil {
+					return err
+				}
+			}
+			met = true
+			var ids []string
+			for _, c := range all {
+				ids = append(ids, c.CommentID)
+			}
+			_, err := system.Erase(t.Context(), 1, ids, false, Meta{Actor: "tester"}, (&free{}).Fence)
+			return err
+		})
+		var left, erased int
+		if err := errors.Join(err, a.system.QueryRow(t.Context(), `
+			SELECT count(*) FILTER (WHERE body <> ''), count(*) FILTER (WHERE author_state = 'ERASED') FROM all_comments WHERE author_id = 1`).Scan(&left, &erased)); err != nil || left > 0 || erased != 8 {
+			t.Errorf("%s came back: %d are left, %d are erased, %v", name, left, erased, err)
+		}
+		a.check()
+	}
+}
+
 // TestWritersSeeNoArchive has random writers in threads that two archivers move all the time, dying now and then, and an operator who takes
 // archives back.
 func TestWritersSeeNoArchive(t *testing.T) {

@@ -20,6 +20,7 @@ type Job struct {
 	Window Window                                              // when it may run; one that the end of its window cuts short goes on in the next
 	Run    func(ctx context.Context, h *Hold) error            // returns nil when there is nothing left to do; ends between slices when ctx ends
 	Plan   func(ctx context.Context) (map[string]int64, error) // what Run would do now, as Hold.Count would name it; it changes nothing
+	With   string                                              // the settings by which Run takes something, for whoever reads the plan
 }
 
 // LastRun is a job's row of job_runs. Times that have not been are zero.

@@ -100,7 +100,8 @@ func retention(cfg RetentionConfig, d Deps) (jobs.Job, error) {
 		}
 		return counts, nil
 	}
-	return jobs.Job{Name: "retention", Every: cfg.Every, Window: cfg.Window, Run: run, Plan: plan}, nil
+	with := fmt.Sprintf("RETENTION_THREADS_AFTER=%s RETENTION_COMMENT_HISTORY_AFTER=%s RETENTION_FOLLOW_HISTORY_AFTER=%s", cfg.Threads, cfg.CommentHistory, cfg.FollowHistory)
+	return jobs.Job{Name: "retention", Every: cfg.Every, Window: cfg.Window, Run: run, Plan: plan, With: with}, nil
 }
 
 // The histories may be on another server than the lease.

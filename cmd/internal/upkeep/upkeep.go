@@ -5,6 +5,7 @@ package upkeep
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 
@@ -59,9 +60,12 @@ func Jobs(cfg Config, d Deps) ([]jobs.Job, error) {
 		}
 	}
 	list := []jobs.Job{
-		{Name: outbox.ArchiveJob, Every: cfg.OutboxArchive.Every, Plan: messages.Plan, Run: archiveWithExports(messages, cfg.Cold.URL, d.Truth, metrics)},
+		{Name: outbox.ArchiveJob, Every: cfg.OutboxArchive.Every, Plan: messages.Plan,
+			With: fmt.Sprintf("OUTBOX_ARCHIVE_AFTER=%s OUTBOX_ARCHIVE_KEEP=%s", cfg.OutboxArchive.After, cfg.OutboxArchive.Keep),
+			Run:  archiveWithExports(messages, cfg.Cold.URL, d.Truth, metrics)},
 		{Name: store.ArchiveJob, Every: cfg.CommentArchive.Every, Window: cfg.CommentArchiveWindow, Plan: threads.Plan,
-			Run: func(ctx context.Context, h *jobs.Hold) error { return threads.Run(ctx, h) }},
+			With: fmt.Sprintf("COMMENT_ARCHIVE_AFTER=%s", cfg.CommentArchive.After),
+			Run:  func(ctx context.Context, h *jobs.Hold) error { return threads.Run(ctx, h) }},
 		retain,
 	}
 	if cfg.Cold.URL == "" {

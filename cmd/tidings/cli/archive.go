@@ -74,6 +74,7 @@ func (p Process) databases(ctx context.Context, data, name string) (d databases,
 type jobRun struct {
 	Job     string           `json:"job"`
 	DryRun  bool             `json:"dry_run"`
+	With    string           `json:"with,omitempty"` // of a dry run: the settings of this process by which the job takes something
 	Counts  map[string]int64 `json:"counts"`
 	Seconds float64          `json:"seconds"`
 	Error   string           `json:"error,omitempty"`
@@ -89,7 +90,10 @@ func (p Process) archiveRunCommand() *cobra.Command {
 		Use:   "run",
 		Short: "Run the archiver's jobs now, whatever their schedule says",
 		Long: `Run does at once what the archiver does by schedule, with the same settings from the environment. One job runs at a time in the whole
-fleet: it waits for one that is running. Ctrl-C stops it after the slice in hand; the next run goes on from there.`,
+fleet: it waits for one that is running. Ctrl-C stops it after the slice in hand; the next run goes on from there.
+
+The settings are those of this process, not the archiver's: run it where the archiver's are set. --dry-run says how much a job would take
+now, and by which settings: where one is 0s, it takes nothing by that. Threads that were moved can be taken back: archive undo.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			d, err := p.databases(c.Context(), data, "archive")
@@ -150,7 +154,7 @@ func (p Process) planJobs(ctx context.Context, list []jobs.Job, asJSON bool) err
 		if err != nil {
 			return err
 		}
-		if err := p.printRun(jobRun{Job: j.Name, DryRun: true, Counts: counts, Seconds: time.Since(start).Seconds()}, asJSON); err != nil {
+		if err := p.printRun(jobRun{Job: j.Name, DryRun: true, With: j.With, Counts: counts, Seconds: time.Since(start).Seconds()}, asJSON); err != nil {
 			return err
 		}
 	}
@@ -282,7 +286,11 @@ func (p Process) printRun(r jobRun, asJSON bool) error {
 	if len(parts) == 0 {
 		parts = []string{"nothing"}
 	}
-	if _, err := fmt.Fprintf(p.Stdout, "%s %s: %s (%.1f s)\n", r.Job, did, strings.Join(parts, ", "), r.Seconds); err != nil {
+	text := fmt.Sprintf("%s %s: %s (%.1f s)\n", r.Job, did, strings.Join(parts, ", "), r.Seconds)
+	if r.With != "" {
+		text += "  with " + r.With + "\n"
+	}
+	if _, err := fmt.Fprint(p.Stdout, text); err != nil {
 		return fmt.Errorf("write the result: %w", err)
 	}
 	return nil

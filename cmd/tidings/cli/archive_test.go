@@ -98,6 +98,7 @@ func TestArchivedThreadsAreShownAndBroughtBack(t *testing.T) {
 	}
 	want(exitOK, "comment-archive would do: comments archived 20, threads archived 2 (", "archive", "run", "--job", "comment-archive", "--dry-run")
 	archived(0)
+	want(exitOK, "  with COMMENT_ARCHIVE_AFTER=1h0m0s\n", "archive", "run", "--job", "comment-archive", "--dry-run")
 	want(exitOK, "comment-archive did: comments archived 20, threads archived 2 (", "archive", "run", "--job", "comment-archive")
 	archived(20)
 	want(exitOK, "2        20        0\n", "archive", "status")
