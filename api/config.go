@@ -25,6 +25,7 @@ type Config struct {
 	AccessLog      bool          `env:"API_ACCESS_LOG, default=false"`          // a line per request, at the level info; else at debug
 	MaxRequests    int           `env:"API_MAX_REQUESTS, default=512"`          // that are worked on at once, 16..100000; beyond it 503
 	MaxWait        time.Duration `env:"API_MAX_WAIT, default=1s"`               // when requests take longer, fewer are let in, 10ms..25s
+	StopDelay      time.Duration `env:"API_STOP_DELAY, default=0s"`             // from not being ready to taking no more connections, for load balancers to notice, 0..5m
 	RequestTimeout time.Duration `env:"API_REQUEST_TIMEOUT, default=10s"`       // for one request, 100ms..25s: below what the server gives it to arrive
 }
 
@@ -54,6 +55,9 @@ func (c Config) Validate() error {
 	}
 	if c.RequestTimeout < 100*time.Millisecond || c.RequestTimeout > 25*time.Second {
 		errs = append(errs, fmt.Errorf("API_REQUEST_TIMEOUT is %s: want 100ms..25s", c.RequestTimeout))
+	}
+	if c.StopDelay < 0 || c.StopDelay > 5*time.Minute {
+		errs = append(errs, fmt.Errorf("API_STOP_DELAY is %s: want 0s..5m", c.StopDelay))
 	}
 	return errors.Join(errs...)
 }

@@ -76,10 +76,12 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	drained, end := context.WithCancel(context.WithoutCancel(ctx)) // what the requests in flight still need
 	g.Go(func() error { return ops.Run(drained) })
 	g.Go(func() error { return waker.Run(drained) })
-	g.Go(func() error { return consumers.Listen(ctx, nc, cfg.Broker, event.AggregateFollow, pages, log) })
+	serving, stop := daemon.Delay(ctx, cfg.API.StopDelay)
+	defer stop()
+	g.Go(func() error { return consumers.Listen(serving, nc, cfg.Broker, event.AggregateFollow, pages, log) })
 	g.Go(func() error {
 		defer end()
-		return daemon.ListenAndServe(ctx, cfg.API.Addr, cfg.API.TLSCert, cfg.API.TLSKey, handler, log.With("component", "api"))
+		return daemon.ListenAndServe(serving, cfg.API.Addr, cfg.API.TLSCert, cfg.API.TLSKey, handler, log.With("component", "api"))
 	})
 	return g.Wait()
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/sethvargo/go-envconfig"
 	"golang.org/x/sys/unix"
@@ -46,6 +47,13 @@ func execute(ctx context.Context, name string, env envconfig.Lookuper, stderr io
 		log.Error("ended", "err", err)
 		return 1
 	}
+}
+
+// Delay returns a context that ends d after ctx has, or with cancel.
+func Delay(ctx context.Context, d time.Duration) (later context.Context, cancel context.CancelFunc) {
+	later, cancel = context.WithCancel(context.WithoutCancel(ctx))
+	context.AfterFunc(ctx, func() { time.AfterFunc(d, cancel) })
+	return later, cancel
 }
 
 // NewLogger returns a logger that writes to w: text when w is a terminal, else JSON. level is debug, info, warn or error, and
