@@ -24,6 +24,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/johannesboyne/gofakes3"
 	"github.com/johannesboyne/gofakes3/backend/s3mem"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
@@ -566,6 +567,39 @@ func TestOddRowsComeBackAndSpoilNothing(t *testing.T) {
 		t.Errorf("exports of other months: %+v, %v", all, err)
 	}
 }
+
+// As in a database that was restored from a backup of before the rows moved, or whose stream was lost and is published again.
+func TestARowThatTheOutboxHasAgainIsNotRestoredBesideIt(t *testing.T) {
+	r := newRig(t, 5)
+	r.export()
+	r.exec(`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) SELECT 1, 'post', 1, 'created', '{}' FROM generate_series(1, 5)`)
+	r.exec(`DELETE FROM outbox_messages`) // ids up to 5 were handed out
+	r.exec(`WITH gone AS (DELETE FROM outbox_messages_archive WHERE id = 3 RETURNING *)
+		INSERT INTO outbox_messages (id, tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, available_at, event_id, inserted_at, processed_at, stream_seq)
+		OVERRIDING SYSTEM VALUE SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, occurred_at, event_id, occurred_at, now() - interval '8 d', 77 FROM gone`)
+	r.exec(`INSERT INTO outbox_messages (id, tenant_id, aggregate_type, aggregate_id, event_type, payload) OVERRIDING SYSTEM VALUE VALUES (4, 1, 'post', 1, 'created', '{}')`) // another event
+	r.exec(`DELETE FROM outbox_messages_archive WHERE id = 4`)
+	if got, err := r.Restore(t.Context(), august, "", unprepared); err != nil || got.Read != 5 || got.Restored != 1 {
+		t.Errorf("%+v, %v; want the row back that is nowhere", got, err)
+	}
+	cfg := outbox.ArchiveConfig{After: time.Hour, Batch: 100, Share: 100}
+	archive, err := outbox.NewArchive(cfg, r.pool, testkit.Logger(t), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := archive.Run(t.Context(), unheld{}); err != nil {
+		t.Error(err)
+	}
+	if len(r.table()) != 5 {
+		t.Errorf("the month has %d rows", len(r.table()))
+	}
+}
+
+// unheld is a lease that nobody else wants.
+type unheld struct{}
+
+func (unheld) Fence(context.Context, pgx.Tx) error { return nil }
+func (unheld) Count(string, int64)                 {}
 
 // A month that was dropped without asking, by a process that was not told of the exports: what stands outside is all there is of it.
 func TestAMonthThatWasDroppedUnaskedStaysOutside(t *testing.T) {

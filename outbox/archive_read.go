@@ -137,19 +137,21 @@ func ArchivedInNoMonth(ctx context.Context, pool *pgxpool.Pool) (any bool, err e
 	return any, nil
 }
 
-// restoreArchiveSQL puts lines back. A row that is there stays as it is. Of a payload that is null the lines say what they say of none.
-// Index: the partitions' primary keys.   Locks: the new rows, and those of their months.
+// restoreArchiveSQL puts lines back. A row that is there stays as it is, and one that is in the outbox again (of an older backup, or put
+// back there by a repair) is to come from there. Of a payload that is null the lines say what they say of none.
+// Index: the partitions' primary keys, outbox_messages_pkey.   Locks: the new rows, and those of their months.
 var restoreArchiveSQL = `
 WITH here AS (
   INSERT INTO outbox_messages_archive (` + archiveColumns + `)
   SELECT ` + strings.Replace(archiveColumns, "payload", "coalesce(payload, 'null')", 1) + `
-    FROM json_populate_recordset(NULL::outbox_messages_archive, @lines::json)
+    FROM json_populate_recordset(NULL::outbox_messages_archive, @lines::json) r
+   WHERE NOT EXISTS (SELECT FROM outbox_messages m WHERE m.id = r.id AND m.event_id = r.event_id)
       ON CONFLICT (occurred_at, id) DO NOTHING
   RETURNING occurred_at, processed_at),
 counted AS (` + countMonthsSQL + `)
 SELECT /* outbox.restore_archive */ count(*) FROM here`
 
-// RestoreArchive puts rows back into the archive, given as WalkArchive gives them, and returns how many were not there.
+// RestoreArchive puts rows back into the archive, given as WalkArchive gives them, and returns how many were neither there nor in the outbox.
 func RestoreArchive(ctx context.Context, tx pgx.Tx, lines [][]byte) (n int64, err error) {
 	if err := tx.QueryRow(ctx, restoreArchiveSQL, pgx.StrictNamedArgs{"lines": jsonArray(lines)}).Scan(&n); err != nil {
 		return 0, fmt.Errorf("restore %d archived outbox messages: %w", len(lines), err)

@@ -53,6 +53,9 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	defer projected.Close()
 	reg, log := prometheus.NewRegistry(), slog.Default()
 	reg.MustRegister(outbox.NewCollector(truth, log))
+	if err := cfg.Upkeep.Outlives(cfg.Projector.Broker.MaxAge); err != nil {
+		log.Warn("stream and archive", "err", err)
+	}
 	list, err := upkeep.Jobs(cfg.Upkeep, upkeep.Deps{Truth: truth, Projections: projected, Registry: reg, Log: log})
 	if err != nil {
 		return err

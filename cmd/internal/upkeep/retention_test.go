@@ -13,6 +13,7 @@ import (
 	"github.com/tidings/tidings/internal/jobs"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -69,6 +70,18 @@ func TestTheRetentionJobWorksUnderTheLeaseAndOnlyWhereATimeIsSet(t *testing.T) {
 	counts, err := run(all, false)
 	if diff := cmp.Diff(want, counts); diff != "" || err != nil {
 		t.Errorf("counts (-want +got): %v\n%s", err, diff)
+	}
+}
+
+func TestAnArchiveThatTheStreamOutlivesIsReported(t *testing.T) {
+	for _, c := range []struct {
+		keep, maxAge time.Duration
+		ok           bool
+	}{{90, 30, true}, {30, 30, true}, {29, 30, false}, {90, 0, false}, {0, 30, true}, {0, 0, true}} {
+		cfg := Config{OutboxArchive: outbox.ArchiveConfig{Keep: c.keep}}
+		if err := cfg.Outlives(c.maxAge); (err == nil) != c.ok {
+			t.Errorf("%+v: %v", c, err)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,6 +31,16 @@ type Config struct {
 // Validate reports every value out of bounds.
 func (c Config) Validate() error {
 	return errors.Join(c.OutboxArchive.Validate(), c.Cold.Validate(), c.CommentArchive.Validate(), c.Retention.Validate())
+}
+
+// Outlives reports an archive that is dropped before the stream's messages of the same time, of which maxAge is the age; 0 is for ever.
+// tidings repair stream cannot tell such messages from those of writes that were lost.
+func (c Config) Outlives(maxAge time.Duration) error {
+	keep := c.OutboxArchive.Keep
+	if keep == 0 || maxAge > 0 && keep >= maxAge {
+		return nil
+	}
+	return fmt.Errorf("OUTBOX_ARCHIVE_KEEP is %s and NATS_MAX_AGE %s (0s: for ever): archived rows are to outlive the stream's messages", keep, maxAge)
 }
 
 // Deps are what jobs work with. The pools act as the system role; that of the projections may be that of the truth.

@@ -174,7 +174,7 @@ func TestEventsFind(t *testing.T) {
 		}
 	}
 	for args, want := range map[string]string{
-		"--id 99":                                   "Nothing was found.\n",
+		"--id 99": "Nothing was found.\n",
 		"--id 00000000-0000-4000-8000-000000000000": "newest 1,000,000 ids",
 		"--aggregate post/8 --tenant 1":             "not searched by aggregate",
 	} {

@@ -121,6 +121,9 @@ func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, er
 			consuming = append(consuming, part{name + " verify", drift.Run})
 		}
 	}
+	if err := w.cfg.Upkeep.Outlives(w.cfg.Broker.MaxAge); err != nil {
+		w.log.Warn("stream and archive", "err", err)
+	}
 	list, err := upkeep.Jobs(w.cfg.Upkeep, upkeep.Deps{Truth: w.truth, Projections: w.projections, Registry: w.metrics(archive.Name), Log: w.log})
 	if err != nil {
 		return nil, err
