@@ -256,6 +256,14 @@ func TestEveryOperationHasExamplesThatHold(t *testing.T) {
 			t.Errorf("the example of %s: %v", code, wrong)
 		}
 	}
+	for name, schema := range d.ref("#/components/schemas") {
+		properties, _ := schema.(map[string]any)["properties"].(map[string]any)
+		for member, s := range properties {
+			if id := member == "id" || strings.HasSuffix(member, "_id"); id && s.(map[string]any)["type"] != "string" {
+				t.Errorf("%s of %s is an id and no string", member, name)
+			}
+		}
+	}
 	f.operations(t, func(method, path string, _ map[string]any) {
 		op := d["paths"].(map[string]any)[path].(map[string]any)[strings.ToLower(method)].(map[string]any)
 		name := method + " " + path
