@@ -35,7 +35,7 @@ func overloadCommand() *cobra.Command {
 		Short: "Many times the load that the API sustains: what is accepted, how fast, at what memory, and how soon it is well again",
 		Long: `Measures what --clients connections get accepted per second when each sends one follow after the other (case sustained), then offers --factor times as
 much for --duration, whether or not earlier ones are done (case overload), as far as --connections and the machine, which the generator shares, let it:
-offered_per_second is what was sent. Then one client writes until ten writes in a row are accepted: recovery_seconds.
+offered_per_second is what was sent, offered_factor that by what is sustained: a refusal takes 200 ms, so 2,000 connections can send 10,000 a second at most. Then one client writes until ten writes in a row are accepted: recovery_seconds.
 
 It fails when an accepted write is missing or came twice, when the 99th percentile of accepted writes is above 2 s, when the API's peak memory rises by
 more than 32 MiB in the second half, or when recovery takes longer than 5 s.`,
@@ -50,7 +50,7 @@ more than 32 MiB in the second half, or when recovery takes longer than 5 s.`,
 	f.Float64Var(&o.factor, "factor", 10, "offer so many times what is sustained")
 	f.DurationVar(&o.duration, "duration", 60*time.Second, "for how long")
 	f.IntVar(&o.clients, "clients", 32, "connections that measure what is sustained")
-	f.IntVar(&o.connections, "connections", 2000, "connections that offer more; each has one request under way")
+	f.IntVar(&o.connections, "connections", 2000, "connections that offer more; each has one request under way, and the API takes 4,096")
 	return cmd
 }
 
@@ -59,6 +59,7 @@ type overloadResult struct {
 	writeResult
 	Offered     float64 `json:"offered_per_second,omitempty"`
 	Wanted      float64 `json:"wanted_per_second,omitempty"`
+	Factor      float64 `json:"offered_factor,omitempty"` // of what is sustained
 	PeakRSSHalf float64 `json:"peak_rss_half_way_mib,omitempty"`
 	Recovery    float64 `json:"recovery_seconds,omitempty"`
 }
@@ -116,6 +117,7 @@ func (o overloadOptions) run(ctx context.Context, out io.Writer, say func(string
 	r.PeakRSS = ptr(round(a.child.peak, 1))
 	flood.fill(&r.writeResult, took)
 	r.Offered = round(float64(sent)/took.Seconds(), 0)
+	r.Factor = round(r.Offered/sustained.AcceptedPerSecond, 1)
 
 	say("recovery")
 	after := newWriters(a, 1, follows)
