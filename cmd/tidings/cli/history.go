@@ -81,6 +81,9 @@ func showVersions[T any](ctx context.Context, p Process, f historyFlags, pool *p
 	if err := p.table(rows...); err != nil {
 		return err
 	}
+	if len(all) == 0 {
+		fmt.Fprintf(p.Stderr, "There is none: it never was, the archiver has not come to it, or retention has purged it.\n")
+	}
 	if len(all) == f.limit {
 		fmt.Fprintf(p.Stderr, "There may be more: this is as many as --limit says.\n")
 	}

@@ -139,6 +139,9 @@ func TestThePageOnLookingAtRowsSaysWhatWorks(t *testing.T) {
 			f := strings.Fields(line)
 			got = append(got, strings.Join(append(f[1:2:2], f[3:]...), " "))
 		}
+		if none := strings.Contains(stderr, "There is none"); none != (c.want == nil) {
+			t.Errorf("%v: it says %q", args, stderr)
+		}
 		if diff := cmp.Diff(c.want, got); diff != "" || code != exitOK {
 			t.Errorf("%v: exit code %d, %s (-want +got):\n%s", args, code, stderr, diff)
 		}
