@@ -104,8 +104,12 @@ func (p archivePart) Run(ctx context.Context) error {
 
 // archived reports whether the job has ended, and how much it has moved so far.
 func archived(ctx context.Context, s *servers) (ended bool, rows int, err error) {
-	err = s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM job_runs WHERE job = $1 AND succeeded_at IS NOT NULL), (SELECT coalesce(sum(rows), 0) FROM outbox_archive_months)::bigint`,
-		outbox.ArchiveJob).Scan(&ended, &rows)
+	var failed string
+	err = s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM job_runs WHERE job = $1 AND succeeded_at IS NOT NULL), (SELECT coalesce(sum(rows), 0) FROM outbox_archive_months)::bigint,
+		coalesce((SELECT last_error FROM job_runs WHERE job = $1), '')`, outbox.ArchiveJob).Scan(&ended, &rows, &failed)
+	if err == nil && failed != "" {
+		err = errors.New(failed)
+	}
 	return ended, rows, err
 }
 
