@@ -200,9 +200,7 @@ func TestLinesOfABatchStandAlone(t *testing.T) {
 		got = append(got, fmt.Sprint(o["status"], " ", problem["code"], " ", at))
 		token, _ = o["token"].(string)
 	}
-	for _, w := range []string{"201 <nil> ", "400 json-invalid #", "400 json-invalid #", "422 validation-failed #/op", "422 validation-failed #/op", "400 json-invalid #", "422 self-follow #/followee_id", "204 <nil> ", "201 <nil> "} {
-		want = append(want, w)
-	}
+	want = append(want, "201 <nil> ", "400 json-invalid #", "400 json-invalid #", "422 validation-failed #/op", "422 validation-failed #/op", "400 json-invalid #", "422 self-follow #/followee_id", "204 <nil> ", "201 <nil> ")
 	if diff := cmp.Diff(want, got); diff != "" || a.Header.Get("Content-Type") != "application/x-ndjson" {
 		t.Errorf("outcomes (-want +got):\n%s%v", diff, a.Header)
 	}

@@ -166,8 +166,6 @@ func (r *rig) s3(fail func(w http.ResponseWriter, req *http.Request) bool) *s3me
 
 func unprepared(context.Context) error { return nil }
 
-func never(http.ResponseWriter, *http.Request) bool { return false }
-
 func TestAMonthGoesOutAndComesBackAsItWas(t *testing.T) {
 	for name, place := range map[string]func(r *rig){
 		"file": func(*rig) {},

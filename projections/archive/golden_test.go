@@ -24,12 +24,6 @@ import (
 
 var update = flag.Bool("update", false, "write today's shapes anew: only for one that no release has stored, else they go to a file with the next number")
 
-// stored is a row as it lies in the table, besides what is generated from it.
-type stored struct {
-	Object   json.RawMessage `json:"object"`
-	Metadata json.RawMessage `json:"metadata"`
-}
-
 // wireComment and wireFollow have something in every field.
 func wireComment(version int64) event.Comment {
 	at := event.Time{Time: start.Add(123456 * time.Microsecond)}
