@@ -20,7 +20,7 @@ type ArchiveConfig struct {
 	After time.Duration `env:"OUTBOX_ARCHIVE_AFTER, default=168h"` // a message moves so long after it was published, 1m or more
 	Keep  time.Duration `env:"OUTBOX_ARCHIVE_KEEP, default=2160h"` // a month is dropped so long after its end; 0: never. Longer than After and NATS_MAX_AGE
 	Batch int           `env:"OUTBOX_ARCHIVE_BATCH, default=2000"` // rows looked at per transaction, 1..20000
-	Share int           `env:"OUTBOX_ARCHIVE_SHARE, default=50"`   // percent of the time in which a run works; it pauses in the rest, 1..100
+	Share int           `env:"OUTBOX_ARCHIVE_SHARE, default=25"`   // percent of the time in which a run works; it pauses in the rest, 1..100
 }
 
 // Validate reports every value out of bounds.
