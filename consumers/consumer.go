@@ -38,7 +38,7 @@ type Config struct {
 	BatchBytes   int           `env:"CONSUMER_BATCH_BYTES, default=8388608"`  // payload bytes per transaction at most, 1 MiB..256 MiB
 	ApplyTimeout time.Duration `env:"CONSUMER_APPLY_TIMEOUT, default=60s"`    // of one transaction, also of the last one at shutdown
 	LagInterval  time.Duration `env:"CONSUMER_LAG_INTERVAL, default=5s"`      // between looks at the stream for the lag, and for its identity
-	Recheck      time.Duration `env:"CONSUMER_RECHECK_INTERVAL, default=30s"` // between looks at partitions that are stuck
+	Recheck      time.Duration `env:"CONSUMER_RECHECK_INTERVAL, default=10s"` // between looks at partitions that are stuck
 	Lease        lease.Config
 }
 
