@@ -73,7 +73,7 @@ func showVersions[T any](ctx context.Context, p Process, f historyFlags, pool *p
 	if f.asJSON {
 		return p.writeJSON(map[string][]versioned.Version[T]{"items": append([]versioned.Version[T]{}, all...)})
 	}
-	rows := [][]string{append([]string{"version id", "state", "at", "by"}, header...)}
+	rows := [][]string{append([]string{"VERSION ID", "STATE", "AT", "BY"}, header...)}
 	for _, v := range all {
 		rows = append(rows, append([]string{strconv.FormatInt(v.Metadata.VersionID, 10), string(v.Metadata.VersionState),
 			v.Metadata.LastUpdateTime.UTC().Format(event.TimeFormat), printable(v.Metadata.CreatedBy)}, row(v)...))
@@ -116,7 +116,7 @@ func commentColumns(v versioned.Version[event.Comment]) []string {
 	return []string{strconv.FormatInt(c.Version, 10), c.CommentID, c.PostID.String(), c.AuthorID.String(), c.State(), printable(c.Reason), printable(c.Body)}
 }
 
-var commentHeader = []string{"version", "comment", "post", "author", "is", "reason", "body"}
+var commentHeader = []string{"VERSION", "COMMENT", "POST", "AUTHOR", "IS", "REASON", "BODY"}
 
 func (p Process) commentHistory(ctx context.Context, f historyFlags, args []string) error {
 	id, err := uuid.Parse(args[0])
@@ -155,7 +155,7 @@ func (p Process) followHistory(ctx context.Context, f historyFlags, args []strin
 	if err != nil {
 		return err
 	}
-	return showVersions(ctx, p, f, pool, []string{"version", "status"}, func(v versioned.Version[event.Follow]) []string {
+	return showVersions(ctx, p, f, pool, []string{"VERSION", "STATUS"}, func(v versioned.Version[event.Follow]) []string {
 		return []string{strconv.FormatInt(v.Object.Version, 10), v.Object.Status}
 	}, inTx(func(ctx context.Context, tx pgx.Tx) ([]versioned.Version[event.Follow], error) {
 		return archive.Follows().Recent(ctx, tx, f.tenant, versioned.Key{ids[0], ids[1]}, math.MaxInt64, f.limit)
@@ -179,7 +179,7 @@ func (p Process) threadHistory(ctx context.Context, f historyFlags, args []strin
 		pool.Close()
 		return err
 	}
-	return showVersions(ctx, p, f, pool, []string{"version", "locked", "premoderated", "title"}, func(v versioned.Version[event.Thread]) []string {
+	return showVersions(ctx, p, f, pool, []string{"VERSION", "LOCKED", "PREMODERATED", "TITLE"}, func(v versioned.Version[event.Thread]) []string {
 		t := v.Object
 		return []string{strconv.FormatInt(t.Version, 10), strconv.FormatBool(t.Locked), strconv.FormatBool(t.Premoderate), printable(t.Title)}
 	}, func(ctx context.Context, pool *pgxpool.Pool) ([]versioned.Version[event.Thread], error) {

@@ -176,7 +176,7 @@ func (p Process) tokenListCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			rows := [][]string{{"tenant", "name", "roles", "created", "state", "reads", "writes"}}
+			rows := [][]string{{"TENANT", "NAME", "ROLES", "CREATED", "STATE", "READS", "WRITES"}}
 			for _, t := range all {
 				if asJSON {
 					if err := p.writeJSON(listedToken{
