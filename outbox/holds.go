@@ -24,7 +24,7 @@ type ArchiveHold struct {
 }
 
 // ErrNoHold reports a hold that does not exist, or was released.
-var ErrNoHold = errors.New("outbox: there is no such hold on the archive")
+var ErrNoHold = errors.New("outbox: there is no such hold on the archive, or it was released before")
 
 const (
 	// addHoldSQL adds a hold. It waits for a month that is just being dropped.

@@ -530,7 +530,11 @@ func (p Process) holdReleaseCommand() *cobra.Command {
 				return err
 			}
 			defer d.close()
-			return outbox.ReleaseHold(c.Context(), d.truth, id, actor)
+			if err := outbox.ReleaseHold(c.Context(), d.truth, id, actor); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(p.Stdout, "Hold %d is released: what it alone kept goes with the next run.\n", id)
+			return err
 		},
 	}
 	c.Flags().StringVar(&actor, "actor", "", "who does it (default: the user of this system)")
