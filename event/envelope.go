@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// Partitions is the number of partitions, fixed for the life of a stream (the outbox table computes them).
-const Partitions = 32
+// Slots is the number of hash buckets that aggregates fall into. The outbox table computes them, and a partition holds a range of them.
+const Slots = 32
 
 // Header names. NATS headers keep their case and are compared with it.
 const (
@@ -24,8 +24,7 @@ const (
 	HeaderTraceParent     = "traceparent"
 	HeaderMsgID           = "Nats-Msg-Id"
 	HeaderOutboxID        = "Tidings-Outbox-Id"
-	HeaderPrev            = "Tidings-Prev"       // the partition's last sequence before this publish
-	HeaderGeneration      = "Tidings-Generation" // of the stream; rises with each repair
+	HeaderClosed          = "Tidings-Closed" // on the last message of a closed stream, which is no event
 )
 
 // Source is ce-source: these events come from Tidings, whichever process relayed them.
@@ -42,20 +41,20 @@ type Event struct {
 	OccurredAt    time.Time
 	TraceParent   string
 	Payload       json.RawMessage
-	Partition     int
+	Slot          int // known to the outbox alone
 	OutboxID      int64
 
 	// Known once the event is on the stream.
-	Seq        uint64
-	Prev       uint64 // the sequence of the partition's previous message; HasPrev says whether the message names it
-	HasPrev    bool
-	Generation int64 // 0 where the message does not name it
+	Stream string // its name
+	Seq    uint64
 }
 
-// PartitionFilter is the subject filter of one partition under prefix. The relay's tail check compares it byte for byte, so
-// there is one function that writes it.
-func PartitionFilter(prefix string, partition int) string {
-	return fmt.Sprintf("%s.p%02d.>", prefix, partition)
+// Subjects is the subject filter of all that one partition's stream holds, under prefix.
+func Subjects(prefix string, partition int) string { return fmt.Sprintf("%s.%d.>", prefix, partition) }
+
+// ControlSubject is where a partition's closing message is published, under prefix.
+func ControlSubject(prefix string, partition int) string {
+	return fmt.Sprintf("%s.%d.closed", prefix, partition)
 }
 
 // AggregateFilter is the subject filter of all events of one tenant's aggregate type under prefix.
@@ -63,15 +62,12 @@ func AggregateFilter(prefix string, tenant int64, aggregateType string) string {
 	return fmt.Sprintf("%s.*.t%d.%s.*", prefix, tenant, aggregateType)
 }
 
-// PartitionKey names a partition in consumer_offsets: p00 to p31.
-func PartitionKey(partition int) string { return fmt.Sprintf("p%02d", partition) }
-
-// Subject is where the event is published, under prefix.
-func (e *Event) Subject(prefix string) string {
-	return fmt.Sprintf("%s.p%02d.t%d.%s.%s", prefix, e.Partition, e.TenantID, e.AggregateType, e.Type)
+// Subject is where the event is published in a partition, under prefix.
+func (e *Event) Subject(prefix string, partition int) string {
+	return fmt.Sprintf("%s.%d.t%d.%s.%s", prefix, partition, e.TenantID, e.AggregateType, e.Type)
 }
 
-// Headers are the event's own headers. The relay adds those of the publish: Tidings-Prev, Tidings-Generation and Nats-*.
+// Headers are the event's own headers. The relay adds those of the publish: Nats-*.
 func (e *Event) Headers() map[string][]string {
 	h := map[string][]string{
 		HeaderSpecVersion:     {"1.0"},
@@ -94,7 +90,7 @@ const (
 	maxToken       = 64
 	maxHeaderBytes = 60 << 10 // the server refuses 64 KiB; the rest is for the headers of the publish
 	fixedHeaders   = 750      // the most bytes that an event's headers take but for traceparent: names, tokens, numbers, a time and a UUID
-	publishHeaders = 1 << 10  // Nats-Batch-*, Nats-Expected-*, Tidings-Prev, Tidings-Generation
+	publishHeaders = 1 << 10  // Nats-Batch-*, Nats-Expected-*
 )
 
 func token(s string) bool {
@@ -170,10 +166,9 @@ func Decode(subject string, headers map[string][]string, data []byte) (Event, er
 		return n
 	}
 	tokens := strings.Split(subject, ".")
-	if n := len(tokens); n < 5 || !strings.HasPrefix(tokens[n-4], "p") || !strings.HasPrefix(tokens[n-3], "t") {
+	if n := len(tokens); n < 4 || !strings.HasPrefix(tokens[n-3], "t") { // after the prefix, or the prefix and the partition
 		errs = append(errs, fmt.Sprintf("subject is %.200q", subject))
 	} else {
-		e.Partition = int(number("partition", tokens[n-4][1:]))
 		e.TenantID = number("tenant", tokens[n-3][1:])
 		e.AggregateType, e.Type = tokens[n-2], tokens[n-1]
 	}
@@ -188,15 +183,6 @@ func Decode(subject string, headers map[string][]string, data []byte) (Event, er
 	var err error
 	if e.OccurredAt, err = time.Parse(time.RFC3339Nano, get(HeaderTime)); err != nil {
 		errs = append(errs, fmt.Sprintf("%s is %.80q", HeaderTime, get(HeaderTime)))
-	}
-	if s := get(HeaderPrev); s != "" {
-		if e.Prev, err = strconv.ParseUint(s, 10, 64); err != nil {
-			errs = append(errs, fmt.Sprintf("%s is %.80q", HeaderPrev, s))
-		}
-		e.HasPrev = true
-	}
-	if s := get(HeaderGeneration); s != "" {
-		e.Generation = number(HeaderGeneration, s)
 	}
 	if len(errs) > 0 {
 		return e, Permanent(fmt.Errorf("decode event %.80q: %s", e.ID, strings.Join(errs, "; ")))

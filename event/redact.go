@@ -56,7 +56,7 @@ func RedactComment(payload []byte) ([]byte, error) {
 func RedactHeaders(headers map[string][]string) map[string][]string {
 	out := make(map[string][]string, len(headers))
 	for _, name := range []string{HeaderID, HeaderType, HeaderSource, HeaderSubject, HeaderTime, HeaderSpecVersion, HeaderDataContentType, HeaderTraceParent,
-		HeaderMsgID, HeaderOutboxID, HeaderPrev, HeaderGeneration} {
+		HeaderMsgID, HeaderOutboxID} {
 		if v, ok := headers[name]; ok {
 			out[name] = v
 		}

@@ -12,9 +12,9 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// appendSQL inserts a slice of events in its order, so that their ids rise with it. partition and event_id come back from
+// appendSQL inserts a slice of events in its order, so that their ids rise with it. slot and event_id come back from
 // the table, which alone computes them.
-// Index: outbox_messages_pkey and the pending index.   Locks: none but the new rows.
+// Index: outbox_messages_pkey.   Locks: none but the new rows.
 const appendSQL = `
 INSERT /* outbox.append */ INTO outbox_messages
        (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, trace_id)
@@ -23,12 +23,12 @@ SELECT e.tenant_id, e.aggregate_type, e.aggregate_id, e.event_type, e.event_vers
               @payloads::jsonb[], @occurred_ats::timestamptz[], @trace_ids::text[]) WITH ORDINALITY
     AS e(tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, trace_id, ord)
  ORDER BY e.ord
-RETURNING id, event_id::text AS event_id, partition`
+RETURNING id, event_id::text AS event_id, slot`
 
 type appended struct {
-	ID        int64
-	EventID   string
-	Partition int
+	ID      int64
+	EventID string
+	Slot    int
 }
 
 // MaxMessage is the most bytes that a message may take for Append: NATS's own limit. A broker that takes less makes the relay refuse what
@@ -48,7 +48,7 @@ func check(e *event.Event) error {
 }
 
 // Append writes the events into the outbox in the caller's transaction and in the slice's order, and fills in each one's
-// OutboxID, ID and Partition. The caller has already written the state that they tell of in the same transaction: that write
+// OutboxID, ID and Slot. The caller has already written the state that they tell of in the same transaction: that write
 // holds the entity's lock, so the ids of one entity are in commit order. An event with no OccurredAt occurs now, by the
 // database's clock; version 0 is 1.
 //
@@ -106,7 +106,7 @@ func Queue(batch *pgx.Batch, events []event.Event) error {
 			return fmt.Errorf("append %d outbox messages: %d came back", n, len(got))
 		}
 		for i, a := range got {
-			events[i].OutboxID, events[i].ID, events[i].Partition = a.ID, a.EventID, a.Partition
+			events[i].OutboxID, events[i].ID, events[i].Slot = a.ID, a.EventID, a.Slot
 		}
 		return nil
 	})

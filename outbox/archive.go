@@ -122,9 +122,9 @@ gone AS (
   DELETE FROM outbox_messages m USING look l WHERE m.id = l.id AND l.old AND m.processed_at < @before RETURNING m.*),
 here AS (
   INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
-         available_at, processed_at, attempts, last_error, trace_id, event_id, stream_seq, inserted_at, partition)
+         available_at, processed_at, attempts, last_error, trace_id, event_id, stream_seq, inserted_at, partition, slot)
   SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
-         available_at, processed_at, attempts, last_error, trace_id, event_id, stream_seq, inserted_at, partition FROM gone
+         available_at, processed_at, attempts, last_error, trace_id, event_id, stream_seq, inserted_at, partition, slot FROM gone
   RETURNING occurred_at, processed_at),
 counted AS (` + countMonthsSQL + `)
 SELECT /* outbox.archive */ count(*)::int, (SELECT count(*) FROM here)::int, (count(*) FILTER (WHERE young AND NOT old))::int,

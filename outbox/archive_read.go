@@ -19,11 +19,11 @@ const archiveLine = `
 json_build_object('id', id::text, 'tenant_id', tenant_id::text, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id::text,
   'event_type', event_type, 'event_version', event_version, 'payload', payload, 'occurred_at', occurred_at, 'available_at', available_at,
   'processed_at', processed_at, 'attempts', attempts, 'last_error', last_error, 'trace_id', trace_id, 'event_id', event_id,
-  'stream_seq', stream_seq::text, 'inserted_at', inserted_at, 'partition', partition)::text`
+  'stream_seq', stream_seq::text, 'inserted_at', inserted_at, 'partition', partition, 'slot', slot)::text`
 
 // archiveColumns are the columns of a line.
 const archiveColumns = `id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
-  processed_at, attempts, last_error, trace_id, event_id, stream_seq, inserted_at, partition`
+  processed_at, attempts, last_error, trace_id, event_id, stream_seq, inserted_at, partition, slot`
 
 // ArchiveKey is where a row stands in the archive's order.
 type ArchiveKey struct {

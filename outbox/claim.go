@@ -1,12 +1,10 @@
 package outbox
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -19,154 +17,266 @@ import (
 type Row struct {
 	event.Event
 	Attempts int
+	Delayed  bool // it had to wait, and has fallen due
+	Oversize int  // bytes of a payload that was left out because it exceeds Round.MaxMessage; 0 otherwise
 }
 
-// Batch is what a claim found of one partition, in id order.
-type Batch struct {
-	Partition int
-	Rows      []Row   // due, and with no earlier row of their aggregate put off
-	Held      []int64 // ids of rows behind one of their aggregate that is put off; Park takes them out of the way
-	More      bool    // the limit ended the batch, so there may be more
+// Round is one exchange with the database about one partition, in one round trip and one transaction: what the last publish did is
+// marked, and then the next rows are claimed.
+type Round struct {
+	Partition           int
+	FirstSlot, LastSlot int
+	Mark                *Mark   // nil: nothing to mark
+	Sample              bool    // sample the horizon although there is nothing to mark
+	Floor               int64   // from where to claim; Mark.Floor is what is stored
+	InFlight            []int64 // rows that are being published and are not to be claimed again
+	Limit               int     // rows to claim
+	Due                 bool    // look for waiting rows that have fallen due as well
+	MaxBytes            int     // payload bytes to claim, about
+	MaxMessage          int     // a payload that takes more is left out (Row.Oversize)
 }
 
-// Ask names a partition to claim from.
-type Ask struct {
-	Partition int
-	Floor     int64 // nothing pending at or below this id; 0 knows nothing
+// Claimed is what a round found.
+type Claimed struct {
+	Tail    uint64 // as stored, in the claim's snapshot, with the round's own mark
+	Closing bool
+	Closed  bool
+	Rows    []Row   // due rows first, then in the order of ids; of each aggregate the earliest first
+	Held    []Held  // rows that wait for an earlier one of their aggregate: Park takes them out of the way
+	Last    int64   // the greatest id that the claim has read
+	More    bool    // a limit ended the claim, so there may be more
+	Oldest  int64   // the lowest id that was found and is not among the waiting; 0 when there was none
+	Xmin    uint64  // every transaction with a lower id has ended in the claim's snapshot
+	Sample  Horizon // zero unless the round had a mark or was to sample
 }
 
-// claimSQL reads the pending rows of several partitions in one round trip. It takes no lock: who may publish is decided by the
-// stream (the tail check), and who tries by the leases. A row is held when an earlier one of its aggregate is put off.
-// Partition and id are compared and ordered as a pair, because only the pending index has that order: of "partition = p ORDER BY
-// id" the planner thinks that the primary key serves it, when most rows were pending at the last ANALYZE, and then filters.
-// Index: outbox_messages_pending_idx, one range scan per partition; outbox_messages_held_idx, one probe per row, empty but for failures.
+// Held is a row that waits for another of its aggregate.
+type Held struct{ ID, Behind int64 }
+
+// Horizon is a sample of how far ids have been handed out: every transaction that took one up to LastID has an id of its own below XID,
+// because a row's writer gets its transaction id before the row's id (outbox_messages has a default that sees to it). So once all
+// transactions below XID have ended, every row up to LastID is visible, or will never be (docs/adr/0004-floor.md).
+type Horizon struct {
+	LastID int64
+	XID    uint64
+}
+
+const rowColumns = `m.id, m.event_id::text, m.tenant_id, m.aggregate_type, m.aggregate_id, m.event_type,
+       m.event_version::int, CASE WHEN pg_column_size(m.payload) <= @max_message THEN m.payload::text ELSE '' END,
+       CASE WHEN pg_column_size(m.payload) <= @max_message THEN 0 ELSE pg_column_size(m.payload) END,
+       m.occurred_at, coalesce(m.trace_id, ''), m.attempts::int, m.slot::int`
+
+// beginRoundSQL reads the last id that was handed out, before the round has a transaction id, so that the two are a sample of the
+// horizon. And it reads the oldest transaction that still runs,
+// before the claim does. The claim walks the primary key from the floor; a scan or a sort of everything looks cheaper to the planner while
+// the table is small or its statistics are old.
+// Index: none.   Locks: none.
+const beginRoundSQL = `
+SELECT /* outbox.begin_round */ (` + lastIDSQL + `),
+       pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
+       set_config('enable_seqscan', 'off', true), set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)`
+
+// lastIDSQL reads the last id that was handed out; an id that nobody has used yet shows as the one to be handed out first.
+// Index: none.   Locks: none.
+const lastIDSQL = `SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM outbox_messages_id_seq`
+
+// sampleSQL gives the round a transaction id.
+const sampleSQL = `SELECT /* outbox.sample */ pg_current_xact_id()::text::bigint`
+
+// claimSQL reads pending rows above the floor. It takes no lock: who may publish is decided by the stream (the check of its last
+// sequence), and who tries by the lease. A row is held when an earlier one of its aggregate waits.
+// Index: outbox_messages_pkey, one range scan from the floor; outbox_messages_held_idx, one probe per row, empty but for failures.
+// Locks: none.
 const claimSQL = `
-SELECT /* outbox.claim */ m.partition::int, m.id, m.event_id::text, m.tenant_id, m.aggregate_type, m.aggregate_id, m.event_type,
-       m.event_version::int, m.payload::text, m.occurred_at, coalesce(m.trace_id, ''), m.attempts::int,
-       EXISTS (SELECT FROM outbox_messages d
-                WHERE d.tenant_id = m.tenant_id AND d.aggregate_type = m.aggregate_type AND d.aggregate_id = m.aggregate_id
-                  AND d.id < m.id AND d.processed_at IS NULL AND d.delayed) AS held
-  FROM unnest(@partitions::smallint[], @floors::bigint[]) AS ask(partition, floor)
+SELECT /* outbox.claim */ ` + rowColumns + `,
+       coalesce((SELECT d.id FROM outbox_messages d
+                  WHERE d.tenant_id = m.tenant_id AND d.aggregate_type = m.aggregate_type AND d.aggregate_id = m.aggregate_id
+                    AND d.id < m.id AND d.delayed ORDER BY d.tenant_id DESC, d.aggregate_type DESC, d.aggregate_id DESC, d.id DESC LIMIT 1), 0)
+  FROM outbox_messages m
+ WHERE m.id > @floor AND m.processed_at IS NULL AND NOT m.delayed AND m.slot BETWEEN @first AND @last AND m.id <> ALL(@in_flight::bigint[])
+ ORDER BY m.id LIMIT @limit`
+
+// stateSQL reads the partition's stored tail behind the claim: rows that another relay has published and marked are not claimed only if
+// its tail shows as well, and this statement sees at least what the claim saw.
+// Index: outbox_partitions_pkey.   Locks: none.
+const stateSQL = `
+SELECT /* outbox.state */ tail_seq, closing, final_seq IS NOT NULL FROM outbox_partitions WHERE partition = @partition`
+
+// dueSQL reads waiting rows that have fallen due, and with each all of its aggregate that wait, in their order: those up to the first
+// that is not due yet can go.
+// Index: outbox_messages_delayed_idx, outbox_messages_held_idx.   Locks: none.
+const dueSQL = `
+WITH due AS MATERIALIZED (
+  SELECT tenant_id, aggregate_type, aggregate_id FROM outbox_messages
+   WHERE delayed AND available_at <= now() AND slot BETWEEN @first AND @last AND id <> ALL(@in_flight::bigint[])
+   ORDER BY available_at, id LIMIT @limit),
+aggregates AS (SELECT DISTINCT tenant_id, aggregate_type, aggregate_id FROM due)
+SELECT /* outbox.due */ ` + rowColumns + `, m.available_at <= now(), m.id = ANY(@in_flight::bigint[])
+  FROM aggregates a
  CROSS JOIN LATERAL (
-       SELECT * FROM outbox_messages
-        WHERE (partition, id) > (ask.partition, ask.floor) AND (partition, id) < (ask.partition + 1::smallint, 0) AND processed_at IS NULL AND NOT delayed
-        ORDER BY partition, id LIMIT @limit) m`
+       SELECT * FROM outbox_messages w
+        WHERE w.tenant_id = a.tenant_id AND w.aggregate_type = a.aggregate_type AND w.aggregate_id = a.aggregate_id AND w.delayed
+        ORDER BY w.tenant_id, w.aggregate_type, w.aggregate_id, w.id LIMIT @limit) m`
 
-// errEnough ends the reading of a claim early: what it has fills the memory that it may take.
-var errEnough = errors.New("enough")
+func (r *Row) fields(payload *pgtype.DriverBytes) []any {
+	return []any{&r.OutboxID, &r.ID, &r.TenantID, &r.AggregateType, &r.AggregateID, &r.Type, &r.Version, payload, &r.Oversize, &r.OccurredAt, &r.TraceParent, &r.Attempts, &r.Slot}
+}
 
-// Claim returns up to limit pending messages and about maxBytes of payload of each partition asked for, and about maxTotal
-// bytes in all, oldest id first. A partition without any is left out. Read the tail of each partition before calling it
-// (docs/adr/0003-exactly-once-publish.md). Cost: one index range scan per partition, whatever the backlog.
-func Claim(ctx context.Context, pool *pgxpool.Pool, asks []Ask, limit, maxBytes, maxTotal int) ([]Batch, error) {
-	partitions, floors := make([]int16, len(asks)), make([]int64, len(asks))
-	for i, a := range asks {
-		partitions[i], floors[i] = int16(a.Partition), a.Floor
-	}
-	type filling struct {
-		Batch
-		bytes, seen int
-	}
-	found := make(map[int]*filling, len(asks))
+// Exchange carries out a round. ErrMarkFailed says that the mark did not find what it names, and that nothing was recorded; after any
+// other error the outcome is unknown. Either way: catch up. Cost: one round trip, an update per marked row, one index range scan.
+func Exchange(ctx context.Context, pool *pgxpool.Pool, r Round) (Claimed, error) {
 	var (
-		row     Row
-		payload pgtype.DriverBytes // valid until the next row
-		held    bool
-		total   int
+		c    Claimed
+		b    pgx.Batch
+		take = taking{c: &c, r: &r}
+		args = pgx.NamedArgs{"partition": r.Partition, "first": r.FirstSlot, "last": r.LastSlot, "floor": r.Floor, "in_flight": r.InFlight,
+			"limit": r.Limit, "max_message": r.MaxMessage}
 	)
-	rows, _ := pool.Query(ctx, claimSQL, pgx.StrictNamedArgs{"partitions": partitions, "floors": floors, "limit": limit})
-	_, err := pgx.ForEachRow(rows, []any{
-		&row.Partition, &row.OutboxID, &row.ID, &row.TenantID, &row.AggregateType, &row.AggregateID, &row.Type,
-		&row.Version, &payload, &row.OccurredAt, &row.TraceParent, &row.Attempts, &held,
-	}, func() error {
-		b := found[row.Partition]
-		if b == nil {
-			b = &filling{Batch: Batch{Partition: row.Partition}}
-			found[row.Partition] = b
+	b.Queue(beginRoundSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&c.Sample.LastID, &c.Xmin, nil, nil, nil) })
+	switch {
+	case r.Mark != nil:
+		b.Queue(markSQL, r.Mark.args(r.Partition)).QueryRow(func(row pgx.Row) error { return row.Scan(&c.Sample.XID, nil) })
+	case r.Sample:
+		b.Queue(sampleSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&c.Sample.XID) })
+	}
+	if r.Due {
+		b.Queue(dueSQL, args).Query(take.due)
+	}
+	b.Queue(claimSQL, args).Query(take.fresh)
+	b.Queue(stateSQL, args).QueryRow(func(row pgx.Row) error { return row.Scan(&c.Tail, &c.Closing, &c.Closed) })
+	if err := pool.SendBatch(ctx, &b).Close(); err != nil {
+		if isMarkFailed(err) {
+			err = fmt.Errorf("%w: %w", ErrMarkFailed, err)
 		}
-		b.seen++
+		return Claimed{}, fmt.Errorf("exchange with partition %d: %w", r.Partition, err)
+	}
+	if c.Sample.XID == 0 {
+		c.Sample = Horizon{}
+	}
+	return c, nil
+}
+
+// aggregate names what events are ordered by.
+type aggregate struct {
+	tenant int64
+	kind   string
+	id     int64
+}
+
+func aggregateOf(e *event.Event) aggregate {
+	return aggregate{e.TenantID, e.AggregateType, e.AggregateID}
+}
+
+// taking fills a Claimed from rows, within the round's bounds.
+type taking struct {
+	c     *Claimed
+	r     *Round
+	bytes int
+}
+
+// full reports that a payload of n bytes is too much. Nothing after it is taken: the order would break.
+func (t *taking) full(n int) bool {
+	if t.c.More = t.c.More || len(t.c.Rows) >= t.r.Limit || t.bytes > 0 && t.bytes+n > t.r.MaxBytes; !t.c.More {
+		t.bytes += n
+	}
+	return t.c.More
+}
+
+func (t *taking) take(r Row, payload []byte) bool {
+	if t.full(len(payload)) {
+		return false
+	}
+	r.Payload = append(json.RawMessage(nil), payload...)
+	t.c.Rows = append(t.c.Rows, r)
+	return true
+}
+
+// due takes of each aggregate what has fallen due with nothing before it that has not. The rest waits for that.
+func (t *taking) due(rows pgx.Rows) error {
+	var (
+		row      Row
+		payload  pgtype.DriverBytes
+		due, out bool
+		blocked  = make(map[aggregate]int64)
+	)
+	_, err := pgx.ForEachRow(rows, append(row.fields(&payload), &due, &out), func() error {
+		row.Delayed = true
+		key := aggregateOf(&row.Event)
+		behind, is := blocked[key]
 		switch {
-		case b.bytes > 0 && b.bytes+len(payload) > maxBytes:
-			b.bytes, b.More = maxBytes, true // nothing after a row that is left out: the order would break
-			return nil
-		case held:
-			b.Held = append(b.Held, row.OutboxID)
-		default:
-			r := row
-			r.Payload = append(json.RawMessage(nil), payload...)
-			b.Rows = append(b.Rows, r)
-			b.bytes += len(payload)
-			total += len(payload)
-		}
-		if b.seen == limit {
-			b.More = true
-		}
-		if total >= maxTotal {
-			b.More = true
-			return errEnough
+		case is && due:
+			t.c.Held = append(t.c.Held, Held{row.OutboxID, behind})
+		case is:
+		case out || !due || !t.take(row, payload):
+			blocked[key] = row.OutboxID
 		}
 		return nil
 	})
-	if err != nil && !errors.Is(err, errEnough) {
-		return nil, fmt.Errorf("claim from %d partitions: %w", len(asks), err)
-	}
-	batches := make([]Batch, 0, len(found))
-	for _, b := range found {
-		if !slices.IsSortedFunc(b.Rows, func(x, y Row) int { return cmp.Compare(x.OutboxID, y.OutboxID) }) {
-			return nil, fmt.Errorf("claim from %d partitions: the rows of partition %d came out of order", len(asks), b.Partition)
-		}
-		batches = append(batches, b.Batch)
-	}
-	slices.SortFunc(batches, func(x, y Batch) int { return x.Partition - y.Partition })
-	return batches, nil
+	return err
 }
 
-// parkSQL puts held rows off until the last of the rows that hold them falls due, so that no claim meets them before.
-// Index: outbox_messages_pkey, outbox_messages_held_idx.   Locks: the rows.
+// fresh takes the pending rows in the order of ids.
+func (t *taking) fresh(rows pgx.Rows) error {
+	var (
+		c       = t.c
+		row     Row
+		payload pgtype.DriverBytes
+		behind  int64
+		read    int
+	)
+	_, err := pgx.ForEachRow(rows, append(row.fields(&payload), &behind), func() error {
+		if row.OutboxID <= c.Last {
+			return errors.New("the rows came out of order")
+		}
+		c.Last = row.OutboxID
+		if read++; c.Oldest == 0 {
+			c.Oldest = row.OutboxID
+		}
+		if behind != 0 {
+			c.Held = append(c.Held, Held{row.OutboxID, behind})
+		} else {
+			t.take(row, payload)
+		}
+		return nil
+	})
+	c.More = c.More || read == t.r.Limit
+	return err
+}
+
+// parkSQL puts held rows off until what holds them falls due, so that no claim meets them before, and notes behind what they wait.
+// Index: outbox_messages_pkey.   Locks: the rows.
 const parkSQL = `
-UPDATE /* outbox.park */ outbox_messages m SET available_at = hold.until, released_at = NULL
-  FROM unnest(@ids::bigint[]) AS p(id)
-  JOIN outbox_messages r ON r.id = p.id
- CROSS JOIN LATERAL (
-       SELECT max(d.available_at) AS until FROM outbox_messages d
-        WHERE d.tenant_id = r.tenant_id AND d.aggregate_type = r.aggregate_type AND d.aggregate_id = r.aggregate_id
-          AND d.id < r.id AND d.processed_at IS NULL AND d.delayed) hold
- WHERE m.id = r.id AND m.processed_at IS NULL AND hold.until > m.available_at`
+UPDATE /* outbox.park */ outbox_messages m SET available_at = d.available_at, behind = d.id
+  FROM unnest(@ids::bigint[], @behind::bigint[]) AS p(id, behind)
+  JOIN outbox_messages d ON d.id = p.behind AND d.delayed
+ WHERE m.id = p.id AND m.processed_at IS NULL AND d.available_at > m.available_at AND d.available_at > now()`
 
 // Park puts the held rows of a claim off until what holds them falls due.
-func Park(ctx context.Context, pool *pgxpool.Pool, ids []int64) error {
-	if _, err := pool.Exec(ctx, parkSQL, pgx.StrictNamedArgs{"ids": ids}); err != nil {
+func Park(ctx context.Context, pool *pgxpool.Pool, held []Held) error {
+	ids, behind := make([]int64, len(held)), make([]int64, len(held))
+	for i, h := range held {
+		ids[i], behind[i] = h.ID, h.Behind
+	}
+	if _, err := pool.Exec(ctx, parkSQL, pgx.StrictNamedArgs{"ids": ids, "behind": behind}); err != nil {
 		return fmt.Errorf("park %d held rows: %w", len(ids), err)
 	}
 	return nil
 }
 
-// releaseSQL puts rows that have fallen due back among those that a claim finds, at most limit per partition.
-// Index: outbox_messages_delayed_idx, one range scan per partition.   Locks: the rows.
-const releaseSQL = `
-UPDATE /* outbox.release */ outbox_messages SET released_at = now()
- WHERE id IN (SELECT due.id FROM unnest(@partitions::smallint[]) AS ask(partition)
-               CROSS JOIN LATERAL (
-                     SELECT id FROM outbox_messages
-                      WHERE partition = ask.partition AND processed_at IS NULL AND delayed AND available_at <= now()
-                      ORDER BY available_at LIMIT @limit) due)
-RETURNING partition::int, id`
+// unparkSQL lets parked rows fall due whose row ahead waits no longer, or not as long: it was published, given up, discarded or mended.
+// Index: outbox_messages_delayed_id_idx, all that wait.   Locks: the rows.
+const unparkSQL = `
+UPDATE /* outbox.unpark */ outbox_messages m SET available_at = greatest(clock_timestamp(), m.inserted_at + interval '1 microsecond'), behind = NULL
+ WHERE m.delayed AND m.behind IS NOT NULL AND m.available_at > now()
+   AND NOT EXISTS (SELECT FROM outbox_messages d WHERE d.id = m.behind AND d.delayed AND d.available_at >= m.available_at)`
 
-// Released is a row that Release put back.
-type Released struct {
-	Partition int
-	ID        int64
-}
-
-// Release puts up to limit rows of each partition that were put off and have fallen due back among the claimable ones. Call it
-// again until it returns none. Cost: one index probe per partition when none is due.
-func Release(ctx context.Context, pool *pgxpool.Pool, partitions []int, limit int) ([]Released, error) {
-	rows, _ := pool.Query(ctx, releaseSQL, pgx.StrictNamedArgs{"partitions": partitions, "limit": limit})
-	released, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Released])
+// Unpark frees the rows that wait for nothing any more, and returns how many. It looks at every row that waits.
+func Unpark(ctx context.Context, pool *pgxpool.Pool) (int64, error) {
+	tag, err := pool.Exec(ctx, unparkSQL)
 	if err != nil {
-		return nil, fmt.Errorf("release due rows of %d partitions: %w", len(partitions), err)
+		return 0, fmt.Errorf("free parked rows: %w", err)
 	}
-	return released, nil
+	return tag.RowsAffected(), nil
 }
 
 // Failure is a row that cannot be published as it is.
@@ -189,12 +299,12 @@ dead AS (
   RETURNING m.*, f.error),
 moved AS (
   INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
-         available_at, attempts, last_error, trace_id, event_id, inserted_at, partition)
+         available_at, attempts, last_error, trace_id, event_id, inserted_at, slot)
   SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
-         available_at, attempts + 1, error, trace_id, event_id, inserted_at, partition FROM dead
+         available_at, attempts + 1, error, trace_id, event_id, inserted_at, slot FROM dead
   RETURNING 1),
 put_off AS (
-  UPDATE outbox_messages m SET attempts = m.attempts + 1, last_error = f.error, released_at = NULL,
+  UPDATE outbox_messages m SET attempts = m.attempts + 1, last_error = f.error,
          available_at = now() + LEAST(m.attempts + 1, 8) * interval '30 seconds'
     FROM failed f
    WHERE m.id = f.id AND m.event_id = f.event_id AND m.attempts = f.attempts AND m.processed_at IS NULL AND m.attempts < @max::int

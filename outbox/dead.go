@@ -14,11 +14,6 @@ const deadAggregatesSQL = `SELECT /* outbox.dead_aggregates */ DISTINCT tenant_i
 
 // Dead returns whether an aggregate has messages in the DLQ, as it is now. The pool acts as the system role.
 func Dead(ctx context.Context, pool *pgxpool.Pool) (dead func(tenant int64, aggregateType string, aggregateID int64) bool, err error) {
-	type aggregate struct {
-		tenant int64
-		kind   string
-		id     int64
-	}
 	all := make(map[aggregate]bool)
 	rows, _ := pool.Query(ctx, deadAggregatesSQL)
 	var a aggregate

@@ -25,12 +25,12 @@ const MaxDLQBatch = 500
 // filter's tenant alone, and without a tenant nothing.
 type DLQ struct {
 	pool *pgxpool.Pool
-	wake func(partition int)
+	wake func(slot int)
 }
 
-// NewDLQ returns the operations on pool. After each commit of a retry wake is called, without waiting, with every partition
+// NewDLQ returns the operations on pool. After each commit of a retry wake is called, without waiting, with every slot
 // that got messages (broker.Waker); nil leaves it to the relay's polling.
-func NewDLQ(pool *pgxpool.Pool, wake func(partition int)) *DLQ {
+func NewDLQ(pool *pgxpool.Pool, wake func(slot int)) *DLQ {
 	if wake == nil {
 		wake = func(int) {}
 	}
@@ -93,11 +93,11 @@ type DLQMessage struct {
 
 // dlqColumns are what scanDLQ reads.
 const dlqColumns = `id, event_id::text, tenant_id, aggregate_type, aggregate_id, event_type, event_version::int, occurred_at, coalesce(trace_id, ''),
-       partition::int, attempts::int, coalesce(last_error, ''), inserted_at, dead_at`
+       slot::int, attempts::int, coalesce(last_error, ''), inserted_at, dead_at`
 
 func (m *DLQMessage) fields() []any {
 	return []any{&m.OutboxID, &m.ID, &m.TenantID, &m.AggregateType, &m.AggregateID, &m.Type, &m.Version, &m.OccurredAt, &m.TraceParent,
-		&m.Partition, &m.Attempts, &m.LastError, &m.InsertedAt, &m.DeadAt}
+		&m.Slot, &m.Attempts, &m.LastError, &m.InsertedAt, &m.DeadAt}
 }
 
 func scanDLQ(row pgx.CollectableRow) (m DLQMessage, err error) { return m, row.Scan(m.fields()...) }
@@ -191,7 +191,7 @@ type DLQAction struct {
 	EventType     string
 	NewID         int64 // the id of the message in the outbox; 0 when it was discarded
 	Reason        string
-	Partition     int // where the message went
+	Slot          int // of the message
 }
 
 // takeDLQSQL begins the statements that take messages out of the DLQ: the rows chosen are locked in the order of their ids, so
@@ -214,13 +214,13 @@ const retryDLQSQL = takeDLQSQL + `
 fresh AS (
   INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, trace_id, event_id)
   SELECT tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, trace_id, event_id FROM gone ORDER BY id
-  RETURNING id, event_id, partition),
+  RETURNING id, event_id, slot),
 noted AS (
   INSERT INTO outbox_dlq_actions (actor, action, dlq_id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, new_id, reason)
   SELECT @actor, 'retry', g.id, g.event_id, g.tenant_id, g.aggregate_type, g.aggregate_id, g.event_type, f.id, @reason
     FROM gone g JOIN fresh f USING (event_id) ORDER BY g.id
   RETURNING *)
-SELECT /* outbox.retry_dlq */ ` + actionColumns + `, (SELECT f.partition FROM fresh f WHERE f.id = noted.new_id)::int
+SELECT /* outbox.retry_dlq */ ` + actionColumns + `, (SELECT f.slot FROM fresh f WHERE f.id = noted.new_id)::int
   FROM noted ORDER BY dlq_id`
 
 // Retry moves messages from the DLQ back to the end of the outbox, as they are now: with their event_id, payload, times and
@@ -237,7 +237,7 @@ noted AS (
   INSERT INTO outbox_dlq_actions (actor, action, dlq_id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, reason)
   SELECT @actor, 'discard', id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, @reason FROM gone ORDER BY id
   RETURNING *)
-SELECT /* outbox.discard_dlq */ ` + actionColumns + `, (SELECT g.partition FROM gone g WHERE g.id = noted.dlq_id)::int
+SELECT /* outbox.discard_dlq */ ` + actionColumns + `, (SELECT g.slot FROM gone g WHERE g.id = noted.dlq_id)::int
   FROM noted ORDER BY dlq_id`
 
 // Discard deletes messages from the DLQ for good: their payload is kept nowhere, what was discarded is (DLQAction). It returns
@@ -257,7 +257,7 @@ func (d *DLQ) act(ctx context.Context, action, sql string, r DLQRequest) ([]DLQA
 		for i, m := range would {
 			actions[i] = DLQAction{
 				Actor: r.Actor, Action: action, DLQID: m.OutboxID, EventID: m.ID, TenantID: m.TenantID, AggregateType: m.AggregateType,
-				AggregateID: m.AggregateID, EventType: m.Type, Reason: r.Reason, Partition: m.Partition,
+				AggregateID: m.AggregateID, EventType: m.Type, Reason: r.Reason, Slot: m.Slot,
 			}
 		}
 		return actions, nil
@@ -275,7 +275,7 @@ func (d *DLQ) act(ctx context.Context, action, sql string, r DLQRequest) ([]DLQA
 	}
 	if action == DLQRetry {
 		for _, a := range actions {
-			d.wake(a.Partition)
+			d.wake(a.Slot)
 		}
 	}
 	return actions, nil

@@ -25,6 +25,7 @@ const (
 type Found struct {
 	event.Event // Payload only when it was asked for
 	Where       string
+	Partition   int    // whose stream it was published to; -1 before
 	StreamSeq   uint64 // 0: not on the stream, or erased
 	ProcessedAt time.Time
 	Attempts    int
@@ -48,9 +49,9 @@ type FindQuery struct {
 var ErrFindQuery = errors.New("outbox: find wants an id, an event id, an aggregate with its tenant, or a range of time")
 
 // findColumns of a table; the outbox and the DLQ lack some.
-func findColumns(where, processed, seq string) string {
+func findColumns(where, processed, partition, seq string) string {
 	return `'` + where + `', id, event_id::text, tenant_id, aggregate_type, aggregate_id, event_type, event_version::int,
-       CASE WHEN @payload::boolean THEN payload::text END, occurred_at, coalesce(trace_id, ''), partition::int, ` + processed + `, coalesce(` + seq + `, 0),
+       CASE WHEN @payload::boolean THEN payload::text END, occurred_at, coalesce(trace_id, ''), slot::int, ` + processed + `, ` + partition + `, coalesce(` + seq + `, 0),
        attempts::int, coalesce(last_error, '')`
 }
 
@@ -63,9 +64,9 @@ const fromArchive, fromDLQ, fromOutbox = ` FROM outbox_messages_archive WHERE `,
 
 // The statements of Find: each meets the rows in the order of an index and stops at the limit. Locks: none.
 var (
-	archiveRow = `SELECT /* outbox.find */ ` + findColumns(InArchive, "processed_at", "stream_seq") + fromArchive
-	dlqRow     = `SELECT /* outbox.find */ ` + findColumns(InDLQ, "NULL::timestamptz", "NULL::bigint") + fromDLQ
-	outboxRow  = `SELECT /* outbox.find */ ` + findColumns(InOutbox, "processed_at", "stream_seq") + fromOutbox
+	archiveRow = `SELECT /* outbox.find */ ` + findColumns(InArchive, "processed_at", "partition", "stream_seq") + fromArchive
+	dlqRow     = `SELECT /* outbox.find */ ` + findColumns(InDLQ, "NULL::timestamptz", "NULL::int", "NULL::bigint") + fromDLQ
+	outboxRow  = `SELECT /* outbox.find */ ` + findColumns(InOutbox, "processed_at", "partition", "stream_seq") + fromOutbox
 	byID       = `id = @id` + findFilter + ` LIMIT @limit`
 	byEvent    = `event_id = @event_id::uuid` + findFilter + ` LIMIT @limit`
 	// Of the outbox the newest ids alone are read: an index on event_id would cost every write (docs/adr/0010-outbox-archive.md).
@@ -135,15 +136,19 @@ func Find(ctx context.Context, pool *pgxpool.Pool, q FindQuery) ([]Found, error)
 			var payload *string
 			var processed *time.Time
 			var seq int64
+			var partition *int
 			err = row.Scan(&f.Where, &f.OutboxID, &f.ID, &f.TenantID, &f.AggregateType, &f.AggregateID, &f.Type, &f.Version, &payload, &f.OccurredAt,
-				&f.TraceParent, &f.Partition, &processed, &seq, &f.Attempts, &f.LastError)
+				&f.TraceParent, &f.Slot, &processed, &partition, &seq, &f.Attempts, &f.LastError)
 			if payload != nil {
 				f.Payload = []byte(*payload)
 			}
 			if processed != nil {
 				f.ProcessedAt = *processed
 			}
-			f.StreamSeq = uint64(seq)
+			f.Partition, f.StreamSeq = -1, uint64(seq)
+			if partition != nil {
+				f.Partition = *partition
+			}
 			return f, err
 		})
 		if err != nil {

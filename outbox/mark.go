@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/internal/postgres"
@@ -20,123 +20,104 @@ type Published struct {
 	Seq     uint64
 }
 
-// Mark moves one partition's tail from OldTail to NewTail over the rows that stand between.
+// Mark moves a partition's tail from OldTail to NewTail over the rows that stand between.
 type Mark struct {
-	Partition        int
+	Created          time.Time // of the stream
 	OldTail, NewTail uint64
+	Floor            int64 // raises the stored floor; 0 leaves it
 	Rows             []Published
 }
 
-// ErrRowsMissing reports that the stream holds a message of which this database has no row, by id and event_id: the stream is
-// ahead of the database, which went back in time (a restore, a failover, a crash with synchronous_commit off). Nothing was marked.
-var ErrRowsMissing = errors.New("outbox: the stream holds a message that has no row here: this database went back in time; run `tidings repair stream`")
+var (
+	// ErrMarkFailed reports a mark that found another tail, or not all of its rows pending: another relay has been at work, or the
+	// database went back in time. Nothing was recorded. A catch-up finds out which.
+	ErrMarkFailed = errors.New("outbox: the mark does not fit the database")
+	// ErrRowsMissing reports that the stream holds a message of which this database has no row, by id and event_id, neither pending nor
+	// processed nor dead: the database went back in time (a restore, a failover, a crash with synchronous_commit off). Nothing was marked.
+	ErrRowsMissing = errors.New("outbox: the stream holds a message that has no row here: this database went back in time; run `tidings repair stream`")
+)
 
-// markSQL records publish acks. It is fenced by the tail: a relay that lost the partition finds another tail there and marks nothing.
-// Index: outbox_partitions_pkey, outbox_messages_pkey.   Locks: the partition rows, the messages named.
+// markSQL records publish acks. It is fenced by the tail: a relay that lost the partition finds another tail there. A mark that does not
+// find all that it names divides by zero, which takes back the whole round: a batch of statements has no other way to end itself.
+// Index: outbox_partitions_pkey, outbox_messages_pkey.   Locks: the partition, the messages named.
 const markSQL = `
 WITH held AS (
-  UPDATE outbox_partitions p SET tail_seq = t.new_tail
-    FROM unnest(@partitions::smallint[], @old_tails::bigint[], @new_tails::bigint[]) AS t(partition, old_tail, new_tail)
-   WHERE p.partition = t.partition AND p.tail_seq = t.old_tail AND p.generation = @generation
-  RETURNING p.partition),
+  UPDATE outbox_partitions SET tail_seq = @new_tail, floor_id = greatest(floor_id, @mark_floor)
+   WHERE partition = @partition AND tail_seq = @old_tail AND created = @created AND final_seq IS NULL
+  RETURNING 1),
 marked AS (
-  UPDATE outbox_messages m SET processed_at = coalesce(m.processed_at, now()), stream_seq = r.seq
-    FROM unnest(@ids::bigint[], @event_ids::uuid[], @row_partitions::smallint[], @seqs::bigint[]) AS r(id, event_id, partition, seq)
-   WHERE m.id = r.id AND m.event_id = r.event_id AND r.partition IN (SELECT partition FROM held)
-  RETURNING r.partition)
-SELECT /* outbox.mark */ h.partition::int, (SELECT count(*) FROM marked k WHERE k.partition = h.partition)::int FROM held h`
+  UPDATE outbox_messages m SET processed_at = now(), stream_seq = r.seq, partition = @partition
+    FROM unnest(@ids::bigint[], @event_ids::uuid[], @seqs::bigint[]) AS r(id, event_id, seq)
+   WHERE m.id = r.id AND m.event_id = r.event_id AND m.processed_at IS NULL AND EXISTS (SELECT FROM held)
+  RETURNING 1)
+SELECT /* outbox.mark */ pg_current_xact_id()::text::bigint,
+       1 / ((SELECT count(*) FROM held) = 1 AND (SELECT count(*) FROM marked) = @count::bigint)::int`
 
-// MarkPublished records the marks in one transaction and returns the partitions whose tail was where the mark said; of the
-// others nothing is recorded: somebody else moved the tail, and the caller catches up. ErrRowsMissing records nothing at all.
-// After any other error the outcome is unknown.
-func MarkPublished(ctx context.Context, pool *pgxpool.Pool, generation int64, marks []Mark) ([]int, error) {
-	var (
-		partitions, rowPartitions []int16
-		oldTails, newTails        []int64
-		ids, seqs                 []int64
-		eventIDs                  []string
-	)
-	slices.SortFunc(marks, func(a, b Mark) int { return a.Partition - b.Partition })
-	want := make(map[int]int, len(marks))
-	for _, m := range marks {
-		partitions = append(partitions, int16(m.Partition))
-		oldTails, newTails = append(oldTails, int64(m.OldTail)), append(newTails, int64(m.NewTail))
-		want[m.Partition] = len(m.Rows)
-		for _, r := range m.Rows {
-			ids, seqs, eventIDs = append(ids, r.ID), append(seqs, int64(r.Seq)), append(eventIDs, r.EventID)
-			rowPartitions = append(rowPartitions, int16(m.Partition))
-		}
+func isMarkFailed(err error) bool {
+	const divisionByZero = "22012"
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && pg.Code == divisionByZero
+}
+
+func (m *Mark) args(partition int) pgx.StrictNamedArgs {
+	ids, seqs, eventIDs := make([]int64, len(m.Rows)), make([]int64, len(m.Rows)), make([]string, len(m.Rows))
+	for i, r := range m.Rows {
+		ids[i], seqs[i], eventIDs[i] = r.ID, int64(r.Seq), r.EventID
 	}
-	var held []int
-	err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		held = held[:0]
-		var partition, marked int
-		rows, _ := tx.Query(ctx, markSQL, pgx.StrictNamedArgs{
-			"partitions": partitions, "old_tails": oldTails, "new_tails": newTails, "generation": generation,
-			"ids": ids, "event_ids": eventIDs, "row_partitions": rowPartitions, "seqs": seqs,
-		})
-		_, err := pgx.ForEachRow(rows, []any{&partition, &marked}, func() error {
-			held = append(held, partition)
-			if marked != want[partition] {
-				return fmt.Errorf("partition %d: %d of %d rows found: %w", partition, marked, want[partition], ErrRowsMissing)
+	return pgx.StrictNamedArgs{"partition": partition, "created": m.Created, "old_tail": int64(m.OldTail), "new_tail": int64(m.NewTail),
+		"mark_floor": m.Floor, "ids": ids, "event_ids": eventIDs, "seqs": seqs, "count": len(m.Rows)}
+}
+
+// caughtUpSQL tells of each message that a catch-up has read whether its row is pending, or is processed or dead already.
+// Index: outbox_messages_pkey, outbox_messages_archive_id_idx in each month, outbox_messages_dlq_event_id_key.   Locks: none.
+const caughtUpSQL = `
+SELECT /* outbox.caught_up */ r.seq,
+       EXISTS (SELECT FROM outbox_messages m WHERE m.id = r.id AND m.event_id = r.event_id AND m.processed_at IS NULL),
+       EXISTS (SELECT FROM outbox_messages m WHERE m.id = r.id AND m.event_id = r.event_id AND m.processed_at IS NOT NULL)
+    OR EXISTS (SELECT FROM outbox_messages_archive a WHERE a.id = r.id AND a.event_id = r.event_id)
+    OR EXISTS (SELECT FROM outbox_messages_dlq d WHERE d.event_id = r.event_id)
+  FROM unnest(@ids::bigint[], @event_ids::uuid[], @seqs::bigint[]) AS r(id, event_id, seq) ORDER BY r.seq`
+
+// MarkCaughtUp records what a catch-up has read from the stream, in one transaction. Of an event that is on the stream twice the first
+// message counts: repeated are the sequences of the others. ErrRowsMissing and ErrMarkFailed record nothing.
+func MarkCaughtUp(ctx context.Context, pool *pgxpool.Pool, partition int, m Mark) (repeated []uint64, err error) {
+	err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		repeated = nil
+		args := m.args(partition)
+		rows, _ := tx.Query(ctx, caughtUpSQL, pgx.StrictNamedArgs{"ids": args["ids"], "event_ids": args["event_ids"], "seqs": args["seqs"]})
+		var (
+			seq           uint64
+			pending, past bool
+			known         = make(map[uint64]bool)
+			first         = make(map[int64]bool)
+			mark          = m
+		)
+		if _, err := pgx.ForEachRow(rows, []any{&seq, &pending, &past}, func() error {
+			if !pending && !past {
+				return fmt.Errorf("message %d: %w", seq, ErrRowsMissing)
 			}
+			known[seq] = pending
 			return nil
-		})
+		}); err != nil {
+			return err
+		}
+		mark.Rows = nil
+		for _, r := range m.Rows {
+			if known[r.Seq] && !first[r.ID] {
+				first[r.ID] = true
+				mark.Rows = append(mark.Rows, r)
+			} else {
+				repeated = append(repeated, r.Seq)
+			}
+		}
+		_, err := tx.Exec(ctx, markSQL, mark.args(partition))
+		if isMarkFailed(err) {
+			return fmt.Errorf("%w: %w", ErrMarkFailed, err)
+		}
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("mark %d rows of %d partitions published: %w", len(ids), len(marks), err)
+		return nil, fmt.Errorf("mark %d messages of partition %d that the stream holds: %w", len(m.Rows), partition, err)
 	}
-	return held, nil
-}
-
-// tailSQL reads what the marks of one partition cover, and of which life of the stream.
-const tailSQL = `SELECT tail_seq, generation FROM outbox_partitions WHERE partition = @partition`
-
-// Tail returns the last stream sequence that the partition's marks cover, and the stream's generation that it belongs to.
-func Tail(ctx context.Context, pool *pgxpool.Pool, partition int) (tail uint64, generation int64, err error) {
-	var seq int64
-	if err := pool.QueryRow(ctx, tailSQL, pgx.StrictNamedArgs{"partition": partition}).Scan(&seq, &generation); err != nil {
-		return 0, 0, fmt.Errorf("read the tail of partition %d: %w", partition, err)
-	}
-	return uint64(seq), generation, nil
-}
-
-// Stream is the stream as this database knows it.
-type Stream struct {
-	Name       string
-	Created    time.Time // to the microsecond
-	Generation int64
-}
-
-// streamSQL reads the bound stream and the greatest tail.
-const streamSQL = `
-SELECT s.name, s.created, s.generation, (SELECT max(tail_seq) FROM outbox_partitions)
-  FROM outbox_stream s`
-
-// BoundStream returns the stream that this database's events are on, and the greatest tail of all partitions. ok is false when
-// it has met none yet.
-func BoundStream(ctx context.Context, pool *pgxpool.Pool) (s Stream, maxTail uint64, ok bool, err error) {
-	var tail int64
-	err = pool.QueryRow(ctx, streamSQL).Scan(&s.Name, &s.Created, &s.Generation, &tail)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return Stream{}, 0, false, nil
-	}
-	if err != nil {
-		return Stream{}, 0, false, fmt.Errorf("read the bound stream: %w", err)
-	}
-	return s, uint64(tail), true, nil
-}
-
-// bindSQL remembers the stream, once.
-const bindSQL = `
-INSERT INTO outbox_stream (name, created, generation) VALUES (@name, @created, @generation) ON CONFLICT DO NOTHING`
-
-// Bind remembers the stream that this database's events are on. The first caller wins; read it back with BoundStream.
-func Bind(ctx context.Context, pool *pgxpool.Pool, s Stream) error {
-	_, err := pool.Exec(ctx, bindSQL, pgx.StrictNamedArgs{"name": s.Name, "created": s.Created, "generation": s.Generation})
-	if err != nil {
-		return fmt.Errorf("bind stream %s: %w", s.Name, err)
-	}
-	return nil
+	return repeated, nil
 }

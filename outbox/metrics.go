@@ -17,7 +17,7 @@ type collector struct {
 	pool *pgxpool.Pool
 	log  *slog.Logger
 
-	lag, dlq, attempts, pending, archiveOldest, archiveMonths *prometheus.Desc
+	lag, undelivered, dlq, attempts, pending, archiveOldest, archiveMonths *prometheus.Desc
 }
 
 // NewCollector returns the outbox's gauges, read from the database at each scrape at a cost that does not grow with the
@@ -26,6 +26,7 @@ func NewCollector(pool *pgxpool.Pool, log *slog.Logger) prometheus.Collector {
 	return &collector{
 		pool: pool, log: log.With("component", "outbox"),
 		lag:           prometheus.NewDesc("outbox_lag_seconds", "Age of the oldest outbox message that is due and not published, over all partitions; 0 without any.", nil, nil),
+		undelivered:   prometheus.NewDesc("outbox_oldest_undelivered_seconds", "Time since the oldest outbox message that is not published was inserted, also one that is being retried or waits behind such a message; 0 without any. A message whose writer asked for a later time counts from then on.", nil, nil),
 		dlq:           prometheus.NewDesc("outbox_dlq_depth", "Messages in the outbox's DLQ (counted up to 100000).", nil, nil),
 		attempts:      prometheus.NewDesc("outbox_max_attempts", "The most failed attempts of any message that is pending or in the DLQ.", nil, nil),
 		pending:       prometheus.NewDesc("outbox_pending", "Messages not yet published (counted up to 100000 due ones and as many put off).", nil, nil),
@@ -36,7 +37,7 @@ func NewCollector(pool *pgxpool.Pool, log *slog.Logger) prometheus.Collector {
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.lag, c.dlq, c.attempts, c.pending, c.archiveOldest, c.archiveMonths} {
+	for _, d := range []*prometheus.Desc{c.lag, c.undelivered, c.dlq, c.attempts, c.pending, c.archiveOldest, c.archiveMonths} {
 		ch <- d
 	}
 }
@@ -52,6 +53,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge := func(d *prometheus.Desc, v float64) { ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v) }
 	gauge(c.lag, s.LagSeconds)
+	gauge(c.undelivered, s.Undelivered)
 	gauge(c.dlq, float64(s.DLQDepth))
 	gauge(c.attempts, float64(s.MaxAttempts))
 	gauge(c.pending, float64(s.Pending))

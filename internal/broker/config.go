@@ -15,13 +15,14 @@ type Config struct {
 	TLSCA       string        `env:"NATS_TLS_CA"`                             // path of the certificates, PEM, that the servers' are checked with; the system's when empty
 	TLSCert     string        `env:"NATS_TLS_CERT"`                           // path of the client's certificate, PEM, for servers that want one
 	TLSKey      string        `env:"NATS_TLS_KEY"`                            // path of its key
-	Stream      string        `env:"NATS_STREAM, default=EVENTS"`             // name of the stream
-	Prefix      string        `env:"NATS_SUBJECT_PREFIX, default=events"`     // events are published to Prefix.>
+	Stream      string        `env:"NATS_STREAM, default=EVENTS"`             // name of the streams: partition 0's is EVENTS-0
+	Prefix      string        `env:"NATS_SUBJECT_PREFIX, default=events"`     // events are published to Prefix.PARTITION.>
 	LivePrefix  string        `env:"NATS_LIVE_PREFIX, default=live"`          // and republished, once stored, to LivePrefix.>
-	Replicas    int           `env:"NATS_REPLICAS, default=1"`                // of the stream, 1 to 5
+	Replicas    int           `env:"NATS_REPLICAS, default=1"`                // of each stream, 1 to 5; never lowered on a stream that exists
 	MaxAge      time.Duration `env:"NATS_MAX_AGE, default=720h"`              // how long events stay in the stream; 0 for ever
-	MaxBytes    int64         `env:"NATS_MAX_BYTES, default=-1"`              // of the stream; when full it refuses, and the outbox waits; -1 for no limit
-	Timeout     time.Duration `env:"NATS_TIMEOUT, default=5s"`                // of one connection attempt and of one request about the stream
+	MaxBytes    int64         `env:"NATS_MAX_BYTES, default=-1"`              // of each stream; when full it refuses, and the outbox waits; -1 for no limit
+	Timeout     time.Duration `env:"NATS_TIMEOUT, default=5s"`                // of one connection attempt and of one request about a stream
+	Ping        time.Duration `env:"NATS_PING_INTERVAL, default=2s"`          // between pings; a server that leaves two unanswered is left for another
 }
 
 var (
@@ -60,12 +61,13 @@ func (c Config) Validate() error {
 	if c.MaxBytes < -1 || c.MaxBytes == 0 {
 		bad("NATS_MAX_BYTES is %d: want -1 or more than 0", c.MaxBytes)
 	}
+	if c.Ping < 100*time.Millisecond {
+		bad("NATS_PING_INTERVAL is %s: want at least 100ms", c.Ping)
+	}
 	if c.Timeout <= 0 {
 		bad("NATS_TIMEOUT is %s: want more than 0", c.Timeout)
 	}
 	return errors.Join(errs...)
 }
-
-func (c Config) subjects() string { return c.Prefix + ".>" }
 
 func (c Config) servers() string { return strings.ReplaceAll(c.URL, " ", "") }

@@ -25,7 +25,7 @@ func Connect(cfg Config, name string, log *slog.Logger, opts ...nats.Option) (*n
 		nats.ReconnectWait(200 * time.Millisecond),
 		nats.ReconnectJitter(100*time.Millisecond, 500*time.Millisecond),
 		nats.ReconnectBufSize(-1),
-		nats.PingInterval(10 * time.Second), // a frozen server or a dead link is noticed after two of them
+		nats.PingInterval(cfg.Ping), // a frozen server or a dead link is noticed after two of them
 		nats.MaxPingsOutstanding(2),
 		nats.ConnectHandler(func(nc *nats.Conn) { log.Info("connected to NATS", "url", nc.ConnectedUrlRedacted()) }),
 		nats.ReconnectHandler(func(nc *nats.Conn) { log.Info("reconnected to NATS", "url", nc.ConnectedUrlRedacted()) }),

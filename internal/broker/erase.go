@@ -4,42 +4,87 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"strings"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// MetaErased names what was erased from the beginning of the stream: ranges of sequences, "1-4 11-12". A hole elsewhere speaks for itself,
-// but what is missing at the beginning looks like what has expired, and whoever has not read that has missed events.
-const MetaErased = "erased"
+// erasedBlock is how many sequences one key of the record of erasures covers, a bit each.
+const erasedBlock = 8192
 
-// maxErasedRanges bounds MetaErased. Ranges join where nothing has expired between them; the oldest go first.
-const maxErasedRanges = 100
+// erasedBucket is the key-value bucket that records erasures. A reader that meets a gap in a stream looks the missing sequences up
+// there: what is not recorded is lost, and the reader stops.
+func (c Config) erasedBucket() string { return c.Stream + "-erased" }
 
-// Range is a range of sequences.
-type Range struct{ First, Last uint64 }
+func erasedKey(stream string, block uint64) string { return fmt.Sprintf("%s.%d", stream, block) }
 
-// ErasedRanges are the sequences that were erased from the beginning of a stream with this metadata, rising.
-func ErasedRanges(metadata map[string]string) (all []Range) {
-	for _, field := range strings.Fields(metadata[MetaErased]) {
-		var r Range
-		if n, err := fmt.Sscanf(field, "%d-%d", &r.First, &r.Last); err == nil && n == 2 {
-			all = append(all, r)
+// RecordErased notes, before they are deleted, that messages of a stream are erased on purpose. Several processes may call it at
+// once, and again.
+func RecordErased(ctx context.Context, js jetstream.JetStream, cfg Config, stream string, seqs []uint64) error {
+	kv, err := js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{
+		Bucket: cfg.erasedBucket(), Description: "Tidings: sequences that were erased from its streams", Storage: jetstream.FileStorage, Replicas: cfg.Replicas,
+	})
+	if err != nil {
+		return fmt.Errorf("declare the record of erasures: %w", err)
+	}
+	blocks := make(map[uint64][]uint64)
+	for _, seq := range seqs {
+		blocks[seq/erasedBlock] = append(blocks[seq/erasedBlock], seq%erasedBlock)
+	}
+	for block, bits := range blocks {
+		if err := setBits(ctx, js, kv, erasedKey(stream, block), bits); err != nil {
+			return fmt.Errorf("record %d erasures of stream %s: %w", len(bits), stream, err)
 		}
 	}
-	return all
+	return nil
 }
 
-// ErasedAll reports whether all of the sequences from first to last were erased from the beginning of the stream.
-func ErasedAll(metadata map[string]string, first, last uint64) bool {
-	for _, r := range ErasedRanges(metadata) {
-		if r.First <= first && last <= r.Last {
-			return true
+// setBits sets bits of a key's value by compare and swap: when somebody else recorded at the same moment it looks again.
+func setBits(ctx context.Context, js jetstream.JetStream, kv jetstream.KeyValue, key string, bits []uint64) error {
+	for {
+		value, revision := make([]byte, erasedBlock/8), uint64(0)
+		entry, err := get(ctx, js, "KV_"+kv.Bucket(), map[string]any{"last_by_subj": "$KV." + kv.Bucket() + "." + key})
+		if err != nil {
+			return err
+		}
+		if entry != nil {
+			copy(value, entry.Data)
+			revision = entry.Seq
+		}
+		for _, b := range bits {
+			value[b/8] |= 1 << (b % 8)
+		}
+		if revision == 0 {
+			_, err = kv.Create(ctx, key, value)
+		} else {
+			_, err = kv.Update(ctx, key, value, revision)
+		}
+		if err == nil || !errors.Is(err, jetstream.ErrKeyExists) && !errors.Is(err, jetstream.ErrKeyRevisionMismatch) || ctx.Err() != nil {
+			return err
 		}
 	}
-	return false
+}
+
+// Erased reports whether all sequences of a stream from first to last are recorded as erased, as the record's leader has it.
+func Erased(ctx context.Context, js jetstream.JetStream, cfg Config, stream string, first, last uint64) (bool, error) {
+	var value []byte
+	for seq := first; seq <= last; seq++ {
+		if seq == first || seq%erasedBlock == 0 {
+			subject := "$KV." + cfg.erasedBucket() + "." + erasedKey(stream, seq/erasedBlock)
+			m, err := get(ctx, js, "KV_"+cfg.erasedBucket(), map[string]any{"last_by_subj": subject})
+			if err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+				return false, fmt.Errorf("look up what was erased of stream %s: %w", stream, err)
+			}
+			if m == nil || len(m.Data) != erasedBlock/8 {
+				return false, nil
+			}
+			value = m.Data
+		}
+		if bit := seq % erasedBlock; value[bit/8]&(1<<(bit%8)) == 0 {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 // Doomed is a message to erase, by its sequence and its Nats-Msg-Id: a sequence alone may name another message of another stream.
@@ -48,86 +93,40 @@ type Doomed struct {
 	MsgID string
 }
 
-// Erase takes messages off the stream and has the server overwrite them in its files. Messages that are not there, or are others, are left
-// alone. It returns how many it erased. A server that encrypts its store does not overwrite. Cost: the server writes a message's file of up
-// to 8 MiB anew for each.
-func Erase(ctx context.Context, js jetstream.JetStream, cfg Config, messages []Doomed) (n int, err error) {
+// Erase takes messages off a stream and has the server overwrite them in its files, after it has recorded them (RecordErased). Messages
+// that are not there, or are others, are left alone. It returns how many it erased. A server that encrypts its store does not overwrite.
+// Cost: the server writes a message's file of up to 8 MiB anew for each.
+func Erase(ctx context.Context, js jetstream.JetStream, cfg Config, name string, messages []Doomed) (n int, err error) {
 	if len(messages) == 0 {
 		return 0, nil
 	}
-	stream, err := js.Stream(ctx, cfg.Stream)
+	stream, err := js.Stream(ctx, name)
 	if err != nil {
-		return 0, fmt.Errorf("look up stream %s: %w", cfg.Stream, err)
+		return 0, fmt.Errorf("look up stream %s: %w", name, err)
 	}
-	doomed := make(map[uint64]bool, len(messages))
+	var doomed []uint64
 	for _, m := range messages {
-		raw, err := stream.GetMsg(ctx, m.Seq)
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			continue
-		}
+		got, err := Next(ctx, js, name, m.Seq)
 		if err != nil {
-			return 0, fmt.Errorf("read message %d of stream %s: %w", m.Seq, cfg.Stream, err)
+			return 0, err
 		}
-		doomed[m.Seq] = raw.Header.Get(nats.MsgIdHdr) == m.MsgID
+		if got != nil && got.Seq == m.Seq && got.Header.Get(nats.MsgIdHdr) == m.MsgID {
+			doomed = append(doomed, m.Seq)
+		}
 	}
-	if err := noteHead(ctx, js, stream, cfg, doomed); err != nil { // before: afterwards nobody could tell
+	if err := RecordErased(ctx, js, cfg, name, doomed); err != nil { // before: afterwards nobody could tell
 		return 0, err
 	}
-	for _, m := range messages {
-		if !doomed[m.Seq] {
-			continue
-		}
-		if err := stream.SecureDeleteMsg(ctx, m.Seq); err != nil {
+	for _, seq := range doomed {
+		if err := stream.SecureDeleteMsg(ctx, seq); err != nil {
 			if errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
-				if _, gone := stream.GetMsg(ctx, m.Seq); errors.Is(gone, jetstream.ErrMsgNotFound) {
+				if got, gone := Next(ctx, js, name, seq); gone == nil && (got == nil || got.Seq != seq) {
 					continue // it has expired meanwhile
 				}
 			}
-			return n, fmt.Errorf("erase message %d of stream %s: %w", m.Seq, cfg.Stream, err)
+			return n, fmt.Errorf("erase message %d of stream %s: %w", seq, name, err)
 		}
 		n++
 	}
 	return n, nil
-}
-
-// noteHead adds to the stream's metadata what of the messages stands at its beginning.
-func noteHead(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, cfg Config, doomed map[uint64]bool) error {
-	info, err := stream.Info(ctx)
-	if err != nil {
-		return fmt.Errorf("look up stream %s: %w", cfg.Stream, err)
-	}
-	first := info.State.FirstSeq
-	next := first
-	for doomed[next] {
-		raw, err := stream.GetMsg(ctx, next+1, jetstream.WithGetMsgSubject(cfg.subjects()))
-		switch {
-		case errors.Is(err, jetstream.ErrMsgNotFound):
-			next = info.State.LastSeq + 1
-		case err != nil:
-			return fmt.Errorf("look up what follows %d in stream %s: %w", next, cfg.Stream, err)
-		default:
-			next = raw.Sequence
-		}
-	}
-	if next == first {
-		return nil
-	}
-	ranges := ErasedRanges(info.Config.Metadata)
-	if n := len(ranges); n > 0 && ranges[n-1].Last+1 >= first {
-		ranges[n-1].Last = max(ranges[n-1].Last, next-1)
-	} else {
-		ranges = append(ranges, Range{first, next - 1})
-	}
-	ranges = ranges[max(0, len(ranges)-maxErasedRanges):]
-	var text []string
-	for _, r := range ranges {
-		text = append(text, fmt.Sprintf("%d-%d", r.First, r.Last))
-	}
-	config := info.Config
-	config.Metadata = maps.Clone(config.Metadata)
-	config.Metadata[MetaErased] = strings.Join(text, " ")
-	if _, err := js.UpdateStream(ctx, config); err != nil {
-		return fmt.Errorf("note what is erased from the beginning of stream %s: %w", cfg.Stream, err)
-	}
-	return nil
 }

@@ -2,66 +2,268 @@ package broker
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
+	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/event"
 )
 
-// Metadata keys of the stream.
+// Metadata keys of a partition's stream. Readers learn from them which slots it holds and which partitions came before it.
 const (
-	MetaGeneration = "generation" // which life of the stream this is: a repair after lost data begins the next
-	MetaPartitions = "partitions" // fixed for the life of a stream
+	MetaSlots = "slots" // "0-31"
+	MetaAfter = "after" // numbers of the partitions whose slots it took over, separated by blanks
 )
 
-// partitions is the number that the outbox table computes with and the event package knows.
-const partitions = "32"
-
-// duplicateWindow is the server's minimum. Publishes are guarded by the tail check; a longer window costs memory for each
-// message in it and protects from nothing more.
+// duplicateWindow is the server's minimum. Publishes are guarded by the stream's last sequence; a longer window costs memory for
+// each message in it and protects from nothing more.
 const duplicateWindow = 100 * time.Millisecond
 
-// ErrStreamShape reports a stream of the configured name that is not the events' and cannot become it. Give the stream
-// another name (NATS_STREAM), or remove the one that is in the way.
-var ErrStreamShape = errors.New("broker: the stream has another shape")
+var (
+	// ErrStreamShape reports a stream of a partition's name that is not the events' and cannot become it. Give the streams
+	// another name (NATS_STREAM), or remove the one that is in the way.
+	ErrStreamShape = errors.New("broker: the stream has another shape")
+	// ErrNoLeader reports a stream of which no leader with a quorum of its replicas is known now. Nothing that a replica says of
+	// the stream then counts. Wait: an election takes seconds.
+	ErrNoLeader = errors.New("broker: the stream waits for a leader")
+)
 
-// EnsureStream declares the stream of cfg and returns it. One that exists is brought up to date where that loses nothing, and
-// keeps its generation and any limits that cfg does not name; one of another shape is refused with ErrStreamShape. Several
-// processes may call it at once.
-func EnsureStream(ctx context.Context, js jetstream.JetStream, cfg Config) (jetstream.Stream, error) {
-	if err := cfg.Validate(); err != nil {
+// Partition says what one partition's stream is for.
+type Partition struct {
+	Number              int
+	FirstSlot, LastSlot int   // the slots that it holds
+	After               []int // the partitions whose slots it took over: their events come before its own
+}
+
+// Overlaps reports whether the two hold a slot in common.
+func (p Partition) Overlaps(o Partition) bool {
+	return p.FirstSlot <= o.LastSlot && o.FirstSlot <= p.LastSlot
+}
+
+// Stream is a partition's stream, as its leader described it.
+type Stream struct {
+	Partition
+	Name        string
+	Created     time.Time // to the microsecond
+	First, Last uint64    // sequences; Last counts messages that were deleted since
+	Messages    uint64
+	MaxMessage  int       // bytes; 0 is no limit of the stream's own
+	At          time.Time // when the leader said so, by its clock
+	Leader      string    // name of the leading server; empty on one that is no cluster
+	Replicas    int
+	Current     int // of these, the leader included, how many have all that the leader has
+}
+
+// StreamName is the name of a partition's stream.
+func (c Config) StreamName(partition int) string { return c.Stream + "-" + strconv.Itoa(partition) }
+
+// number reads a partition from its stream's name.
+func (c Config) number(name string) (int, bool) {
+	rest, ok := strings.CutPrefix(name, c.Stream+"-")
+	n, err := strconv.Atoi(rest)
+	return n, ok && err == nil && n >= 0 && strconv.Itoa(n) == rest
+}
+
+// ReadStream returns what the leader says of a partition's stream: jetstream.ErrStreamNotFound when there is none, ErrNoLeader
+// while nobody can say.
+func ReadStream(ctx context.Context, js jetstream.JetStream, cfg Config, partition int) (Stream, error) {
+	stream, err := js.Stream(ctx, cfg.StreamName(partition))
+	if err != nil {
+		return Stream{}, fmt.Errorf("look up stream %s: %w", cfg.StreamName(partition), err)
+	}
+	return describe(cfg, stream.CachedInfo())
+}
+
+// Streams returns the streams of all partitions by number, closed ones included as long as the broker has them.
+func Streams(ctx context.Context, js jetstream.JetStream, cfg Config) ([]Stream, error) {
+	var all []Stream
+	names := js.StreamNames(ctx, jetstream.WithStreamListSubject(cfg.Prefix+".>"))
+	for name := range names.Name() {
+		n, ok := cfg.number(name)
+		if !ok {
+			continue
+		}
+		s, err := ReadStream(ctx, js, cfg, n)
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			continue // deleted meanwhile
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, s)
+	}
+	if err := names.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
+		return nil, fmt.Errorf("list the streams of %s.>: %w", cfg.Prefix, err)
+	}
+	slices.SortFunc(all, func(a, b Stream) int { return a.Number - b.Number })
+	return all, nil
+}
+
+// maxSilence is how long a replica may not have been heard by the leader and still count for its quorum. Replicas answer every second.
+const maxSilence = 4 * time.Second
+
+// describe reads a stream's info, unless no leader with a quorum stands behind it.
+func describe(cfg Config, info *jetstream.StreamInfo) (Stream, error) {
+	c := info.Config
+	s := Stream{Name: c.Name, Created: info.Created.UTC().Truncate(time.Microsecond), First: info.State.FirstSeq, Last: info.State.LastSeq,
+		Messages: info.State.Msgs, MaxMessage: max(int(c.MaxMsgSize), 0), At: info.TimeStamp, Replicas: c.Replicas, Current: 1}
+	if cluster := info.Cluster; cluster != nil {
+		s.Leader = cluster.Leader
+		heard := 1
+		for _, r := range cluster.Replicas {
+			if !r.Offline && r.Active < maxSilence {
+				heard++
+			}
+			if !r.Offline && r.Current {
+				s.Current++
+			}
+		}
+		if s.Leader == "" || 2*heard <= len(cluster.Replicas)+1 {
+			return Stream{}, fmt.Errorf("%w: %s (leader %q, %d of %d replicas answer it)", ErrNoLeader, c.Name, s.Leader, heard, len(cluster.Replicas)+1)
+		}
+	}
+	n, ok := cfg.number(c.Name)
+	if !ok {
+		return Stream{}, fmt.Errorf("%w: its name is %q", ErrStreamShape, c.Name)
+	}
+	s.Number = n
+	if _, err := fmt.Sscanf(c.Metadata[MetaSlots], "%d-%d", &s.FirstSlot, &s.LastSlot); err != nil {
+		return Stream{}, fmt.Errorf("%w: the metadata of %s has no %s, so it was not made for these events", ErrStreamShape, c.Name, MetaSlots)
+	}
+	for _, f := range strings.Fields(c.Metadata[MetaAfter]) {
+		before, err := strconv.Atoi(f)
+		if err != nil {
+			return Stream{}, fmt.Errorf("%w: %s in the metadata of %s is %.80q", ErrStreamShape, MetaAfter, c.Name, c.Metadata[MetaAfter])
+		}
+		s.After = append(s.After, before)
+	}
+	return s, nil
+}
+
+// Stored is a message as the stream's leader has it.
+type Stored struct {
+	Seq     uint64
+	Subject string
+	Header  nats.Header
+	Data    []byte
+	Time    time.Time // when it was stored, by the server's clock
+}
+
+// Next returns the stream's first message at seq or above, from its leader, or nil when there is none. A direct get could be
+// answered by a replica that has not heard of the message yet.
+func Next(ctx context.Context, js jetstream.JetStream, stream string, seq uint64) (*Stored, error) {
+	return get(ctx, js, stream, map[string]any{"seq": max(seq, 1), "next_by_subj": ">"})
+}
+
+// get asks a stream's leader for one message; nil when there is none.
+func get(ctx context.Context, js jetstream.JetStream, stream string, query map[string]any) (*Stored, error) {
+	request, err := json.Marshal(query)
+	if err != nil {
 		return nil, err
 	}
-	stream, err := js.Stream(ctx, cfg.Stream)
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		stream, err = create(ctx, js, cfg.declare(jetstream.StreamConfig{Metadata: map[string]string{MetaGeneration: "1", MetaPartitions: partitions}}))
-		if !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
-			if err != nil {
-				return nil, fmt.Errorf("create stream %s: %w", cfg.Stream, err)
-			}
-			return stream, nil
+	m, err := js.Conn().RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET."+stream, request)
+	if err != nil {
+		return nil, fmt.Errorf("read a message of stream %s: %w", stream, err)
+	}
+	var answer struct {
+		Message *struct {
+			Subject string    `json:"subject"`
+			Seq     uint64    `json:"seq"`
+			Header  []byte    `json:"hdrs"`
+			Data    []byte    `json:"data"`
+			Time    time.Time `json:"time"`
+		} `json:"message"`
+		Error *jetstream.APIError `json:"error"`
+	}
+	if err := json.Unmarshal(m.Data, &answer); err != nil {
+		return nil, fmt.Errorf("read a message of stream %s: %w", stream, err)
+	}
+	switch e := answer.Error; {
+	case e != nil && e.ErrorCode == jetstream.JSErrCodeStreamNotFound:
+		return nil, fmt.Errorf("read a message of stream %s: %w", stream, jetstream.ErrStreamNotFound)
+	case e != nil && e.Code == http.StatusNotFound:
+		return nil, nil
+	case e != nil:
+		return nil, fmt.Errorf("read a message of stream %s: %w", stream, e)
+	case answer.Message == nil:
+		return nil, fmt.Errorf("read a message of stream %s: an answer without a message", stream)
+	}
+	got := &Stored{Seq: answer.Message.Seq, Subject: answer.Message.Subject, Data: answer.Message.Data, Time: answer.Message.Time}
+	if len(answer.Message.Header) > 0 {
+		if got.Header, err = nats.DecodeHeadersMsg(answer.Message.Header); err != nil {
+			return nil, fmt.Errorf("read the headers of message %d of stream %s: %w", got.Seq, stream, err)
 		}
-		stream, err = js.Stream(ctx, cfg.Stream) // another process was faster, with other settings
+	}
+	return got, nil
+}
+
+// Declare makes a partition's stream, or brings the one that exists up to date where that loses nothing: it keeps its slots, and
+// any replicas, age or size beyond what cfg says (a process with another environment never shrinks it; Shrink does). One of another shape
+// is refused with ErrStreamShape. Several processes may call it at once.
+func Declare(ctx context.Context, js jetstream.JetStream, cfg Config, p Partition, log *slog.Logger) (Stream, error) {
+	if err := cfg.Validate(); err != nil {
+		return Stream{}, err
+	}
+	name := cfg.StreamName(p.Number)
+	stream, err := js.Stream(ctx, name)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		stream, err = create(ctx, js, cfg.declare(jetstream.StreamConfig{Metadata: p.metadata()}, p.Number))
+		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
+			stream, err = js.Stream(ctx, name) // another process was faster, with other settings
+		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look up stream %s: %w", cfg.Stream, err)
+		return Stream{}, fmt.Errorf("declare stream %s: %w", name, err)
 	}
 	have := stream.CachedInfo().Config
-	if reasons := cfg.mismatch(have); len(reasons) > 0 {
-		return nil, fmt.Errorf("%w: %s: %s", ErrStreamShape, cfg.Stream, strings.Join(reasons, "; "))
+	if reasons := cfg.mismatch(have, p); len(reasons) > 0 {
+		return Stream{}, fmt.Errorf("%w: %s: %s", ErrStreamShape, name, strings.Join(reasons, "; "))
 	}
-	want := cfg.declare(have)
-	if equal(have, want) {
-		return stream, nil
+	want := cfg.declare(have, p.Number)
+	for _, kept := range grow(&want, have) {
+		log.WarnContext(ctx, "the stream keeps a larger limit than this process is configured with; `tidings stream shrink` lowers it", "stream", name, "limit", kept)
 	}
-	if stream, err = js.UpdateStream(ctx, want); err != nil {
-		return nil, fmt.Errorf("update stream %s: %w", cfg.Stream, err)
+	if !equal(have, want) {
+		if stream, err = js.UpdateStream(ctx, want); err != nil {
+			return Stream{}, fmt.Errorf("update stream %s: %w", name, err)
+		}
 	}
-	return stream, nil
+	return describe(cfg, stream.CachedInfo())
+}
+
+// grow keeps what have has more of, and names it.
+func grow(want *jetstream.StreamConfig, have jetstream.StreamConfig) (kept []string) {
+	if have.Replicas > want.Replicas {
+		kept = append(kept, fmt.Sprintf("replicas: %d, NATS_REPLICAS is %d", have.Replicas, want.Replicas))
+		want.Replicas = have.Replicas
+	}
+	if want.MaxAge > 0 && (have.MaxAge == 0 || have.MaxAge > want.MaxAge) {
+		kept = append(kept, fmt.Sprintf("age: %s, NATS_MAX_AGE is %s", have.MaxAge, want.MaxAge))
+		want.MaxAge = have.MaxAge
+	}
+	if want.MaxBytes > 0 && (have.MaxBytes <= 0 || have.MaxBytes > want.MaxBytes) {
+		kept = append(kept, fmt.Sprintf("bytes: %d, NATS_MAX_BYTES is %d", have.MaxBytes, want.MaxBytes))
+		want.MaxBytes = have.MaxBytes
+	}
+	return kept
+}
+
+func (p Partition) metadata() map[string]string {
+	var after []string
+	for _, n := range p.After {
+		after = append(after, strconv.Itoa(n))
+	}
+	return map[string]string{MetaSlots: fmt.Sprintf("%d-%d", p.FirstSlot, p.LastSlot), MetaAfter: strings.Join(after, " ")}
 }
 
 // errCodeStore is the server's code for a store that it could not create.
@@ -85,11 +287,11 @@ func create(ctx context.Context, js jetstream.JetStream, sc jetstream.StreamConf
 }
 
 // declare returns base with everything set that the protocols rest on.
-func (c Config) declare(base jetstream.StreamConfig) jetstream.StreamConfig {
+func (c Config) declare(base jetstream.StreamConfig, partition int) jetstream.StreamConfig {
 	s := base
-	s.Name = c.Stream
+	s.Name = c.StreamName(partition)
 	s.Description = "Tidings events; published by the relay only"
-	s.Subjects = []string{c.subjects()}
+	s.Subjects = []string{event.Subjects(c.Prefix, partition)}
 	s.Storage = jetstream.FileStorage
 	s.Retention = jetstream.LimitsPolicy // readers come and go, and replay
 	s.Discard = jetstream.DiscardNew     // full means refused: the outbox keeps what the stream cannot
@@ -103,19 +305,19 @@ func (c Config) declare(base jetstream.StreamConfig) jetstream.StreamConfig {
 	s.AllowDirect = true
 	s.AllowRollup = false // a rollup purges
 	s.NoAck = false
-	// Plain subscribers get what is stored; Prefix.> itself also carries publishes that were refused.
-	s.RePublish = &jetstream.RePublish{Source: c.Prefix + ".>", Destination: c.LivePrefix + ".>"}
+	// Plain subscribers get what is stored, without the partition; Prefix.> itself also carries publishes that were refused.
+	s.RePublish = &jetstream.RePublish{Source: event.Subjects(c.Prefix, partition), Destination: c.LivePrefix + ".>"}
 	// DenyDelete stays off, because erasure deletes messages. DenyPurge stays off, because neither can ever be taken back and
-	// a purge is the operator's only quick remedy against a full store; the tail check finds out about one.
+	// a purge is the operator's only quick remedy against a full store; readers find out about one.
 	return s
 }
 
 // mismatch says what of have cannot become ours: the server refuses to change it, or changing it would lose events.
-func (c Config) mismatch(have jetstream.StreamConfig) []string {
+func (c Config) mismatch(have jetstream.StreamConfig, p Partition) []string {
 	var why []string
 	add := func(format string, args ...any) { why = append(why, fmt.Sprintf(format, args...)) }
-	if !slices.Equal(have.Subjects, []string{c.subjects()}) {
-		add("its subjects are %q, not %q", have.Subjects, []string{c.subjects()})
+	if want := []string{event.Subjects(c.Prefix, p.Number)}; !slices.Equal(have.Subjects, want) {
+		add("its subjects are %q, not %q", have.Subjects, want)
 	}
 	if have.Storage != jetstream.FileStorage {
 		add("its storage is %s, not file", have.Storage)
@@ -138,11 +340,10 @@ func (c Config) mismatch(have jetstream.StreamConfig) []string {
 	if have.PersistMode == jetstream.AsyncPersistMode {
 		add("it answers before it has stored a message")
 	}
-	if have.Metadata[MetaGeneration] == "" {
-		add("its metadata has no %s, so it was not made for these events", MetaGeneration)
-	}
-	if p := have.Metadata[MetaPartitions]; p != partitions {
-		add("its metadata says %q partitions, not %s", p, partitions)
+	for key, want := range p.metadata() {
+		if got := have.Metadata[key]; got != want {
+			add("its metadata says %s %q, not %q", key, got, want)
+		}
 	}
 	return why
 }

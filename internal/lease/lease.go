@@ -46,37 +46,51 @@ func Owner(name string) string {
 
 // Group is one instance's part in sharing the partitions of a kind. Its methods may be called from any goroutine.
 type Group struct {
-	cfg        Config
-	pool       *pgxpool.Pool
-	kind       string
-	owner      string
-	partitions int
-	log        *slog.Logger
-	changed    chan struct{}
-	rowsMade   bool // touched by Run alone
+	cfg      Config
+	pool     *pgxpool.Pool
+	kind     string
+	owner    string
+	log      *slog.Logger
+	changed  chan struct{}
+	beat     chan struct{} // a heartbeat is due at once
+	rowsMade []int         // the partitions that have a row; touched by Run alone
 
 	mu       sync.Mutex
+	wanted   []int // the partitions that there are to share, sorted
 	held     []int // sorted
 	draining []int // no longer ours to work on; freed by the next heartbeat
 	until    time.Time
 }
 
-// New returns owner's part in the group of kind, over partitions 0 to partitions-1. It starts nothing.
-func New(cfg Config, pool *pgxpool.Pool, kind, owner string, partitions int, log *slog.Logger) (*Group, error) {
+// New returns owner's part in the group of kind. It starts nothing, and shares no partition before Share has named some.
+func New(cfg Config, pool *pgxpool.Pool, kind, owner string, log *slog.Logger) (*Group, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if kind == "" || owner == "" || partitions < 1 {
-		return nil, fmt.Errorf("lease: kind %q, owner %q, %d partitions", kind, owner, partitions)
+	if kind == "" || owner == "" {
+		return nil, fmt.Errorf("lease: kind %q, owner %q", kind, owner)
 	}
 	return &Group{
-		cfg: cfg, pool: pool, kind: kind, owner: owner, partitions: partitions,
-		log: log.With("component", "lease", "kind", kind), changed: make(chan struct{}, 1),
+		cfg: cfg, pool: pool, kind: kind, owner: owner,
+		log: log.With("component", "lease", "kind", kind), changed: make(chan struct{}, 1), beat: make(chan struct{}, 1),
 	}, nil
 }
 
 // Owner returns the instance's name, as Holders shows it.
 func (g *Group) Owner() string { return g.owner }
+
+// Share says which partitions there are to share, from the next heartbeat on. All instances of a kind should come to say the same.
+func (g *Group) Share(partitions []int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if wanted := slices.Sorted(slices.Values(partitions)); !slices.Equal(wanted, g.wanted) {
+		g.wanted = wanted
+		select {
+		case g.beat <- struct{}{}:
+		default:
+		}
+	}
+}
 
 // Held returns the partitions whose leases this instance may trust now, sorted. It is empty once renewals have failed for long.
 func (g *Group) Held() []int {
@@ -104,6 +118,7 @@ func (g *Group) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return g.leave(context.WithoutCancel(ctx))
+		case <-g.beat:
 		case <-tick.C:
 		}
 	}
@@ -111,7 +126,7 @@ func (g *Group) Run(ctx context.Context) error {
 
 // ensureSQL makes the kind's rows, once.
 const ensureSQL = `
-INSERT INTO leases (kind, partition) SELECT @kind, generate_series(0, @partitions::int - 1) ON CONFLICT DO NOTHING`
+INSERT INTO leases (kind, partition) SELECT @kind, unnest(@partitions::int[]) ON CONFLICT DO NOTHING`
 
 // boundSQL has the server end this transaction when its process is frozen in it: the locks would outlive the leases.
 const boundSQL = `SELECT set_config('idle_in_transaction_session_timeout', @ttl_ms, true)`
@@ -141,7 +156,7 @@ RETURNING partition::int, owner <> ''`
 const takeSQL = `
 UPDATE leases l SET owner = @owner, epoch = l.epoch + 1, expires_at = now() + @ttl::interval
   FROM (SELECT partition FROM leases
-         WHERE kind = @kind AND expires_at < now() AND partition < @partitions::int AND owner <> @owner
+         WHERE kind = @kind AND expires_at < now() AND partition = ANY(@partitions::int[]) AND owner <> @owner
          ORDER BY partition LIMIT @want FOR UPDATE SKIP LOCKED) free
  WHERE l.kind = @kind AND l.partition = free.partition
 RETURNING l.partition::int`
@@ -152,7 +167,7 @@ func (g *Group) heartbeat(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, g.cfg.TTL/2)
 	defer cancel()
 	g.mu.Lock()
-	drop := slices.Clone(g.draining)
+	drop, wanted := slices.Clone(g.draining), slices.Clone(g.wanted)
 	g.mu.Unlock()
 
 	var held []int
@@ -162,8 +177,8 @@ func (g *Group) heartbeat(ctx context.Context) error {
 		if _, err := tx.Exec(ctx, boundSQL, pgx.StrictNamedArgs{"ttl_ms": strconv.FormatInt(g.cfg.TTL.Milliseconds(), 10)}); err != nil {
 			return fmt.Errorf("bound the heartbeat: %w", err)
 		}
-		args := pgx.NamedArgs{"kind": g.kind, "owner": g.owner, "ttl": g.cfg.TTL, "partitions": g.partitions, "drop": drop}
-		if !g.rowsMade {
+		args := pgx.NamedArgs{"kind": g.kind, "owner": g.owner, "ttl": g.cfg.TTL, "partitions": wanted, "drop": drop}
+		if !slices.Equal(g.rowsMade, wanted) {
 			if _, err := tx.Exec(ctx, ensureSQL, args); err != nil {
 				return fmt.Errorf("make lease rows: %w", err)
 			}
@@ -175,8 +190,8 @@ func (g *Group) heartbeat(ctx context.Context) error {
 		if err := tx.QueryRow(ctx, shareSQL, args).Scan(&members, &rank); err != nil {
 			return fmt.Errorf("count members: %w", err)
 		}
-		share = g.partitions / members
-		if rank < g.partitions%members {
+		share = len(wanted) / members
+		if rank < len(wanted)%members {
 			share++
 		}
 		share = max(share, 1) // of more members than partitions none gives up its only one: it would gain nobody anything
@@ -205,11 +220,18 @@ func (g *Group) heartbeat(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	g.rowsMade = true
+	g.rowsMade = wanted
 	slices.Sort(held)
 	var surplus []int
+	held = slices.DeleteFunc(held, func(p int) bool {
+		if _, is := slices.BinarySearch(wanted, p); !is { // closed since
+			surplus = append(surplus, p)
+			return true
+		}
+		return false
+	})
 	if len(held) > share {
-		surplus = slices.Clone(held[share:])
+		surplus = append(surplus, held[share:]...)
 		held = held[:share]
 	}
 

@@ -19,8 +19,9 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
--- consumer_offsets: the last stream sequence that a consumer has applied, per partition ('p00' to 'p31'), written in the
--- transaction of its effect; stream_created and generation say of which stream, for a sequence means nothing on another.
+-- consumer_offsets: the last stream sequence that a consumer has applied, per partition (partition_key is the stream's name),
+-- written in the transaction of its effect; stream_created says of which stream of that name, for a sequence means nothing on another.
+-- closed: the stream has ended, and the consumer with it; its successors have rows from that same transaction on.
 -- Small and written all the time, like the leases.
 CREATE TABLE consumer_offsets (
   consumer_name     text        NOT NULL,
@@ -28,8 +29,8 @@ CREATE TABLE consumer_offsets (
   last_processed_id bigint      NOT NULL,
   last_processed_at timestamptz NOT NULL DEFAULT now(),
   as_of             timestamptz NOT NULL DEFAULT 'epoch',
-  generation        bigint      NOT NULL DEFAULT 1,
   stream_created    timestamptz,
+  closed            boolean     NOT NULL DEFAULT false,
   PRIMARY KEY (consumer_name, partition_key)
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_cost_delay = 0);
 
@@ -84,7 +85,7 @@ CREATE INDEX consumer_dead_letter_actions_tenant_event_idx ON consumer_dead_lett
 -- The same tables as in the truth, where they are explained.
 CREATE TABLE IF NOT EXISTS leases (
   kind       text        NOT NULL,
-  partition  smallint    NOT NULL,
+  partition  integer     NOT NULL,
   owner      text        NOT NULL DEFAULT '',
   epoch      bigint      NOT NULL DEFAULT 0,
   expires_at timestamptz NOT NULL DEFAULT '-infinity',

@@ -102,12 +102,13 @@ CREATE TABLE api_tokens (
 
 -- outbox_messages: the events, each written in the transaction of its state change and published by the relay.
 --   event_id    names the event; an id alone does not (after a crash, a restore or a failover the same id is given out again);
---   partition   the unit of order: 32 of them, the same in every version and language, computed here only;
---   inserted_at tells a row that was delayed from the start or put off after a failure (available_at later) from one that is due;
---   released_at when the relay found such a row due, which puts it back among the rows that it claims;
---   stream_seq  where the event stands in the stream, known once published.
+--   slot        hash bucket of the aggregate, 32 of them, the same in every version and language, computed here only; a partition
+--               (a JetStream stream) holds a range of slots;
+--   delayed     waits for available_at: asked for by the writer, put off after a failure, or parked behind such a row;
+--   behind      the row of the same aggregate that a parked row waits for;
+--   partition   the partition that the event was published to, and stream_seq where it stands in that stream.
 CREATE TABLE outbox_messages (
-  id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY WITH (fillfactor = 50),
+  id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   tenant_id      bigint      NOT NULL,
   aggregate_type text        NOT NULL,
   aggregate_id   bigint      NOT NULL,
@@ -123,20 +124,21 @@ CREATE TABLE outbox_messages (
   event_id       uuid        NOT NULL DEFAULT gen_random_uuid(),
   stream_seq     bigint,
   inserted_at    timestamptz NOT NULL DEFAULT now(),
-  released_at    timestamptz,
-  partition      smallint    NOT NULL GENERATED ALWAYS AS
+  behind         bigint,
+  partition      integer,
+  slot           smallint    NOT NULL GENERATED ALWAYS AS
     ((get_byte(decode(md5(tenant_id::text || '/' || aggregate_type || '/' || aggregate_id::text), 'hex'), 0) & 31)::smallint) STORED,
-  delayed        boolean     NOT NULL GENERATED ALWAYS AS (available_at > inserted_at AND released_at IS NULL) STORED
--- Each row is written twice, pending and published. The room is for its second version: without it every page of the key splits.
-) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
+  delayed        boolean     NOT NULL GENERATED ALWAYS AS (available_at > inserted_at AND processed_at IS NULL) STORED,
+  CONSTRAINT outbox_messages_available_at_check CHECK (available_at < inserted_at + interval '366 days')
+-- Each row is written twice, pending and published. No index has a column that the second version changes, so it goes into the
+-- room that the page has left and touches no index (heap-only; docs/adr/0004-floor.md).
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
 
--- What the claim walks, in its order. Rows that are not due are elsewhere, so any number of them costs a claim nothing.
-CREATE INDEX outbox_messages_pending_idx ON outbox_messages (partition, id) WHERE processed_at IS NULL AND NOT delayed;
--- The rows that are put off: by when they fall due, and by aggregate, to hold back the later rows of theirs.
-CREATE INDEX outbox_messages_delayed_idx ON outbox_messages (partition, available_at) WHERE processed_at IS NULL AND delayed;
-CREATE INDEX outbox_messages_held_idx ON outbox_messages (tenant_id, aggregate_type, aggregate_id, id) WHERE processed_at IS NULL AND delayed;
--- The rows that failed before, for the gauge of the most attempts.
-CREATE INDEX outbox_messages_attempts_idx ON outbox_messages (attempts) WHERE processed_at IS NULL AND attempts > 0;
+-- A claim walks the primary key from the partition's floor. Rows that wait are elsewhere, so any number of them costs a claim
+-- nothing. These indexes hold waiting rows alone: by when they fall due, by age, and by aggregate, to hold back the later rows of theirs.
+CREATE INDEX outbox_messages_delayed_idx ON outbox_messages (available_at, id) WHERE delayed;
+CREATE INDEX outbox_messages_delayed_id_idx ON outbox_messages (id) WHERE delayed;
+CREATE INDEX outbox_messages_held_idx ON outbox_messages (tenant_id, aggregate_type, aggregate_id, id) WHERE delayed;
 
 -- Given up after too many attempts; kept until somebody retries or discards it. The tenant index stands here and on the
 -- archive, not on the outbox, where it would cost a third of the relay's speed.
@@ -155,7 +157,7 @@ CREATE TABLE outbox_messages_dlq (
   trace_id       text,
   event_id       uuid        NOT NULL UNIQUE,
   inserted_at    timestamptz NOT NULL,
-  partition      smallint    NOT NULL,
+  slot           smallint    NOT NULL,
   dead_at        timestamptz NOT NULL DEFAULT now()
 );
 CREATE INDEX outbox_messages_dlq_attempts_idx ON outbox_messages_dlq (attempts);
@@ -198,35 +200,44 @@ CREATE TABLE outbox_messages_archive (
   event_id       uuid        NOT NULL,
   stream_seq     bigint,
   inserted_at    timestamptz NOT NULL,
-  partition      smallint    NOT NULL,
+  partition      integer,
+  slot           smallint    NOT NULL,
   PRIMARY KEY (occurred_at, id)
 ) PARTITION BY RANGE (occurred_at);
 CREATE TABLE outbox_messages_archive_default PARTITION OF outbox_messages_archive DEFAULT;
 CREATE INDEX outbox_messages_archive_id_idx ON outbox_messages_archive (id);
 CREATE INDEX outbox_messages_archive_tenant_aggregate_idx ON outbox_messages_archive (tenant_id, aggregate_type, aggregate_id);
 
--- outbox_partitions: the last stream sequence that the marks of each partition cover, and the stream's generation it belongs to.
+-- outbox_partitions: the partitions, each a JetStream stream that holds a range of slots and has one writer at a time. A number
+-- is never used again: a resize, or a repair of a stream that is lost, adds partitions with new numbers (docs/adr/0003-exactly-once-publish.md).
+--   after       the partitions whose slots it takes over: it publishes nothing before they are closed;
+--   stream, created   the stream that it is bound to, and when the broker made it; NULL before the first relay has met it;
+--   tail_seq    the last sequence of the stream that the marks cover;
+--   floor_id    no row of its slots with an id up to here is pending, unless it waits (delayed): a proof (docs/adr/0004-floor.md);
+--   closing     its relay publishes what it has in hand, and then closes the stream;
+--   final_seq   the last sequence of a closed stream.
 -- Small and written all the time: no other index, and room on the page for the versions that a held snapshot keeps.
 CREATE TABLE outbox_partitions (
-  partition  smallint PRIMARY KEY CHECK (partition BETWEEN 0 AND 31),
-  tail_seq   bigint   NOT NULL DEFAULT 0,
-  generation bigint   NOT NULL DEFAULT 1
+  partition  integer     PRIMARY KEY CHECK (partition >= 0),
+  first_slot smallint    NOT NULL CHECK (first_slot >= 0),
+  last_slot  smallint    NOT NULL CHECK (last_slot BETWEEN first_slot AND 31),
+  after      integer[]   NOT NULL DEFAULT '{}',
+  stream     text,
+  created    timestamptz,
+  tail_seq   bigint      NOT NULL DEFAULT 0,
+  floor_id   bigint      NOT NULL DEFAULT 0,
+  closing    boolean     NOT NULL DEFAULT false,
+  final_seq  bigint,
+  CONSTRAINT outbox_partitions_bound_check CHECK ((stream IS NULL) = (created IS NULL)),
+  CONSTRAINT outbox_partitions_final_check CHECK (final_seq IS NULL OR closing)
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_cost_delay = 0);
-INSERT INTO outbox_partitions (partition) SELECT generate_series(0, 31);
-
--- outbox_stream: the one stream that these events are on, as it was when this database first met it.
-CREATE TABLE outbox_stream (
-  singleton  boolean     PRIMARY KEY DEFAULT true CHECK (singleton),
-  name       text        NOT NULL,
-  created    timestamptz NOT NULL,
-  generation bigint      NOT NULL
-);
+INSERT INTO outbox_partitions (partition, first_slot, last_slot) VALUES (0, 0, 31);
 
 -- leases and lease_members: who works on which partition, by this database's clock (package lease). The projections have
 -- tables of the same names and shape: in one database they are the same tables, told apart by kind.
 CREATE TABLE IF NOT EXISTS leases (
   kind       text        NOT NULL,
-  partition  smallint    NOT NULL,
+  partition  integer     NOT NULL,
   owner      text        NOT NULL DEFAULT '',
   epoch      bigint      NOT NULL DEFAULT 0,
   expires_at timestamptz NOT NULL DEFAULT '-infinity',
@@ -279,4 +290,4 @@ GRANT SELECT, INSERT ON outbox_dlq_actions TO tidings_api, tidings_system; -- an
 GRANT SELECT ON SEQUENCE outbox_messages_id_seq TO tidings_system; -- for the relay's floor
 GRANT USAGE ON SEQUENCE object_version_id TO tidings_api, tidings_writer, tidings_system;
 GRANT SELECT, INSERT, UPDATE, DELETE ON follows, comments, comment_keys, threads, api_tokens, outbox_messages, outbox_messages_dlq,
-  outbox_messages_archive, outbox_partitions, outbox_stream, leases, lease_members TO tidings_system;
+  outbox_messages_archive, outbox_partitions, leases, lease_members TO tidings_system;

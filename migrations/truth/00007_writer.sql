@@ -8,4 +8,4 @@ GRANT UPDATE (status, version, positioned_at, updated_at) ON follows TO tidings_
 GRANT UPDATE (body, author_state, version, updated_at) ON comments TO tidings_writer;
 GRANT INSERT (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, trace_id)
   ON outbox_messages TO tidings_writer;
-GRANT SELECT (id, event_id, partition, delayed) ON outbox_messages TO tidings_writer; -- for RETURNING
+GRANT SELECT (id, event_id, slot, delayed) ON outbox_messages TO tidings_writer; -- for RETURNING

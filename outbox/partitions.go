@@ -1,0 +1,165 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+)
+
+// Partition is a JetStream stream that holds a range of slots and has one writer at a time, as this database knows it.
+type Partition struct {
+	Number              int
+	FirstSlot, LastSlot int
+	After               []int     // the partitions whose slots it takes over: it publishes nothing before they are closed
+	Stream              string    // that it is bound to; empty before a relay has met it
+	Created             time.Time // of that stream, to the microsecond
+	Tail                uint64    // the last sequence that the marks cover
+	Floor               int64     // nothing of its slots with an id up to here is pending, unless it waits
+	Closing             bool      // its relay publishes what it has in hand, and then closes the stream
+	Closed              bool
+	Final               uint64 // the last sequence of a closed one
+}
+
+// partitionsSQL reads the layout.
+// Index: none, a row per partition that ever was.   Locks: none.
+const partitionsSQL = `
+SELECT /* outbox.partitions */ partition, first_slot::int, last_slot::int, after::int[], coalesce(stream, ''), coalesce(created, 'epoch'),
+       tail_seq, floor_id, closing, final_seq IS NOT NULL, coalesce(final_seq, 0)
+  FROM outbox_partitions ORDER BY partition`
+
+// Partitions returns all partitions by number, closed ones included.
+func Partitions(ctx context.Context, q Querier) ([]Partition, error) {
+	rows, _ := q.Query(ctx, partitionsSQL)
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Partition])
+	if err != nil {
+		return nil, fmt.Errorf("read the partitions: %w", err)
+	}
+	for i := range all {
+		all[i].Created = all[i].Created.UTC()
+	}
+	return all, nil
+}
+
+// Active returns the partitions that a relay may publish to now: those that are not closed, and wait for no other.
+func Active(all []Partition) (active []Partition) {
+	open := make(map[int]bool, len(all))
+	for _, p := range all {
+		open[p.Number] = !p.Closed
+	}
+	for _, p := range all {
+		if !p.Closed && !slices.ContainsFunc(p.After, func(n int) bool { return open[n] }) {
+			active = append(active, p)
+		}
+	}
+	return active
+}
+
+// bindSQL remembers the stream of a partition, once.
+// Index: outbox_partitions_pkey.   Locks: the partition.
+const bindSQL = `
+UPDATE /* outbox.bind */ outbox_partitions SET stream = @stream, created = @created WHERE partition = @partition AND stream IS NULL`
+
+// Bind remembers which stream a partition's events are on. The first caller wins; read it back with Partitions.
+func Bind(ctx context.Context, pool *pgxpool.Pool, partition int, stream string, created time.Time) error {
+	if _, err := pool.Exec(ctx, bindSQL, pgx.StrictNamedArgs{"partition": partition, "stream": stream, "created": created}); err != nil {
+		return fmt.Errorf("bind partition %d to stream %s: %w", partition, stream, err)
+	}
+	return nil
+}
+
+// closeSQL records that a partition is closed.
+// Index: outbox_partitions_pkey.   Locks: the partition.
+const closeSQL = `
+UPDATE /* outbox.close */ outbox_partitions SET tail_seq = @final, final_seq = @final
+ WHERE partition = @partition AND tail_seq = @tail AND closing AND final_seq IS NULL`
+
+// Close records that a partition's stream ends with the closing message at final, behind tail, and reports whether this call did.
+func Close(ctx context.Context, pool *pgxpool.Pool, partition int, tail, final uint64) (bool, error) {
+	tag, err := pool.Exec(ctx, closeSQL, pgx.StrictNamedArgs{"partition": partition, "tail": int64(tail), "final": int64(final)})
+	if err != nil {
+		return false, fmt.Errorf("close partition %d at %d: %w", partition, final, err)
+	}
+	return tag.RowsAffected() == 1, nil
+}
+
+// ErrResizing reports a resize while an earlier one has not ended.
+var ErrResizing = errors.New("outbox: the partitions are being resized")
+
+const (
+	// lockPartitionsSQL keeps two resizes apart, and a resize and a repair.
+	// Locks: outbox_partitions, against all but readers and row writers' marks of before.
+	lockPartitionsSQL = `LOCK TABLE outbox_partitions IN SHARE ROW EXCLUSIVE MODE`
+	closingSQL        = `UPDATE /* outbox.closing */ outbox_partitions SET closing = true WHERE partition = ANY(@partitions::int[])`
+	addPartitionSQL   = `
+INSERT /* outbox.add_partition */ INTO outbox_partitions (partition, first_slot, last_slot, after, floor_id)
+VALUES (@partition, @first, @last, @after, (SELECT coalesce(min(floor_id), 0) FROM outbox_partitions WHERE partition = ANY(@after::int[])))`
+)
+
+// Resize replaces the open partitions by to new ones, which get the slots evenly: a power of two up to event.Slots. The relays close the
+// old streams and then open the new ones, while writers go on. It returns the new partitions. Nothing is done when there are as many already,
+// and ErrResizing is returned while an earlier resize has not ended.
+func Resize(ctx context.Context, pool *pgxpool.Pool, to int) (added []Partition, err error) {
+	if to < 1 || to > event.Slots || to&(to-1) != 0 {
+		return nil, fmt.Errorf("resize to %d partitions: want 1, 2, 4, 8, 16 or %d", to, event.Slots)
+	}
+	err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		added = nil
+		if _, err := tx.Exec(ctx, lockPartitionsSQL); err != nil {
+			return err
+		}
+		all, err := Partitions(ctx, tx)
+		if err != nil {
+			return err
+		}
+		var old []Partition
+		for _, p := range all {
+			if p.Closed {
+				continue
+			}
+			if p.Closing {
+				return fmt.Errorf("%w: partition %d has not closed yet", ErrResizing, p.Number)
+			}
+			old = append(old, p)
+		}
+		if len(old) == to {
+			return nil
+		}
+		added, err = replace(ctx, tx, all, old, to)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("resize to %d partitions: %w", to, err)
+	}
+	return added, nil
+}
+
+// replace adds partitions over all slots that old ones hold, evenly, and has the old ones close.
+func replace(ctx context.Context, tx pgx.Tx, all, old []Partition, to int) (added []Partition, err error) {
+	next, width := all[len(all)-1].Number+1, event.Slots/to
+	var closing []int
+	for _, p := range old {
+		closing = append(closing, p.Number)
+	}
+	for i := range to {
+		p := Partition{Number: next + i, FirstSlot: i * width, LastSlot: (i+1)*width - 1}
+		for _, o := range old {
+			if o.FirstSlot <= p.LastSlot && p.FirstSlot <= o.LastSlot {
+				p.After = append(p.After, o.Number)
+			}
+		}
+		if _, err := tx.Exec(ctx, addPartitionSQL, pgx.StrictNamedArgs{"partition": p.Number, "first": p.FirstSlot, "last": p.LastSlot, "after": p.After}); err != nil {
+			return nil, err
+		}
+		added = append(added, p)
+	}
+	_, err = tx.Exec(ctx, closingSQL, pgx.StrictNamedArgs{"partitions": closing})
+	return added, err
+}
