@@ -9,6 +9,8 @@ import (
 // pace knows what a publish costs: each message sent alone waits for its own ack, and an atomic batch has a fixed cost, which differs by
 // ten with how the broker syncs and replicates (docs/performance.md). It is measured, and safe for concurrent use.
 type pace struct {
+	from int // batches from so many messages, whatever they cost; 0 but in tests
+
 	mu     sync.Mutex
 	single float64     // seconds per message sent alone
 	many   [11]float64 // seconds per batch, by the bits of its length
@@ -32,8 +34,8 @@ func (p *pace) estimates(n int) (singles, batch float64) {
 
 // batch reports whether n messages are to be sent as a batch.
 func (p *pace) batch(n int) bool {
-	if n < 2 {
-		return false
+	if n < 2 || p.from > 0 {
+		return n > 1 && n >= p.from
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -133,13 +133,18 @@ func (w *writer) request(ctx context.Context, m *nats.Msg, count int) (first uin
 	if err != nil {
 		return 0, fmt.Errorf("publish %d messages of partition %d: %w", count, w.p.Number, err)
 	}
+	return readAck(answer.Data, count)
+}
+
+// readAck reads a publish ack.
+func readAck(data []byte, count int) (first uint64, err error) {
 	var ack struct {
 		Seq       uint64              `json:"seq"`
 		Count     int                 `json:"count"`
 		Duplicate bool                `json:"duplicate"`
 		Error     *jetstream.APIError `json:"error"`
 	}
-	if err := json.Unmarshal(answer.Data, &ack); err != nil {
+	if err := json.Unmarshal(data, &ack); err != nil {
 		return 0, fmt.Errorf("read the publish ack of %d messages: %w", count, err)
 	}
 	switch {
