@@ -52,6 +52,7 @@ func TestARelayWhoseBrokerReadsNothingStopsInTime(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	b := testkit.NATSProcess(t)
 	r := newRelay(t, pool, b)
+	r.cfg.CheckInterval = time.Hour // or that finds the broker frozen first
 	claimed := make(chan struct{}, 100)
 	r.step = func(step string) {
 		if step == "after claim" {
