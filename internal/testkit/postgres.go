@@ -235,6 +235,10 @@ func cloneDB(t testing.TB, s server) *DB {
 	if err := admin(ctx, s, `CREATE DATABASE `+name+` TEMPLATE `+pgx.Identifier{template}.Sanitize()); err != nil {
 		t.Fatalf("make the test's database: %v", err)
 	}
+	// CREATE DATABASE does not copy the rights on the template itself: here they are as migrations.Up sets them.
+	if err := admin(ctx, s, `REVOKE TEMPORARY ON DATABASE `+name+` FROM PUBLIC; GRANT TEMPORARY ON DATABASE `+name+` TO tidings_system`); err != nil {
+		t.Fatalf("set the rights on the test's database: %v", err)
+	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()

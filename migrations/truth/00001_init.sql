@@ -5,6 +5,11 @@
 --     the ids of one entity are in commit order;
 --   * ids are given out one at a time (sequences stay at CACHE 1) for the same reason.
 
+-- Each function takes its search_path from here: this schema, whichever the operator chose, and the temporary schema last. PostgreSQL searches a
+-- temporary schema that the path does not name before all others. The caller of a function that runs as its owner could then have the owner run
+-- the caller's code, with a temporary view or type of a name that the function uses.
+SELECT set_config('search_path', format('%I, pg_temp', current_schema()), true);
+
 -- Roles are global to the server: another database of it may have made them already, or may be making them now.
 -- +goose StatementBegin
 DO $$

@@ -1,5 +1,8 @@
 -- +goose Up
 
+-- The search_path of the functions, as in 00001.
+SELECT set_config('search_path', format('%I, pg_temp', current_schema()), true);
+
 -- job_runs: when each scheduled job last started and ended, and what came of it, for the whole fleet (package internal/jobs). Written
 -- twice per run. A row whose started_at is the latest of its times is of a run that goes on, or that ended without a word.
 CREATE TABLE job_runs (

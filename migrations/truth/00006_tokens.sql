@@ -1,4 +1,7 @@
 -- +goose Up
+-- The search_path of the functions, as in 00001.
+SELECT set_config('search_path', format('%I, pg_temp', current_schema()), true);
+
 -- A name has one current token and any number of former ones: revoked, or replaced and working until their end, so that a service can be given
 -- another token without an outage, and a name that is free again can be used again.
 --   replaced_at          when another token of the name took its place; it goes on working until expires_at;
