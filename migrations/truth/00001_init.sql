@@ -93,7 +93,7 @@ CREATE TABLE threads (
 );
 CREATE UNIQUE INDEX threads_head_idx ON threads (tenant_id, post_id) WHERE version_state IN ('LATEST', 'DELETED');
 
--- api_tokens: bearer tokens by their SHA-256; looked up through authenticate_token(), before the tenant is known.
+-- api_tokens: bearer tokens by their SHA-256; looked up through find_token(), before the tenant is known.
 CREATE TABLE api_tokens (
   token_hash bytea       PRIMARY KEY CHECK (length(token_hash) = 32),
   tenant_id  bigint      NOT NULL CHECK (tenant_id > 0),
@@ -243,18 +243,6 @@ CREATE TABLE IF NOT EXISTS lease_members (
   expires_at timestamptz NOT NULL,
   PRIMARY KEY (kind, owner)
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_cost_delay = 0);
-
--- authenticate_token finds a token by its hash for a caller that has no tenant yet. It runs as the owner of the tables.
--- +goose StatementBegin
-CREATE FUNCTION authenticate_token(hash bytea)
-RETURNS TABLE (tenant_id bigint, name text, roles text[])
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $$
-  SELECT t.tenant_id, t.name, t.roles FROM api_tokens t
-   WHERE t.token_hash = hash AND t.revoked_at IS NULL AND (t.expires_at IS NULL OR t.expires_at > now())
-$$;
--- +goose StatementEnd
-REVOKE ALL ON FUNCTION authenticate_token(bytea) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION authenticate_token(bytea) TO tidings_api, tidings_system;
 
 -- Row-level security: the API sees the tenant of its transaction; the relay and the commands see all by policy, never by
 -- BYPASSRLS (a superuser's to grant); direct SQL writers may append events and write state for any tenant.

@@ -14,7 +14,7 @@ ALTER TABLE api_tokens
 CREATE UNIQUE INDEX api_tokens_current_key ON api_tokens (tenant_id, name) WHERE revoked_at IS NULL AND replaced_at IS NULL;
 CREATE INDEX api_tokens_name_idx ON api_tokens (tenant_id, name);
 
--- find_token takes the place of authenticate_token, which API processes of the last release still call: it ends a release later.
+-- find_token finds a token by its hash for a caller that has no tenant yet. It runs as the owner of the tables.
 -- +goose StatementBegin
 CREATE FUNCTION find_token(hash bytea)
 RETURNS TABLE (tenant_id bigint, name text, roles text[], rate_read text, rate_write text)
