@@ -209,10 +209,11 @@ func crashes(t *testing.T, seed uint64, rounds int) {
 			continue
 		}
 		var pid int
-		if err := owner.QueryRow(ctx, `SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
-			ORDER BY query <> 'commit', state <> 'active', random() LIMIT 1`).Scan(&pid); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Eventually(t, 30*time.Second, "a process that commits", func() (bool, error) {
+			err := owner.QueryRow(ctx, `SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+				ORDER BY query <> 'commit', state <> 'active', random() LIMIT 1`).Scan(&pid)
+			return err == nil, nil // the one before has ended the owner's connection too
+		})
 		pg.KillBackend(t, pid)
 	}
 	want := l.answered.Load() + 50
