@@ -92,7 +92,7 @@ func TestAnAnswerLostAtCommitIsFoundOut(t *testing.T) {
 	}
 }
 
-// lateCommit is a network that has lost the client, and still has its COMMIT on the way to the server until somebody asks what became of it.
+// lateCommit is a network that has lost the client, and still has its COMMIT on the way to the server until somebody has asked what became of it.
 type lateCommit struct {
 	net.Conn
 	armed *atomic.Bool
@@ -101,7 +101,7 @@ type lateCommit struct {
 }
 
 func (c *lateCommit) Write(b []byte) (int, error) {
-	if bytes.Contains(b, []byte("postgres.ended")) || bytes.Contains(b, []byte("commit\x00")) && !c.armed.Load() {
+	if ends := bytes.Contains(b, []byte("rollback\x00")) || bytes.Contains(b, []byte("commit\x00")); ends && !c.armed.Load() {
 		select {
 		case c.asked <- struct{}{}:
 		default:
