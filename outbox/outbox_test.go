@@ -151,7 +151,7 @@ func TestTheSpecsInsertWorksAndPartitionsAreStable(t *testing.T) {
 func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	for name, sql := range map[string]string{
-		"append": appendSQL, "claim": claimSQL, "park": parkSQL, "release": releaseSQL, "fail": failSQL, "mark": markSQL,
+		"append": appendSQL, "appended": appendedSQL, "claim": claimSQL, "park": parkSQL, "release": releaseSQL, "fail": failSQL, "mark": markSQL,
 		"tail": tailSQL, "stream": streamSQL, "bind": bindSQL, "stats": statsSQL, "oldest": oldestSQL, "last id": lastIDSQL, "snapshot": snapshotSQL, "fence": fenceSQL, "published": countPublishedSQL,
 		"list DLQ": listDLQSQL, "count DLQ": countDLQSQL, "get of DLQ": getDLQSQL, "retry": retryDLQSQL, "discard": discardDLQSQL,
 		"slice": sliceSQL, "cursor": cursorSQL, "move cursor": moveCursorSQL, "plan": planSQL, "months": monthsSQL, "make month": makeMonthSQL,
