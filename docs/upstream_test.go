@@ -80,11 +80,11 @@ func TestTheUpstreamPageWorks(t *testing.T) {
 			t.Errorf("%s: %v", sql, err)
 		}
 	}
-	asks := make([]outbox.Ask, event.Partitions)
-	for p := range asks {
-		asks[p].Partition = p
+	partitions := make([]int, event.Partitions)
+	for p := range partitions {
+		partitions[p] = p
 	}
-	batches, err := outbox.Claim(t.Context(), db.Pool(t, postgres.RoleSystem), asks, 10, 1<<20, 1<<20)
+	batches, err := outbox.Claim(t.Context(), db.Pool(t, postgres.RoleSystem), partitions, 10, 1<<20, 1<<20)
 	if err != nil || len(batches) != 1 || len(batches[0].Rows) != 2 {
 		t.Fatalf("the relay finds %+v, %v: want two events of the post", batches, err)
 	}

@@ -46,7 +46,7 @@ func startContainer() (_ server, err error) {
 		return nil, err
 	}
 	ctr, err := tcpostgres.Run(ctx, cmp.Or(os.Getenv("TEST_POSTGRES_IMAGE"), "postgres:17-alpine"),
-		testcontainers.WithCmd("postgres", "-c", "fsync=off", "-c", "full_page_writes=off", "-c", "max_connections=300"),
+		testcontainers.WithCmd("postgres", "-c", "fsync=off", "-c", "full_page_writes=off", "-c", "max_connections=300", "-c", "max_prepared_transactions=20"),
 		testcontainers.WithHostConfigModifier(func(h *container.HostConfig) {
 			h.PortBindings = network.PortMap{network.MustParsePort("5432/tcp"): {{HostIP: bind, HostPort: strconv.Itoa(port)}}}
 		}))
