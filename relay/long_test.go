@@ -3,6 +3,9 @@ package relay
 import (
 	"context"
 	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -86,6 +89,47 @@ var ways = map[string]func(ctx context.Context, pool *pgxpool.Pool, p pair, open
 		_, err = pool.Exec(ctx, `COMMIT PREPARED '`+p.gid()+`'`)
 		return err
 	},
+}
+
+// writeLong adds a writer whose transactions stay open for long, in all ways. Half of them are alone on the server, where nothing that
+// commits meanwhile shows that they run. The next event of the pair follows each.
+func (m *mix) writeLong(rng *rand.Rand) {
+	names := slices.Sorted(maps.Keys(ways))
+	m.write(func(ctx context.Context) {
+		// The server may be away: what a transaction's error means is unknown, so each begins with what is true then. One that was
+		// prepared outlives everything, and is committed at the latest at the end.
+		finish := func(p pair) error {
+			ctx := context.WithoutCancel(ctx)
+			var prepared bool
+			if err := m.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_prepared_xacts WHERE gid = $1)`, p.gid()).Scan(&prepared); err != nil || !prepared {
+				return err
+			}
+			_, err := m.pool.Exec(ctx, `COMMIT PREPARED '`+p.gid()+`'`)
+			return err
+		}
+		for n := 0; ; n = (n + 1) % 30 { // some partitions of each relay
+			p := pair{9, 100 + n}
+			write, alone := ways[names[rng.IntN(len(names))]], rng.IntN(2) == 0
+			open := func() { m.within(ctx, time.Duration(1+rng.IntN(5))*mixFloors) }
+			if alone {
+				m.quiet.Lock()
+			}
+			err := write(ctx, m.pool, p, open)
+			if alone {
+				m.quiet.Unlock()
+			}
+			for err != nil {
+				m.within(ctx, mixFloors)
+				if err = finish(p); ctx.Err() != nil && err == nil {
+					return
+				}
+			}
+			_ = ways["the state row first"](ctx, m.pool, p, func() {}) // with an error, the pair has one event less
+			if ctx.Err() != nil {
+				return
+			}
+		}
+	})
 }
 
 // TestATransactionThatStaysOpenIsPublishedBeforeTheNextOfItsAggregate runs transactions one after the other on a quiet server. Each
