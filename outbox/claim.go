@@ -29,52 +29,44 @@ type Batch struct {
 	More      bool    // the limit ended the batch, so there may be more
 }
 
-// Ask names a partition to claim from.
-type Ask struct {
-	Partition int
-	Floor     int64 // nothing pending at or below this id; 0 knows nothing
-}
-
 // claimSQL reads the pending rows of several partitions in one round trip. It takes no lock: who may publish is decided by the
 // stream (the tail check), and who tries by the leases. A row is held when an earlier one of its aggregate is put off.
 // Partition and id are compared and ordered as a pair, because only the pending index has that order: of "partition = p ORDER BY
 // id" the planner thinks that the primary key serves it, when most rows were pending at the last ANALYZE, and then filters.
-// Index: outbox_messages_pending_idx, one range scan per partition; outbox_messages_held_idx, one probe per row, empty but for failures.
+// The floors are of the same snapshot as the rows.
+// Index: outbox_messages_pending_idx, one range scan per partition from its floor; outbox_messages_held_idx, one probe per row, empty but for failures.
 const claimSQL = `
 SELECT /* outbox.claim */ m.partition::int, m.id, m.event_id::text, m.tenant_id, m.aggregate_type, m.aggregate_id, m.event_type,
        m.event_version::int, m.payload::text, m.occurred_at, coalesce(m.trace_id, ''), m.attempts::int,
        EXISTS (SELECT FROM outbox_messages d
                 WHERE d.tenant_id = m.tenant_id AND d.aggregate_type = m.aggregate_type AND d.aggregate_id = m.aggregate_id
                   AND d.id < m.id AND d.processed_at IS NULL AND d.delayed) AS held
-  FROM unnest(@partitions::smallint[], @floors::bigint[]) AS ask(partition, floor)
+  FROM outbox_partitions p
  CROSS JOIN LATERAL (
        SELECT * FROM outbox_messages
-        WHERE (partition, id) > (ask.partition, ask.floor) AND (partition, id) < (ask.partition + 1::smallint, 0) AND processed_at IS NULL AND NOT delayed
-        ORDER BY partition, id LIMIT @limit) m`
+        WHERE (partition, id) > (p.partition, p.floor) AND (partition, id) < (p.partition + 1::smallint, 0) AND processed_at IS NULL AND NOT delayed
+        ORDER BY partition, id LIMIT @limit) m
+ WHERE p.partition = ANY(@partitions::smallint[])`
 
 // errEnough ends the reading of a claim early: what it has fills the memory that it may take.
 var errEnough = errors.New("enough")
 
-// Claim returns up to limit pending messages and about maxBytes of payload of each partition asked for, and about maxTotal
+// Claim returns up to limit pending messages and about maxBytes of payload of each of the partitions, and about maxTotal
 // bytes in all, oldest id first. A partition without any is left out. Read the tail of each partition before calling it
 // (docs/adr/0003-exactly-once-publish.md). Cost: one index range scan per partition, whatever the backlog.
-func Claim(ctx context.Context, pool *pgxpool.Pool, asks []Ask, limit, maxBytes, maxTotal int) ([]Batch, error) {
-	partitions, floors := make([]int16, len(asks)), make([]int64, len(asks))
-	for i, a := range asks {
-		partitions[i], floors[i] = int16(a.Partition), a.Floor
-	}
+func Claim(ctx context.Context, pool *pgxpool.Pool, partitions []int, limit, maxBytes, maxTotal int) ([]Batch, error) {
 	type filling struct {
 		Batch
 		bytes, seen int
 	}
-	found := make(map[int]*filling, len(asks))
+	found := make(map[int]*filling, len(partitions))
 	var (
 		row     Row
 		payload pgtype.DriverBytes // valid until the next row
 		held    bool
 		total   int
 	)
-	rows, _ := pool.Query(ctx, claimSQL, pgx.StrictNamedArgs{"partitions": partitions, "floors": floors, "limit": limit})
+	rows, _ := pool.Query(ctx, claimSQL, pgx.StrictNamedArgs{"partitions": partitions, "limit": limit})
 	_, err := pgx.ForEachRow(rows, []any{
 		&row.Partition, &row.OutboxID, &row.ID, &row.TenantID, &row.AggregateType, &row.AggregateID, &row.Type,
 		&row.Version, &payload, &row.OccurredAt, &row.TraceParent, &row.Attempts, &held,
@@ -108,12 +100,12 @@ func Claim(ctx context.Context, pool *pgxpool.Pool, asks []Ask, limit, maxBytes,
 		return nil
 	})
 	if err != nil && !errors.Is(err, errEnough) {
-		return nil, fmt.Errorf("claim from %d partitions: %w", len(asks), err)
+		return nil, fmt.Errorf("claim from %d partitions: %w", len(partitions), err)
 	}
 	batches := make([]Batch, 0, len(found))
 	for _, b := range found {
 		if !slices.IsSortedFunc(b.Rows, func(x, y Row) int { return cmp.Compare(x.OutboxID, y.OutboxID) }) {
-			return nil, fmt.Errorf("claim from %d partitions: the rows of partition %d came out of order", len(asks), b.Partition)
+			return nil, fmt.Errorf("claim from %d partitions: the rows of partition %d came out of order", len(partitions), b.Partition)
 		}
 		batches = append(batches, b.Batch)
 	}
@@ -141,28 +133,35 @@ func Park(ctx context.Context, pool *pgxpool.Pool, ids []int64) error {
 	return nil
 }
 
-// releaseSQL puts rows that have fallen due back among those that a claim finds, at most limit per partition.
-// Index: outbox_messages_delayed_idx, one range scan per partition.   Locks: the rows.
+// releaseSQL puts rows that have fallen due back among those that a claim finds, at most limit per partition, and takes the floors back
+// to below them. The partition comes first: RaiseFloors sees a released row, or the row's release sees the raised floor.
+// It passes over partitions that a mark holds now, so it waits for none.
+// Index: outbox_messages_delayed_idx, one range scan per partition; outbox_messages_pkey.   Locks: the partition rows, the rows.
 const releaseSQL = `
+WITH ask AS (
+  SELECT partition FROM outbox_partitions p
+   WHERE partition = ANY(@partitions::smallint[])
+     AND EXISTS (SELECT FROM outbox_messages m WHERE m.partition = p.partition AND m.processed_at IS NULL AND m.delayed AND m.available_at <= now())
+     FOR UPDATE SKIP LOCKED),
+due AS MATERIALIZED (
+  SELECT ask.partition, d.id FROM ask
+   CROSS JOIN LATERAL (
+         SELECT id FROM outbox_messages
+          WHERE partition = ask.partition AND processed_at IS NULL AND delayed AND available_at <= now()
+          ORDER BY available_at LIMIT @limit) d),
+lowered AS (
+  UPDATE outbox_partitions p SET floor = least(p.floor, d.first - 1)
+    FROM (SELECT partition, min(id) AS first FROM due GROUP BY partition) d WHERE p.partition = d.partition
+  RETURNING p.partition)
 UPDATE /* outbox.release */ outbox_messages SET released_at = now()
- WHERE id IN (SELECT due.id FROM unnest(@partitions::smallint[]) AS ask(partition)
-               CROSS JOIN LATERAL (
-                     SELECT id FROM outbox_messages
-                      WHERE partition = ask.partition AND processed_at IS NULL AND delayed AND available_at <= now()
-                      ORDER BY available_at LIMIT @limit) due)
-RETURNING partition::int, id`
+ WHERE id IN (SELECT due.id FROM due JOIN lowered USING (partition))
+RETURNING partition::int`
 
-// Released is a row that Release put back.
-type Released struct {
-	Partition int
-	ID        int64
-}
-
-// Release puts up to limit rows of each partition that were put off and have fallen due back among the claimable ones. Call it
-// again until it returns none. Cost: one index probe per partition when none is due.
-func Release(ctx context.Context, pool *pgxpool.Pool, partitions []int, limit int) ([]Released, error) {
+// Release puts up to limit rows of each partition that were put off and have fallen due back among the claimable ones, and returns the
+// partition of each. Call it again until it returns none. Cost: one index probe per partition when none is due.
+func Release(ctx context.Context, pool *pgxpool.Pool, partitions []int, limit int) ([]int, error) {
 	rows, _ := pool.Query(ctx, releaseSQL, pgx.StrictNamedArgs{"partitions": partitions, "limit": limit})
-	released, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Released])
+	released, err := pgx.CollectRows(rows, pgx.RowTo[int])
 	if err != nil {
 		return nil, fmt.Errorf("release due rows of %d partitions: %w", len(partitions), err)
 	}

@@ -6,66 +6,103 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/internal/postgres"
 )
 
-// Horizon is a sample of how far ids have been handed out. Every transaction that wrote a row with an id up to LastID has ended
-// once a later Horizon's Xmin is at least this one's Xmax: its transaction id was given out before its row's id, because the
-// state row is written first. A transaction that writes an outbox row and nothing before it may take its row's id a moment
-// before its transaction id; that is why a floor is a shortcut and never a proof (docs/adr/0004-floor.md).
-type Horizon struct {
-	LastID     int64
-	Xmax, Xmin uint64
+// A floor is a proof: no snapshot sees a claimable row of the partition with an id at or below it (docs/adr/0004-floor.md). It rises in
+// two steps. The first notes the last id that was handed out, and then a transaction id of its own. A writer has its transaction id
+// before its row's id (the default of outbox_messages.id sees to that), so each writer of an id up to the noted one has a lower
+// transaction id. The second step is due when a snapshot begins at the noted transaction id or above: then all of them have ended.
+
+// lastIDSQL reads the last id that was handed out. A sequence that nobody has used shows the id that it hands out first.
+const lastIDSQL = `SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM outbox_messages_id_seq`
+
+// lockFloorsSQL locks the partitions whose floors can rise, and so gives this transaction its id. It passes over those that a mark or a
+// release holds now, so it waits for nobody.
+// Index: outbox_partitions_pkey.   Locks: the partition rows.
+const lockFloorsSQL = `
+SELECT /* outbox.lock_floors */ partition::int FROM outbox_partitions
+ WHERE partition = ANY(@partitions::smallint[]) AND floor < @last ORDER BY partition FOR UPDATE SKIP LOCKED`
+
+// raiseFloorsSQL takes the second step for what was noted, if every writer of that time has ended, and notes what is now. Its
+// snapshot is younger than the locks, so it sees every row that was released before them.
+// Index: outbox_partitions_pkey; outbox_messages_pending_idx, one probe per partition past its floor.   Locks: none but those held.
+const raiseFloorsSQL = `
+UPDATE /* outbox.raise_floors */ outbox_partitions p
+   SET floor = coalesce((SELECT m.id - 1 FROM outbox_messages m
+                          WHERE (m.partition, m.id) > (p.partition, p.floor) AND (m.partition, m.id) <= (p.partition, p.next_floor)
+                            AND m.processed_at IS NULL AND NOT m.delayed
+                          ORDER BY m.partition, m.id LIMIT 1), p.next_floor),
+       next_floor = @last, next_floor_xid = pg_current_xact_id()
+ WHERE p.partition = ANY(@partitions::smallint[]) AND p.next_floor_xid <= pg_snapshot_xmin(pg_current_snapshot())`
+
+// RaiseFloors raises the floors of the partitions as far as they can rise, or prepares that. Call it about once a second: a call raises
+// a floor to the last id of the call before, unless a transaction of that time still runs. On an idle outbox it writes nothing.
+func RaiseFloors(ctx context.Context, pool *pgxpool.Pool, partitions []int) error {
+	err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		var last int64 // before anything that gives this transaction an id
+		if err := tx.QueryRow(ctx, lastIDSQL).Scan(&last); err != nil {
+			return fmt.Errorf("read the last id: %w", err)
+		}
+		rows, _ := tx.Query(ctx, lockFloorsSQL, pgx.StrictNamedArgs{"partitions": partitions, "last": last})
+		locked, err := pgx.CollectRows(rows, pgx.RowTo[int])
+		if err != nil || len(locked) == 0 {
+			return err
+		}
+		_, err = tx.Exec(ctx, raiseFloorsSQL, pgx.StrictNamedArgs{"partitions": locked, "last": last})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("raise the floors of %d partitions: %w", len(partitions), err)
+	}
+	return nil
 }
 
-// The sequence is read by a statement of its own, before the snapshot is taken: an id that is handed out between the two is
-// above LastID. One that nobody has used yet shows the id that it will hand out first.
-const (
-	lastIDSQL   = `SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM outbox_messages_id_seq`
-	snapshotSQL = `SELECT pg_snapshot_xmax(s)::text::bigint, pg_snapshot_xmin(s)::text::bigint FROM pg_current_snapshot() s`
-)
-
-// ReadHorizon samples the horizon: first the last id handed out, then the snapshot.
-func ReadHorizon(ctx context.Context, pool *pgxpool.Pool) (h Horizon, err error) {
-	if err := pool.QueryRow(ctx, lastIDSQL).Scan(&h.LastID); err != nil {
-		return Horizon{}, fmt.Errorf("read the last outbox id: %w", err)
-	}
-	var xmax, xmin int64
-	if err := pool.QueryRow(ctx, snapshotSQL).Scan(&xmax, &xmin); err != nil {
-		return Horizon{}, fmt.Errorf("read the snapshot: %w", err)
-	}
-	h.Xmax, h.Xmin = uint64(xmax), uint64(xmin)
-	return h, nil
-}
-
-// oldestSQL reads each partition's first claimable row in a range of ids, which are compared as in claimSQL.
-// Index: outbox_messages_pending_idx, one probe per partition past its floor.
-const oldestSQL = `
-SELECT /* outbox.oldest */ ask.partition::int, m.id
-  FROM unnest(@partitions::smallint[], @above::bigint[], @upto::bigint[]) AS ask(partition, above, upto)
+// belowFloorSQL looks for claimable rows at the floor and some ids below: a bounded look, whatever dead entries lie under the floor. A
+// snapshot that sees a floor sees none.
+// Index: outbox_partitions_pkey; outbox_messages_pending_idx, one range scan per partition.
+const belowFloorSQL = `
+SELECT /* outbox.below_floor */ p.partition::int, m.id, p.floor
+  FROM outbox_partitions p
  CROSS JOIN LATERAL (
-       SELECT id FROM outbox_messages
-        WHERE (partition, id) > (ask.partition, ask.above) AND (partition, id) <= (ask.partition, ask.upto) AND processed_at IS NULL AND NOT delayed
-        ORDER BY partition, id LIMIT 1) m`
+       SELECT m.id FROM outbox_messages m
+        WHERE (m.partition, m.id) > (p.partition, p.floor - @depth) AND (m.partition, m.id) <= (p.partition, p.floor) AND m.processed_at IS NULL AND NOT m.delayed
+        ORDER BY m.partition, m.id LIMIT 1) m
+ WHERE p.partition = ANY(@partitions::smallint[])`
 
-// Range asks for the oldest claimable row of a partition with an id above Above and up to UpTo.
-type Range struct {
-	Partition   int
-	Above, UpTo int64
+// lowerFloorsSQL takes floors back.
+// Index: outbox_partitions_pkey.   Locks: the partition rows.
+const lowerFloorsSQL = `
+UPDATE /* outbox.lower_floors */ outbox_partitions p SET floor = f.below - 1
+  FROM unnest(@partitions::smallint[], @ids::bigint[]) AS f(partition, below) WHERE p.partition = f.partition AND p.floor >= f.below`
+
+// belowFloorDepth is how many ids below a floor BelowFloor looks. What is further below shows as lag.
+const belowFloorDepth = 10_000
+
+// Violation is a claimable row at or below its partition's floor: the proof does not hold.
+type Violation struct {
+	Partition int
+	ID, Floor int64
 }
 
-// Oldest returns the id of the first claimable row of each partition in its range; a partition without one is left out.
-func Oldest(ctx context.Context, pool *pgxpool.Pool, ranges []Range) (map[int]int64, error) {
-	n := len(ranges)
-	partitions, above, upTo := make([]int16, n), make([]int64, n), make([]int64, n)
-	for i, r := range ranges {
-		partitions[i], above[i], upTo[i] = int16(r.Partition), r.Above, r.UpTo
+// BelowFloor returns the first row of each partition that contradicts its floor, and lowers that floor so that the row is claimed. It must
+// return none.
+func BelowFloor(ctx context.Context, pool *pgxpool.Pool, partitions []int) ([]Violation, error) {
+	rows, _ := pool.Query(ctx, belowFloorSQL, pgx.StrictNamedArgs{"partitions": partitions, "depth": belowFloorDepth})
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Violation])
+	if err != nil {
+		return nil, fmt.Errorf("look below the floors of %d partitions: %w", len(partitions), err)
 	}
-	found := make(map[int]int64, n)
-	var partition int
-	var id int64
-	rows, _ := pool.Query(ctx, oldestSQL, pgx.StrictNamedArgs{"partitions": partitions, "above": above, "upto": upTo})
-	if _, err := pgx.ForEachRow(rows, []any{&partition, &id}, func() error { found[partition] = id; return nil }); err != nil {
-		return nil, fmt.Errorf("read the oldest rows of %d partitions: %w", n, err)
+	if len(found) == 0 {
+		return nil, nil
+	}
+	below, ids := make([]int, len(found)), make([]int64, len(found))
+	for i, v := range found {
+		below[i], ids[i] = v.Partition, v.ID
+	}
+	if _, err := pool.Exec(ctx, lowerFloorsSQL, pgx.StrictNamedArgs{"partitions": below, "ids": ids}); err != nil {
+		return found, fmt.Errorf("lower the floors of %d partitions: %w", len(below), err)
 	}
 	return found, nil
 }

@@ -199,13 +199,13 @@ WITH missing AS (
   RETURNING a.*)
 INSERT INTO outbox_messages (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
        attempts, last_error, trace_id, event_id, inserted_at, released_at)
-OVERRIDING SYSTEM VALUE
 SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
        attempts, last_error, trace_id, event_id, inserted_at, now() FROM missing`
-	// moveTailsSQL sets every partition's tail to the last message that was seen of it.
+	// moveTailsSQL sets every partition's tail to the last message that was seen of it, and its floor to the bottom: rows of any id may
+	// have become pending.
 	moveTailsSQL = `
 UPDATE outbox_partitions p SET tail_seq = coalesce((SELECT t.tail FROM unnest(@partitions::smallint[], @tails::bigint[]) AS t(partition, tail) WHERE t.partition = p.partition), 0),
-       generation = @generation`
+       generation = @generation, floor = 0`
 	// rebindSQL remembers the stream as it is now.
 	rebindSQL = `
 INSERT INTO outbox_stream (name, created, generation) VALUES (@name, @created, @generation)

@@ -34,7 +34,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		partitions: prometheus.NewGauge(prometheus.GaugeOpts{Name: "relay_partitions", Help: "Partitions that this relay holds."}),
 		stuck:      prometheus.NewGauge(prometheus.GaugeOpts{Name: "outbox_partitions_stuck", Help: "Partitions that wait for `tidings repair stream`."}),
 		refused:    prometheus.NewGauge(prometheus.GaugeOpts{Name: "relay_stream_refused", Help: "1 while the stream as a whole waits for `tidings repair stream`."}),
-		belowFloor: prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_below_floor_total", Help: "Rows that a sweep found below a partition's floor; it must stay 0."}),
+		belowFloor: prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_below_floor_total", Help: "Claimable rows found at or below a partition's floor; it must stay 0."}),
 		catchUps:   prometheus.NewCounter(prometheus.CounterOpts{Name: "relay_catch_ups_total", Help: "Catch-ups begun: one per partition taken over, and one per outcome unknown."}),
 		caughtUp:   prometheus.NewCounter(prometheus.CounterOpts{Name: "relay_rows_caught_up_total", Help: "Outbox messages that a catch-up found on the stream."}),
 		conflicts:  prometheus.NewCounter(prometheus.CounterOpts{Name: "relay_conflicts_total", Help: "Publishes that the tail check or the duplicate check refused."}),

@@ -60,8 +60,9 @@ type Relay struct {
 	metrics *metrics
 	state   atomic.Pointer[string] // why the relay is not ready; nil when it is
 
-	atomicFrom int          // the constant but in tests
-	step       func(string) // nil but in fault tests: called at the named crash points
+	atomicFrom int           // the constant but in tests
+	floorEvery time.Duration // the constant but in tests
+	step       func(string)  // nil but in fault tests: called at the named crash points
 }
 
 // New returns a relay over pool, which acts as the system role. It starts nothing.
@@ -72,7 +73,7 @@ func New(cfg Config, pool *pgxpool.Pool, brokerCfg broker.Config, log *slog.Logg
 	r := &Relay{
 		cfg: cfg, pool: pool, broker: brokerCfg, owner: lease.Owner("relay"),
 		log: log.With("component", "relay"), metrics: newMetrics(reg),
-		atomicFrom: atomicFrom,
+		atomicFrom: atomicFrom, floorEvery: floorEvery,
 	}
 	r.notReady("starting")
 	return r, nil

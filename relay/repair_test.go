@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
@@ -25,6 +26,15 @@ func wrote(t *testing.T) (*pgxpool.Pool, *testkit.Broker, jetstream.Stream) {
 	}
 	awaitDrained(t, t.Context(), pool, 20*time.Second)
 	stop()
+	var all []int
+	for p := range event.Partitions {
+		all = append(all, p)
+	}
+	for range 2 { // so that what a repair publishes again lies below the floors
+		if err := outbox.RaiseFloors(t.Context(), pool, all); err != nil {
+			t.Fatal(err)
+		}
+	}
 	return pool, b, streamOf(t, b)
 }
 

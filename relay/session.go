@@ -31,8 +31,7 @@ type session struct {
 	acks chan ack
 	done chan outcome
 
-	floors floors
-	conns  int64 // that the pool had opened when positions and floors were last known to be this database's
+	conns int64 // that the pool had opened when positions were last known to be this database's
 
 	touched atomic.Uint32 // partitions that wake-ups named, a bit each
 	wake    chan struct{}
@@ -46,7 +45,6 @@ type partition struct {
 	busy     bool     // a job is in flight
 	more     bool     // the last claim was cut by its limit: claim again at once
 	woken    bool     // somebody has committed rows
-	floor    int64    // nothing claimable at or below it; a shortcut, not a proof
 	failures int      // in a row
 	refusals int      // of these, publishes that a healthy broker refused
 	retryAt  time.Time
@@ -170,7 +168,7 @@ func (s *session) schedule(ctx, dbCtx context.Context, group *lease.Group) (map[
 		poll        = s.cfg.PollInterval // between claims that nobody asked for: halved when they find something, doubled when not
 		nextPoll    = time.Now()
 		lastClaim   time.Time
-		nextRelease time.Time
+		next        chores
 		claimErrors int
 	)
 	timer := time.NewTimer(0)
@@ -179,16 +177,15 @@ func (s *session) schedule(ctx, dbCtx context.Context, group *lease.Group) (map[
 		now := time.Now()
 		held := group.Held()
 		s.reconcile(parts, held)
-		if err := s.keep(dbCtx, &nextRelease, parts, held); err != nil {
+		if err := s.keep(dbCtx, &next, parts, held); err != nil {
 			s.failed(ctx, stageClaim, -1, err)
 		}
 
 		due := !now.Before(nextPoll)
 		rested := now.Sub(lastClaim) >= minPoll
-		wait := releaseEvery
-		var asks, alone []outbox.Ask
+		wait := min(releaseEvery, s.floorEvery)
+		var asks, alone []int
 		for _, p := range parts {
-			ask := outbox.Ask{Partition: p.number, Floor: p.floor}
 			switch {
 			case p.busy:
 			case now.Before(p.retryAt):
@@ -197,9 +194,9 @@ func (s *session) schedule(ctx, dbCtx context.Context, group *lease.Group) (map[
 				p.busy = true
 				s.jobs <- job{partition: p.number}
 			case p.refusals >= maxRefusals:
-				alone = append(alone, ask)
+				alone = append(alone, p.number)
 			case due || claimErrors == 0 && (p.more || p.woken && rested):
-				asks = append(asks, ask)
+				asks = append(asks, p.number)
 			case p.woken:
 				wait = min(wait, minPoll)
 			}
@@ -251,38 +248,32 @@ func (s *session) schedule(ctx, dbCtx context.Context, group *lease.Group) (map[
 	}
 }
 
-// keep does what is due now and then: rows that were put off and have fallen due, floors, a look below a floor.
-func (s *session) keep(ctx context.Context, nextRelease *time.Time, parts map[int]*partition, held []int) (err error) {
-	f, now := &s.floors, time.Now()
+// chores are when what is due now and then is due next.
+type chores struct{ release, raise time.Time }
+
+// keep does what is due now and then: rows that were put off and have fallen due, floors.
+func (s *session) keep(ctx context.Context, next *chores, parts map[int]*partition, held []int) error {
 	if len(held) == 0 {
 		return nil
 	}
 	ctx, cancel := s.forDB(ctx)
 	defer cancel()
-	if now.After(*nextRelease) {
-		*nextRelease = now.Add(releaseEvery)
+	now := time.Now()
+	if now.After(next.release) {
+		next.release = now.Add(releaseEvery)
 		released, err := outbox.Release(ctx, s.pool, held, releaseLimit)
 		if err != nil {
-			for _, p := range parts { // it may have released rows all the same, of any id
-				p.floor = 0
-			}
 			return err
 		}
-		for _, r := range released {
-			if p := parts[r.Partition]; p != nil {
-				p.floor, p.more = min(p.floor, r.ID-1), true
+		for _, n := range released {
+			if p := parts[n]; p != nil {
+				p.more = true
 			}
 		}
 	}
-	if now.After(f.nextRaise) {
-		f.nextRaise = now.Add(floorEvery)
-		if err := s.raise(ctx, f, parts); err != nil {
-			return err
-		}
-	}
-	if now.After(f.nextSweep) {
-		f.nextSweep = now.Add(sweepEvery)
-		return s.sweep(ctx, f, parts, event.Partitions)
+	if now.After(next.raise) {
+		next.raise = now.Add(s.floorEvery)
+		return s.raise(ctx, parts, held)
 	}
 	return nil
 }
@@ -310,11 +301,11 @@ func (s *session) reconcile(parts map[int]*partition, held []int) {
 
 // claim reads the due rows of the idle partitions, only the first one of those in alone, and hands each batch to a publisher.
 // It reports whether it found any.
-func (s *session) claim(ctx context.Context, parts map[int]*partition, asks, alone []outbox.Ask) (found bool, err error) {
+func (s *session) claim(ctx context.Context, parts map[int]*partition, asks, alone []int) (found bool, err error) {
 	ctx, cancel := s.forDB(ctx)
 	defer cancel()
 	for _, c := range []struct {
-		asks  []outbox.Ask
+		asks  []int
 		limit int
 	}{{asks, s.cfg.BatchSize}, {alone, 1}} {
 		if len(c.asks) == 0 {
@@ -329,8 +320,8 @@ func (s *session) claim(ctx context.Context, parts map[int]*partition, asks, alo
 		if s.reconnected(parts) {
 			return false, nil // what was claimed may be on the stream
 		}
-		for _, a := range c.asks {
-			parts[a.Partition].more, parts[a.Partition].woken = false, false
+		for _, n := range c.asks {
+			parts[n].more, parts[n].woken = false, false
 		}
 		for i := range batches {
 			p := parts[batches[i].Partition]
@@ -365,9 +356,8 @@ func (s *session) reconnected(parts map[int]*partition) bool {
 	if now == s.conns {
 		return false
 	}
-	s.conns, s.floors.sample = now, outbox.Horizon{}
+	s.conns = now
 	for _, p := range parts {
-		p.floor = 0
 		if !p.busy { // a busy one's mark finds another tail
 			p.known = false
 		}

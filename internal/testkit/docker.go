@@ -46,7 +46,7 @@ func startContainer(settings ...string) (_ server, err error) {
 		return nil, err
 	}
 	cmd := []string{"postgres"}
-	for _, s := range append([]string{"fsync=off", "full_page_writes=off", "max_connections=300"}, settings...) {
+	for _, s := range append([]string{"fsync=off", "full_page_writes=off", "max_connections=300", "max_prepared_transactions=20"}, settings...) {
 		cmd = append(cmd, "-c", s)
 	}
 	ctr, err := tcpostgres.Run(ctx, cmp.Or(os.Getenv("TEST_POSTGRES_IMAGE"), "postgres:17-alpine"), testcontainers.WithCmd(cmd...),

@@ -29,9 +29,10 @@ func startLocal(settings ...string) (server, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	cfg := pglocal.Config{Dir: dir, Unsafe: true, Settings: map[string]string{
-		"wal_level":       "minimal",
-		"max_wal_senders": "0",
-		"shared_buffers":  "64MB", // several test binaries run at once
+		"wal_level":                 "minimal",
+		"max_wal_senders":           "0",
+		"max_prepared_transactions": "20",
+		"shared_buffers":            "64MB", // several test binaries run at once
 	}}
 	for _, s := range settings {
 		name, value, _ := strings.Cut(s, "=")

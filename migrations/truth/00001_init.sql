@@ -153,13 +153,17 @@ CREATE TABLE api_tokens (
 );
 
 -- outbox_messages: the events, each written in the transaction of its state change and published by the relay.
+--   id          is taken after the transaction's id, also by a transaction that writes nothing before: the floors rest on that. PostgreSQL
+--               evaluates a CASE in its order. Nobody but the owner and the system gives one, and the sequence keeps CACHE 1;
 --   event_id    names the event; an id alone does not (after a crash, a restore or a failover the same id is given out again);
 --   partition   the unit of order: 32 of them, the same in every version and language, computed here only;
 --   inserted_at tells a row that was delayed from the start or put off after a failure (available_at later) from one that is due;
 --   released_at when the relay found such a row due, which puts it back among the rows that it claims;
 --   stream_seq  where the event stands in the stream, known once published.
+CREATE SEQUENCE outbox_messages_id_seq AS bigint;
 CREATE TABLE outbox_messages (
-  id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY WITH (fillfactor = 50),
+  id             bigint      PRIMARY KEY WITH (fillfactor = 50)
+                 DEFAULT CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('outbox_messages_id_seq') END,
   tenant_id      bigint      NOT NULL,
   aggregate_type text        NOT NULL,
   aggregate_id   bigint      NOT NULL,
@@ -183,6 +187,7 @@ CREATE TABLE outbox_messages (
   CONSTRAINT outbox_messages_occurred_at_check CHECK (occurred_at >= '0001-01-01 00:00:00Z' AND occurred_at < '10000-01-01 00:00:00Z')
 -- Each row is written twice, pending and published. The room is for its second version: without it every page of the key splits.
 ) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
+ALTER SEQUENCE outbox_messages_id_seq OWNED BY outbox_messages.id;
 
 -- outbox_messages_dlq: given up after too many attempts; kept until somebody retries or discards it. The tenant index stands here and on the
 -- archive, not on the outbox, where it would cost a third of the relay's speed.
@@ -309,12 +314,18 @@ CREATE TABLE outbox_archive_exports (
   CONSTRAINT outbox_archive_exports_over_check CHECK ((state = 'OVER') = (over_at IS NOT NULL))
 );
 
--- outbox_partitions: the last stream sequence that the marks of each partition cover, and the stream's generation it belongs to.
+-- outbox_partitions: where each partition stands.
+--   tail_seq       the last stream sequence that its marks cover, and generation the stream's that it belongs to;
+--   floor          no snapshot that sees it sees a claimable message with an id up to it: a claim begins above it;
+--   next_floor     the floor may rise so far once every transaction before next_floor_xid has ended.
 -- Small and written all the time: no other index, and room on the page for the versions that a held snapshot keeps.
 CREATE TABLE outbox_partitions (
-  partition  smallint PRIMARY KEY CHECK (partition BETWEEN 0 AND 31),
-  tail_seq   bigint   NOT NULL DEFAULT 0,
-  generation bigint   NOT NULL DEFAULT 1
+  partition      smallint PRIMARY KEY CHECK (partition BETWEEN 0 AND 31),
+  tail_seq       bigint   NOT NULL DEFAULT 0,
+  generation     bigint   NOT NULL DEFAULT 1,
+  floor          bigint   NOT NULL DEFAULT 0,
+  next_floor     bigint   NOT NULL DEFAULT 0,
+  next_floor_xid xid8     NOT NULL DEFAULT '0'
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_cost_delay = 0);
 INSERT INTO outbox_partitions (partition) SELECT generate_series(0, 31);
 
@@ -462,7 +473,9 @@ END $$;
 GRANT SELECT, INSERT, UPDATE ON follows, comments, comment_keys, threads TO tidings_api;
 GRANT DELETE ON comment_keys TO tidings_api; -- the key of a create that is refused after all is given back
 GRANT SELECT ON outbox_messages_archive, api_tokens, threads_purged TO tidings_api;
-GRANT SELECT, INSERT ON outbox_messages TO tidings_api;
+GRANT SELECT ON outbox_messages TO tidings_api;
+GRANT INSERT (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, trace_id, event_id)
+  ON outbox_messages TO tidings_api;
 GRANT SELECT, DELETE ON outbox_messages_dlq TO tidings_api;
 GRANT UPDATE (last_error) ON outbox_messages_dlq TO tidings_api; -- SELECT FOR UPDATE wants it for some column
 GRANT SELECT, INSERT ON outbox_dlq_actions TO tidings_api, tidings_system; -- an audit: nobody changes it
@@ -480,7 +493,8 @@ GRANT SELECT, UPDATE ON outbox_archive_cursor, outbox_archive_months TO tidings_
 GRANT SELECT, INSERT, UPDATE ON outbox_archive_holds, job_runs TO tidings_system;
 GRANT SELECT, INSERT, UPDATE ON erasures TO tidings_system; -- the API has no business with it
 GRANT SELECT, DELETE ON outbox_messages_archive_default TO tidings_system; -- its rows of dropped months are deleted there, and nowhere else
-GRANT SELECT ON SEQUENCE outbox_messages_id_seq TO tidings_system; -- for the relay's floor
+GRANT USAGE ON SEQUENCE outbox_messages_id_seq TO tidings_api, tidings_writer, tidings_system;
+GRANT SELECT ON SEQUENCE outbox_messages_id_seq TO tidings_system; -- for the floors
 GRANT USAGE ON SEQUENCE comment_archive_id TO tidings_system;
 
 -- Direct SQL writers append events, and write follows and comments; nothing else. What the relay writes on an outbox row
