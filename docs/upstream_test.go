@@ -80,15 +80,11 @@ func TestTheUpstreamPageWorks(t *testing.T) {
 			t.Errorf("%s: %v", sql, err)
 		}
 	}
-	asks := make([]outbox.Ask, event.Partitions)
-	for p := range asks {
-		asks[p].Partition = p
+	claimed, err := outbox.Exchange(t.Context(), db.Pool(t, postgres.RoleSystem), outbox.Round{LastSlot: event.Slots - 1, Limit: 10, MaxBytes: 1 << 20, MaxMessage: 1 << 20})
+	if err != nil || len(claimed.Rows) != 2 {
+		t.Fatalf("the relay finds %+v, %v: want two events of the post", claimed, err)
 	}
-	batches, err := outbox.Claim(t.Context(), db.Pool(t, postgres.RoleSystem), asks, 10, 1<<20, 1<<20)
-	if err != nil || len(batches) != 1 || len(batches[0].Rows) != 2 {
-		t.Fatalf("the relay finds %+v, %v: want two events of the post", batches, err)
-	}
-	for _, r := range batches[0].Rows {
+	for _, r := range claimed.Rows {
 		if err := r.Validate(outbox.MaxMessage); err != nil {
 			t.Error(err)
 		}
@@ -132,7 +128,7 @@ func TestTheUpstreamPageWorks(t *testing.T) {
 		"likes SELECT",
 		"likes UPDATE",
 		"outbox_messages INSERT aggregate_id aggregate_type available_at event_type event_version occurred_at payload tenant_id trace_id",
-		"outbox_messages SELECT delayed event_id id partition",
+		"outbox_messages SELECT delayed event_id id slot",
 		"role tidings_writer",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
