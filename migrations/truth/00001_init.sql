@@ -106,7 +106,8 @@ CREATE TABLE api_tokens (
 --               (a JetStream stream) holds a range of slots;
 --   delayed     waits for available_at: asked for by the writer, put off after a failure, or parked behind such a row;
 --   behind      the row of the same aggregate that a parked row waits for;
---   partition   the partition that the event was published to, and stream_seq where it stands in that stream.
+--   partition   the partition that the event was published to, and stream_seq where it stands in that stream;
+--   payload_bytes  of the payload's text, which the relay publishes. A claim reads no payload that it has no room for.
 CREATE TABLE outbox_messages (
   id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   tenant_id      bigint      NOT NULL,
@@ -129,6 +130,8 @@ CREATE TABLE outbox_messages (
   slot           smallint    NOT NULL GENERATED ALWAYS AS
     ((get_byte(decode(md5(tenant_id::text || '/' || aggregate_type || '/' || aggregate_id::text), 'hex'), 0) & 31)::smallint) STORED,
   delayed        boolean     NOT NULL GENERATED ALWAYS AS (available_at > inserted_at AND processed_at IS NULL) STORED,
+  payload_bytes  integer     NOT NULL GENERATED ALWAYS AS (octet_length(payload::text)) STORED,
+  CONSTRAINT outbox_messages_payload_check CHECK (payload_bytes <= 8388608),
   CONSTRAINT outbox_messages_available_at_check CHECK (available_at < inserted_at + interval '366 days')
 -- Each row is written twice, pending and published. No index has a column that the second version changes, so it goes into the
 -- room that the page has left and touches no index (heap-only; docs/adr/0004-floor.md).
