@@ -160,7 +160,8 @@ CREATE TABLE api_tokens (
 --               (a JetStream stream) holds a range of slots;
 --   delayed     waits for available_at: asked for by the writer, put off after a failure, or parked behind such a row;
 --   behind      the row of the same aggregate that a parked row waits for;
---   partition   the partition that the event was published to, and stream_seq where it stands in that stream.
+--   partition   the partition that the event was published to, and stream_seq where it stands in that stream;
+--   payload_bytes  of the payload's text, which the relay publishes. A claim reads no payload that it has no room for.
 CREATE SEQUENCE outbox_messages_id_seq AS bigint;
 CREATE TABLE outbox_messages (
   id             bigint      PRIMARY KEY DEFAULT CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('outbox_messages_id_seq') END,
@@ -184,8 +185,10 @@ CREATE TABLE outbox_messages (
   slot           smallint    NOT NULL GENERATED ALWAYS AS
     ((get_byte(decode(md5(tenant_id::text || '/' || aggregate_type || '/' || aggregate_id::text), 'hex'), 0) & 31)::smallint) STORED,
   delayed        boolean     NOT NULL GENERATED ALWAYS AS (available_at > inserted_at AND processed_at IS NULL) STORED,
+  payload_bytes  integer     NOT NULL GENERATED ALWAYS AS (octet_length(payload::text)) STORED,
   -- A time that no header can carry is refused where it is written: infinity is none to the relay, whose claims would fail.
   CONSTRAINT outbox_messages_occurred_at_check CHECK (occurred_at >= '0001-01-01 00:00:00Z' AND occurred_at < '10000-01-01 00:00:00Z'),
+  CONSTRAINT outbox_messages_payload_check CHECK (payload_bytes <= 8388608),
   CONSTRAINT outbox_messages_available_at_check CHECK (available_at < inserted_at + interval '366 days')
 -- Each row is written twice, pending and published. No index has a column that the second version changes, so it goes into the
 -- room that the page has left and touches no index (heap-only; docs/adr/0004-floor.md).
