@@ -135,7 +135,7 @@ CREATE TABLE outbox_messages (
   CONSTRAINT outbox_messages_available_at_check CHECK (available_at < inserted_at + interval '366 days')
 -- Each row is written twice, pending and published. No index has a column that the second version changes, so it goes into the
 -- room that the page has left and touches no index (heap-only; docs/adr/0004-floor.md).
-) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
+) WITH (fillfactor = 46, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
 
 -- A claim walks the primary key from the partition's floor. Rows that wait are elsewhere, so any number of them costs a claim
 -- nothing. These indexes hold waiting rows alone: by when they fall due, by age, and by aggregate, to hold back the later rows of theirs.
