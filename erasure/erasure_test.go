@@ -117,7 +117,7 @@ func (w *world) run(fn func(context.Context) error) (stop func()) {
 
 func (w *world) relay() (stop func()) {
 	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond, PublishTimeout: 5 * time.Second, Publishers: 2,
-		DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: time.Second}},
+		StreamInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: time.Second}},
 		w.truth, w.nats.Config(), testkit.Logger(w.t), prometheus.NewRegistry())
 	if err != nil {
 		w.t.Fatal(err)

@@ -113,8 +113,9 @@ func TestAMarkWithAnotherTailMarksNothing(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	in := appendRows(t, pool, newEvent(1, `1`))[0]
 	mark := func(old, next uint64, eventID string) ([]int, error) {
-		return MarkPublished(t.Context(), pool, 1, []Mark{{Partition: in.Partition, OldTail: old, NewTail: next,
+		done, err := MarkPublished(t.Context(), pool, 1, []Mark{{Partition: in.Partition, OldTail: old, NewTail: next,
 			Rows: []Published{{ID: in.OutboxID, EventID: eventID, Seq: next}}}})
+		return done.Held, err
 	}
 	if held, err := mark(5, 6, in.ID); err != nil || len(held) != 0 {
 		t.Errorf("another tail: %v, %v", held, err)
@@ -151,7 +152,7 @@ func TestTheSpecsInsertWorksAndPartitionsAreStable(t *testing.T) {
 func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	for name, sql := range map[string]string{
-		"append": appendSQL, "appended": appendedSQL, "claim": claimSQL, "park": parkSQL, "release": releaseSQL, "fail": failSQL, "mark": markSQL,
+		"append": appendSQL, "appended": appendedSQL, "claim": claimSQL, "park": parkSQL, "release": releaseSQL, "fail": failSQL, "mark": markSQL, "elsewhere": elsewhereSQL,
 		"tail": tailSQL, "stream": streamSQL, "bind": bindSQL, "stats": statsSQL, "last id": lastIDSQL, "lock floors": lockFloorsSQL, "raise floors": raiseFloorsSQL, "below floor": belowFloorSQL, "lower floors": lowerFloorsSQL, "fence": fenceSQL, "published": countPublishedSQL,
 		"list DLQ": listDLQSQL, "count DLQ": countDLQSQL, "get of DLQ": getDLQSQL, "retry": retryDLQSQL, "discard": discardDLQSQL,
 		"slice": sliceSQL, "cursor": cursorSQL, "move cursor": moveCursorSQL, "plan": planSQL, "months": monthsSQL, "make month": makeMonthSQL,

@@ -23,11 +23,12 @@ type OnStream struct {
 
 // Findings are what a comparison of the whole stream with this database found.
 type Findings struct {
-	Messages  int64    // on the stream
-	Unmarked  int64    // of these, whose rows did not say where they are: marked by a repair
-	Missing   int64    // rows, archived ones among them, that say they are on the stream and are not: published again by a repair
-	Unknown   []uint64 // sequences of messages that have no row here, the first MaxUnknown of them
-	UnknownOf int64    // how many there are
+	Messages   int64    // on the stream
+	Unmarked   int64    // of these, whose rows did not say where they are: marked by a repair
+	Missing    int64    // rows, archived ones among them, that say they are on the stream and are not: published again by a repair
+	Unknown    []uint64 // sequences of messages that have no row here, the first MaxUnknown of them
+	UnknownOf  int64    // how many there are
+	Duplicates int64    // messages of an event that an earlier one has: the first counts
 }
 
 // MaxUnknown is how many unknown messages Findings names.
@@ -76,7 +77,8 @@ func BeginRepair(ctx context.Context, pool *pgxpool.Pool) (*Repair, error) {
 	}
 	if err == nil {
 		_, err = r.conn.Exec(ctx, `SET statement_timeout = 0;
-			CREATE TEMP TABLE repair_seen (seq bigint NOT NULL, partition smallint NOT NULL, id bigint NOT NULL, event_id uuid NOT NULL)`)
+			CREATE TEMP TABLE repair_seen (seq bigint NOT NULL, partition smallint NOT NULL, id bigint NOT NULL, event_id uuid NOT NULL,
+			                              again boolean NOT NULL DEFAULT false)`)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("begin repair: %w", err), r.Close(ctx))
@@ -116,17 +118,24 @@ func (r *Repair) flush(ctx context.Context) error {
 	return nil
 }
 
+// againSQL tells the first message of each event from later ones.
+const againSQL = `
+UPDATE repair_seen s SET again = true
+  FROM (SELECT id, event_id, min(seq) AS first FROM repair_seen GROUP BY id, event_id HAVING count(*) > 1) d
+ WHERE s.id = d.id AND s.event_id = d.event_id AND s.seq > d.first`
+
 // unknownSQL finds messages that have no row.
 const unknownSQL = `
 SELECT s.seq FROM repair_seen s
  WHERE NOT EXISTS (SELECT FROM outbox_messages m WHERE m.id = s.id AND m.event_id = s.event_id)
    AND NOT EXISTS (SELECT FROM outbox_messages_archive a WHERE a.id = s.id AND a.event_id = s.event_id)
+   AND NOT EXISTS (SELECT FROM outbox_messages_dlq d WHERE d.id = s.id AND d.event_id = s.event_id)
  ORDER BY s.seq`
 
 // compareSQL counts rows that do not say where their message is, and rows that say so of a message that is not there. A row
 // without stream_seq that is processed is never published again: it was erased.
 const compareSQL = `
-SELECT (SELECT count(*) FROM outbox_messages m JOIN repair_seen s ON s.id = m.id AND s.event_id = m.event_id WHERE m.stream_seq IS DISTINCT FROM s.seq),
+SELECT (SELECT count(*) FROM outbox_messages m JOIN repair_seen s ON s.id = m.id AND s.event_id = m.event_id WHERE NOT s.again AND m.stream_seq IS DISTINCT FROM s.seq),
        (SELECT count(*) FROM outbox_messages m WHERE m.stream_seq >= @first AND NOT EXISTS (SELECT FROM repair_seen s WHERE s.id = m.id AND s.event_id = m.event_id))
      + (SELECT count(*) FROM outbox_messages_archive a WHERE a.stream_seq >= @first AND NOT EXISTS (SELECT FROM repair_seen s WHERE s.id = a.id AND s.event_id = a.event_id))`
 
@@ -139,6 +148,11 @@ func (r *Repair) Compare(ctx context.Context, first uint64) (Findings, error) {
 	if _, err := r.conn.Exec(ctx, `CREATE INDEX ON repair_seen (id); ANALYZE repair_seen`); err != nil {
 		return Findings{}, fmt.Errorf("index what was seen: %w", err)
 	}
+	doubled, err := r.conn.Exec(ctx, againSQL)
+	if err != nil {
+		return Findings{}, fmt.Errorf("find messages of the same event: %w", err)
+	}
+	r.findings.Duplicates = doubled.RowsAffected()
 	var seq int64
 	rows, _ := r.conn.Query(ctx, unknownSQL)
 	if _, err := pgx.ForEachRow(rows, []any{&seq}, func() error {
@@ -185,7 +199,7 @@ const (
 	// markSeenSQL lets each row say where its message is.
 	markSeenSQL = `
 UPDATE outbox_messages m SET stream_seq = s.seq, processed_at = coalesce(m.processed_at, now())
-  FROM repair_seen s WHERE s.id = m.id AND s.event_id = m.event_id AND m.stream_seq IS DISTINCT FROM s.seq`
+  FROM repair_seen s WHERE NOT s.again AND s.id = m.id AND s.event_id = m.event_id AND m.stream_seq IS DISTINCT FROM s.seq`
 	// republishSQL makes rows pending whose message is not there.
 	republishSQL = `
 UPDATE outbox_messages m SET processed_at = NULL, stream_seq = NULL

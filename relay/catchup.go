@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -16,7 +16,7 @@ import (
 // position is where a partition stands after a catch-up.
 type position struct {
 	tail   uint64 // what outbox_partitions says: the last sequence that was published
-	expect uint64 // what the tail check must name: the same, or 0 once that message has expired
+	expect uint64 // what the tail check must name: the same, 0 once that message has expired, or that of a foreign message behind it
 }
 
 // catchUp reads what the stream holds of the partition after the stored tail, marks those rows, and returns where the
@@ -47,7 +47,7 @@ func (s *session) catchUp(ctx context.Context, partition int) (position, error) 
 	if tail, err = s.markFrom(ctx, filter, partition, tail, state.last); err != nil {
 		return position{}, err
 	}
-	return position{tail, tail}, nil
+	return position{tail, state.last}, nil
 }
 
 func (s *session) tail(ctx context.Context, partition int) (tail uint64, generation int64, err error) {
@@ -56,7 +56,7 @@ func (s *session) tail(ctx context.Context, partition int) (tail uint64, generat
 	return outbox.Tail(ctx, s.pool, partition)
 }
 
-func (s *session) markOne(ctx context.Context, m outbox.Mark) (held []int, err error) {
+func (s *session) markOne(ctx context.Context, m outbox.Mark) (held outbox.Marked, err error) {
 	ctx, cancel := s.forDB(ctx)
 	defer cancel()
 	return outbox.MarkPublished(ctx, s.pool, s.generation, []outbox.Mark{m})
@@ -68,7 +68,8 @@ var errTailMoved = errors.New("relay: the stored tail moved during the catch-up"
 // errRepaired reports that the stream is being repaired, or was: the session ends, and the next one begins with what is true then.
 var errRepaired = errors.New("relay: the stream was repaired meanwhile")
 
-// markFrom marks the rows whose messages stand after tail up to last, in bounded steps, and returns the new tail.
+// markFrom marks the rows whose messages stand after tail up to last, in bounded steps, and returns the new tail. A foreign message moves
+// no tail: Tidings-Prev goes on to name events alone, and whoever takes it off the stream again harms nothing.
 func (s *session) markFrom(ctx context.Context, filter string, partition int, tail, last uint64) (uint64, error) {
 	consumer, err := s.js.OrderedConsumer(ctx, s.broker.Stream, jetstream.OrderedConsumerConfig{
 		FilterSubjects: []string{filter}, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: tail + 1,
@@ -82,39 +83,62 @@ func (s *session) markFrom(ctx context.Context, filter string, partition int, ta
 		return 0, fmt.Errorf("read partition %d from %d: %w", partition, tail+1, err)
 	}
 	defer messages.Stop()
-	m := outbox.Mark{Partition: partition, OldTail: tail}
-	for m.NewTail < last {
+	m := outbox.Mark{Partition: partition, OldTail: tail, NewTail: tail}
+	var strays []uint64
+	for read := tail; read < last; {
 		msg, err := next(ctx, messages, s.cfg.PublishTimeout)
 		if err != nil {
-			return 0, fmt.Errorf("read partition %d after %d: %w", partition, max(m.NewTail, tail), err)
+			return 0, fmt.Errorf("read partition %d after %d: %w", partition, read, err)
 		}
 		meta, err := msg.Metadata()
 		if err != nil {
-			return 0, fmt.Errorf("read partition %d after %d: %w", partition, max(m.NewTail, tail), err)
+			return 0, fmt.Errorf("read partition %d after %d: %w", partition, read, err)
 		}
-		m.NewTail = meta.Sequence.Stream
-		id, err := strconv.ParseInt(msg.Headers().Get(event.HeaderOutboxID), 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("%w: message %d of partition %d is not of this system: %s is %q", ErrStreamRefused, m.NewTail, partition,
-				event.HeaderOutboxID, msg.Headers().Get(event.HeaderOutboxID))
+		read = meta.Sequence.Stream
+		if event.Ours(msg.Headers()) {
+			e, _ := event.Decode(msg.Subject(), msg.Headers(), nil) // a damaged one is published all the same
+			m.NewTail, m.Rows = read, append(m.Rows, outbox.Published{ID: e.OutboxID, EventID: e.ID, Seq: read})
+		} else {
+			strays = append(strays, read)
 		}
-		m.Rows = append(m.Rows, outbox.Published{ID: id, EventID: msg.Headers().Get(event.HeaderMsgID), Seq: m.NewTail})
-		if len(m.Rows) < s.cfg.BatchSize && m.NewTail < last {
+		if len(m.Rows) == 0 || len(m.Rows) < s.cfg.BatchSize && read < last {
 			continue
 		}
-		held, err := s.markOne(ctx, m)
+		done, err := s.markOne(ctx, m)
 		switch {
 		case errors.Is(err, outbox.ErrRowsMissing):
 			return 0, fmt.Errorf("%w: %w", ErrStreamRefused, err)
 		case err != nil:
 			return 0, err
-		case len(held) == 0:
+		case len(done.Held) == 0:
 			return 0, errTailMoved
 		}
-		s.metrics.caughtUp.Add(float64(len(m.Rows)))
+		s.doubled(ctx, done.Duplicates)
+		s.metrics.caughtUp.Add(float64(len(m.Rows) - done.Duplicates))
 		m = outbox.Mark{Partition: partition, OldTail: m.NewTail, NewTail: m.NewTail, Rows: m.Rows[:0]}
 	}
+	s.strayed(ctx, partition, strays)
 	return m.NewTail, nil
+}
+
+// strayed counts the foreign messages of a partition that this relay has not counted yet.
+func (s *session) strayed(ctx context.Context, partition int, seqs []uint64) {
+	i, _ := slices.BinarySearch(seqs, s.strays[partition]+1)
+	if seqs = seqs[i:]; len(seqs) == 0 {
+		return
+	}
+	s.strays[partition] = seqs[len(seqs)-1]
+	s.metrics.foreign[event.Foreign].Add(float64(len(seqs)))
+	s.log.WarnContext(ctx, "skipped messages that no relay wrote; `tidings repair stream --delete-foreign` takes them off", "stream", s.broker.Stream,
+		"partition", partition, "messages", len(seqs), "first", seqs[0], "last", seqs[len(seqs)-1])
+}
+
+// doubled counts messages of events that are on the stream already.
+func (s *session) doubled(ctx context.Context, n int) {
+	if n > 0 {
+		s.metrics.foreign[event.Duplicate].Add(float64(n))
+		s.log.WarnContext(ctx, "skipped messages of events that the stream holds already: the first one counts", "stream", s.broker.Stream, "messages", n)
+	}
 }
 
 // next returns the next message, or an error after the timeout: an ordered consumer that misses its server tries for ever.

@@ -17,8 +17,9 @@ type metrics struct {
 	catchUps   prometheus.Counter
 	caughtUp   prometheus.Counter
 	conflicts  prometheus.Counter
-	errors     *prometheus.CounterVec   // stage
-	seconds    *prometheus.HistogramVec // stage
+	foreign    map[string]prometheus.Counter // by kind
+	errors     *prometheus.CounterVec        // stage
+	seconds    *prometheus.HistogramVec      // stage
 	batchRows  prometheus.Histogram
 }
 
@@ -44,6 +45,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		batchRows: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "relay_publish_rows", Help: "Rows per publish.",
 			Buckets: []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000}}),
 	}
+	foreign := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "relay_foreign_messages_total",
+		Help: "Messages on the stream that catch-ups skipped: foreign ones, which no relay wrote, and duplicates of an event."}, []string{"kind"})
+	m.foreign = map[string]prometheus.Counter{event.Foreign: foreign.WithLabelValues(event.Foreign), event.Duplicate: foreign.WithLabelValues(event.Duplicate)}
 	for _, t := range append(event.EventTypes(), otherEvents) {
 		m.failures.WithLabelValues(t)
 	}
@@ -51,7 +55,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		m.errors.WithLabelValues(stage)
 		m.seconds.WithLabelValues(stage)
 	}
-	reg.MustRegister(m.throughput, m.failures, m.dead, m.partitions, m.stuck, m.refused, m.belowFloor, m.catchUps, m.caughtUp, m.conflicts, m.errors, m.seconds, m.batchRows)
+	reg.MustRegister(m.throughput, m.failures, m.dead, m.partitions, m.stuck, m.refused, m.belowFloor, m.catchUps, m.caughtUp, m.conflicts, foreign, m.errors, m.seconds, m.batchRows)
 	return m
 }
 

@@ -2,13 +2,19 @@ package relay
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/testkit"
 )
 
@@ -40,6 +46,7 @@ func newMix(t *testing.T, binary string, seed uint64) *mix {
 		m.replace(i)
 	}
 	m.progress()
+	m.disturb()
 	return m
 }
 
@@ -164,6 +171,7 @@ func (m *mix) ofServers() []fault {
 				}
 			}
 		}},
+		{"somebody else publishes", m.disturb},
 		{"the database's clock leaps", func() func() {
 			// What that does: every lease ends at once, and for a moment two relays hold a partition.
 			ctx, cancel := context.WithTimeout(m.t.Context(), time.Second)
@@ -175,6 +183,53 @@ func (m *mix) ofServers() []fault {
 		}},
 	}
 }
+
+// disturb lets somebody else publish to the stream: messages that are none of ours, and copies of some that are.
+func (m *mix) disturb() func() {
+	ctx, cancel := context.WithTimeout(m.t.Context(), time.Second)
+	defer cancel()
+	nc, err := nats.Connect(m.b.URL, nats.Timeout(time.Second))
+	if err != nil {
+		return func() {} // the server may be away
+	}
+	defer nc.Close()
+	for range 1 + m.rng.IntN(20) {
+		msg := &nats.Msg{Subject: fmt.Sprintf("%s.p%02d.x", m.b.Config().Prefix, m.rng.IntN(event.Partitions)), Data: []byte("hello")}
+		if m.rng.IntN(2) == 0 {
+			if c := m.copyOfOne(ctx, nc); c != nil {
+				msg = c
+			}
+		}
+		_, _ = nc.RequestMsgWithContext(ctx, msg)
+	}
+	return func() {}
+}
+
+// copyOfOne returns a copy of some message of ours that stands on the stream and whose row is committed, or nil.
+func (m *mix) copyOfOne(ctx context.Context, nc *nats.Conn) *nats.Msg {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil
+	}
+	stream, err := js.Stream(ctx, m.b.Config().Stream)
+	if err != nil || stream.CachedInfo().State.LastSeq == 0 {
+		return nil
+	}
+	raw, err := stream.GetMsg(ctx, 1+m.rng.Uint64N(stream.CachedInfo().State.LastSeq))
+	if err != nil || !event.Ours(raw.Header) {
+		return nil
+	}
+	c := &nats.Msg{Subject: raw.Subject, Header: nats.Header{copied: {"1"}}, Data: raw.Data}
+	for name, values := range raw.Header {
+		if !strings.HasPrefix(name, "Nats-") {
+			c.Header[name] = values
+		}
+	}
+	return c
+}
+
+// copied marks the copies that a test makes, so that it can tell them from what a relay published twice.
+const copied = "Test-Copy"
 
 // run causes that many rounds of faults, one or two at a time, each of something else, and logs them.
 func (m *mix) run(rounds int) {

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/lease"
 )
@@ -25,6 +26,7 @@ type Config struct {
 	BatchBytes     int           `env:"RELAY_BATCH_BYTES, default=4194304"` // payload bytes per publish, 64 KiB..64 MiB
 	PollInterval   time.Duration `env:"RELAY_POLL_INTERVAL, default=100ms"` // the longest an idle relay waits before it looks again, 1ms..10s
 	PublishTimeout time.Duration `env:"RELAY_PUBLISH_TIMEOUT, default=5s"`  // for an answer of the broker; after a publish the outcome is then unknown, 100ms..1m
+	StreamInterval time.Duration `env:"RELAY_STREAM_INTERVAL, default=5s"`  // between looks whether the stream is still there and the same, 100ms..1m
 	Publishers     int           `env:"RELAY_PUBLISHERS, default=4"`        // publishes and catch-ups at once, 1..32
 	DrainTimeout   time.Duration `env:"RELAY_DRAIN_TIMEOUT, default=10s"`   // for the work in hand at a stop, 1s..5m
 	// The database ends a statement by its own limit; this is for a connection that passes nothing any more.
@@ -44,6 +46,7 @@ func (c Config) Validate() error {
 	check(c.BatchBytes >= 64<<10 && c.BatchBytes <= 64<<20, "RELAY_BATCH_BYTES is %d: want 65536..67108864", c.BatchBytes)
 	check(c.PollInterval >= time.Millisecond && c.PollInterval <= 10*time.Second, "RELAY_POLL_INTERVAL is %s: want 1ms..10s", c.PollInterval)
 	check(c.PublishTimeout >= 100*time.Millisecond && c.PublishTimeout <= time.Minute, "RELAY_PUBLISH_TIMEOUT is %s: want 100ms..1m", c.PublishTimeout)
+	check(c.StreamInterval >= 100*time.Millisecond && c.StreamInterval <= time.Minute, "RELAY_STREAM_INTERVAL is %s: want 100ms..1m", c.StreamInterval)
 	check(c.Publishers >= 1 && c.Publishers <= 32, "RELAY_PUBLISHERS is %d: want 1..32", c.Publishers)
 	check(c.DrainTimeout >= time.Second && c.DrainTimeout <= 5*time.Minute, "RELAY_DRAIN_TIMEOUT is %s: want 1s..5m", c.DrainTimeout)
 	check(c.DatabaseTimeout >= time.Second && c.DatabaseTimeout <= 10*time.Minute, "RELAY_DATABASE_TIMEOUT is %s: want 1s..10m", c.DatabaseTimeout)
@@ -58,7 +61,8 @@ type Relay struct {
 	owner   string
 	log     *slog.Logger
 	metrics *metrics
-	state   atomic.Pointer[string] // why the relay is not ready; nil when it is
+	state   atomic.Pointer[string]   // why the relay is not ready; nil when it is
+	strays  [event.Partitions]uint64 // last foreign message that was counted; each is its partition's job's
 
 	atomicFrom int           // the constant but in tests
 	floorEvery time.Duration // the constant but in tests
@@ -121,6 +125,7 @@ func (r *Relay) Run(ctx context.Context) error {
 			attempt = 0
 			r.state.Store(nil)
 			r.metrics.refused.Set(0)
+			r.metrics.stuck.Set(0)
 			err = s.run(ctx)
 			s.nc.Close()
 		}
@@ -132,6 +137,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		if errors.Is(err, ErrStreamRefused) {
 			wait = maxRetry
 			r.metrics.refused.Set(1)
+			r.metrics.stuck.Set(event.Partitions)
 			r.log.ErrorContext(ctx, "nothing is published until the stream is repaired", "err", err)
 		} else {
 			r.log.WarnContext(ctx, "relay session ended, trying again", "wait", wait, "err", err)

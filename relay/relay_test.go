@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 
 func testConfig() Config {
 	return Config{BatchSize: 500, BatchBytes: 4 << 20, PollInterval: 20 * time.Millisecond, PublishTimeout: 2 * time.Second, Publishers: 4,
-		DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: time.Second}}
+		StreamInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: time.Second}}
 }
 
 func newRelay(t *testing.T, pool *pgxpool.Pool, b *testkit.Broker) *Relay {
@@ -354,7 +354,7 @@ func TestPlainSubscribersGetWhatIsStored(t *testing.T) {
 
 func TestConfigurationOutOfBoundsIsRefused(t *testing.T) {
 	err := Config{}.Validate()
-	for _, name := range []string{"RELAY_BATCH_SIZE", "RELAY_BATCH_BYTES", "RELAY_POLL_INTERVAL", "RELAY_PUBLISH_TIMEOUT", "RELAY_PUBLISHERS", "RELAY_DRAIN_TIMEOUT", "RELAY_DATABASE_TIMEOUT", "LEASE_TTL"} {
+	for _, name := range []string{"RELAY_BATCH_SIZE", "RELAY_BATCH_BYTES", "RELAY_POLL_INTERVAL", "RELAY_PUBLISH_TIMEOUT", "RELAY_STREAM_INTERVAL", "RELAY_PUBLISHERS", "RELAY_DRAIN_TIMEOUT", "RELAY_DATABASE_TIMEOUT", "LEASE_TTL"} {
 		if err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("the error does not name %s: %v", name, err)
 		}

@@ -5,8 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -25,6 +26,7 @@ var ErrUnknownMessages = errors.New("relay: the stream holds messages of writes 
 type RepairOptions struct {
 	DryRun        bool // only look
 	DeleteUnknown bool // take messages without a row off the stream
+	DeleteForeign bool // take messages that no relay wrote off the stream
 }
 
 // RepairReport says what a repair found and did.
@@ -38,7 +40,9 @@ type RepairReport struct {
 	Marked     int64          `json:"marked"`     // rows that now say where their message is
 	Republish  int64          `json:"republish"`  // rows whose message is missing: the relay publishes them again
 	Unknown    int64          `json:"unknown"`    // messages without a row
-	Deleted    int64          `json:"deleted"`    // of these
+	Foreign    int64          `json:"foreign"`    // messages that no relay wrote: everybody skips them
+	Duplicates int64          `json:"duplicates"` // messages of an event that an earlier one has: the first counts
+	Deleted    int64          `json:"deleted"`    // of the unknown and the foreign ones
 	Created    time.Time      `json:"created"`    // when the stream was made
 	Tails      map[int]uint64 `json:"-"`          // last sequence of each partition, for the consumers' offsets
 }
@@ -116,8 +120,15 @@ func (p *repairer) pass(ctx context.Context, o RepairOptions, look bool) (report
 		return report, err
 	}
 	defer func() { err = errors.Join(err, r.Close(ctx)) }()
-	if err := p.read(ctx, stream, info.State, r); err != nil {
+	strays, err := p.read(ctx, stream, info.State, r)
+	if err != nil {
 		return report, err
+	}
+	report.Foreign = int64(len(strays))
+	if o.DeleteForeign && !o.DryRun { // no row tells of them, and no tail or offset names them
+		if report.Deleted, err = p.deleteForeign(ctx, strays); err != nil {
+			return report, err
+		}
 	}
 	found, err := r.Compare(ctx, first)
 	if err != nil {
@@ -125,6 +136,7 @@ func (p *repairer) pass(ctx context.Context, o RepairOptions, look bool) (report
 	}
 	report.Tails = r.Tails()
 	report.Messages, report.Marked, report.Republish, report.Unknown = found.Messages, found.Unmarked, found.Missing, found.UnknownOf
+	report.Duplicates = found.Duplicates
 	// Rows that are on the stream and not marked are a catch-up's everyday work.
 	report.Healthy = !report.MadeAnew && bound.Generation == streamGeneration && p.generation == 0 && found.Missing == 0 && found.UnknownOf == 0 && info.State.LastSeq >= maxTail
 	if report.Healthy || look && (o.DryRun || found.UnknownOf == 0 || o.DeleteUnknown) {
@@ -149,49 +161,63 @@ func (p *repairer) pass(ctx context.Context, o RepairOptions, look bool) (report
 	}
 	report.Tails = r.Tails()
 	// Last, because relays go on once both say the same.
-	config := info.Config
-	config.Metadata = maps.Clone(config.Metadata)
-	config.Metadata[broker.MetaGeneration] = strconv.FormatInt(report.Generation, 10)
-	if _, err := p.js.UpdateStream(ctx, config); err != nil {
+	generation := strconv.FormatInt(report.Generation, 10)
+	if err := broker.SetMetadata(ctx, p.js, stream, broker.MetaGeneration, func(string) string { return generation }); err != nil {
 		return report, fmt.Errorf("begin generation %d of stream %s: %w", report.Generation, p.cfg.Stream, err)
 	}
 	report.Repaired = true
 	return report, nil
 }
 
-// read hands every message of the stream to r.
-func (p *repairer) read(ctx context.Context, stream jetstream.Stream, state jetstream.StreamState, r *outbox.Repair) error {
+// deleteForeign takes messages off the stream, some at a time.
+func (p *repairer) deleteForeign(ctx context.Context, strays []broker.Doomed) (deleted int64, err error) {
+	for some := range slices.Chunk(strays, 1000) {
+		n, err := broker.Erase(ctx, p.js, p.cfg, some)
+		deleted += int64(n)
+		if err != nil {
+			return deleted, err
+		}
+	}
+	return deleted, nil
+}
+
+// read hands every message of the stream to r, and returns the foreign ones.
+func (p *repairer) read(ctx context.Context, stream jetstream.Stream, state jetstream.StreamState, r *outbox.Repair) (strays []broker.Doomed, err error) {
 	if stream == nil || state.Msgs == 0 {
-		return nil
+		return nil, nil
 	}
 	consumer, err := p.js.OrderedConsumer(ctx, p.cfg.Stream, jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverAllPolicy, HeadersOnly: true, InactiveThreshold: time.Minute,
 	})
 	if err != nil {
-		return fmt.Errorf("read stream %s: %w", p.cfg.Stream, err)
+		return nil, fmt.Errorf("read stream %s: %w", p.cfg.Stream, err)
 	}
 	messages, err := consumer.Messages(jetstream.PullMaxMessages(5000), jetstream.PullHeartbeat(time.Second), jetstream.PullExpiry(5*time.Second))
 	if err != nil {
-		return fmt.Errorf("read stream %s: %w", p.cfg.Stream, err)
+		return nil, fmt.Errorf("read stream %s: %w", p.cfg.Stream, err)
 	}
 	defer messages.Stop()
 	for seq, pending := uint64(0), uint64(1); pending > 0 && seq < state.LastSeq; {
 		m, err := messages.Next(jetstream.NextContext(ctx))
 		if err != nil {
-			return fmt.Errorf("read stream %s after %d: %w", p.cfg.Stream, seq, err)
+			return nil, fmt.Errorf("read stream %s after %d: %w", p.cfg.Stream, seq, err)
 		}
 		meta, err := m.Metadata()
 		if err != nil {
-			return fmt.Errorf("read stream %s after %d: %w", p.cfg.Stream, seq, err)
+			return nil, fmt.Errorf("read stream %s after %d: %w", p.cfg.Stream, seq, err)
 		}
 		seq, pending = meta.Sequence.Stream, meta.NumPending
+		if !event.Ours(m.Headers()) {
+			strays = append(strays, broker.Doomed{Seq: seq, MsgID: m.Headers().Get(event.HeaderMsgID)})
+			continue
+		}
 		e, err := event.Decode(m.Subject(), m.Headers(), nil)
-		if err != nil {
-			return fmt.Errorf("message %d of stream %s is not of this system: %w", seq, p.cfg.Stream, err)
+		if err != nil && e.Partition == 0 && !strings.HasPrefix(m.Subject(), p.cfg.Prefix+"."+event.PartitionKey(0)+".") {
+			return nil, fmt.Errorf("message %d of stream %s has our headers on the subject %.200q: take it off by hand: %w", seq, p.cfg.Stream, m.Subject(), err)
 		}
 		if err := r.Saw(ctx, outbox.OnStream{Seq: seq, Partition: e.Partition, ID: e.OutboxID, EventID: e.ID}); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return strays, nil
 }

@@ -24,6 +24,8 @@ type session struct {
 	nc         *nats.Conn
 	js         jetstream.JetStream
 	closed     chan struct{} // by nc's end
+	bound      outbox.Stream
+	look       chan struct{} // asks for a look at the stream
 	generation int64
 	maxMessage int
 
@@ -124,8 +126,13 @@ func (s *session) run(ctx context.Context) error {
 		})
 	}
 	workers.Go(func() { s.marker(dbCtx) })
+	gone := make(chan error, 1)
+	watchCtx, unwatch := context.WithCancel(ctx)
+	defer unwatch()
+	leases.Go(func() { s.watch(watchCtx, gone) })
 
-	parts, err := s.schedule(ctx, dbCtx, group)
+	parts, err := s.schedule(ctx, dbCtx, group, gone)
+	unwatch()
 	if ctx.Err() == nil {
 		cancelPub(err)
 	}
@@ -160,9 +167,9 @@ func countBusy(parts map[int]*partition) (n int) {
 	return n
 }
 
-// schedule decides what is done next until ctx ends (nil) or the connection does. It returns the partitions as they are, some
+// schedule decides what is done next until ctx ends (nil), or the connection or the stream does. It returns the partitions as they are, some
 // of them busy.
-func (s *session) schedule(ctx, dbCtx context.Context, group *lease.Group) (map[int]*partition, error) {
+func (s *session) schedule(ctx, dbCtx context.Context, group *lease.Group, gone <-chan error) (map[int]*partition, error) {
 	parts := make(map[int]*partition, event.Partitions)
 	var (
 		poll        = s.cfg.PollInterval // between claims that nobody asked for: halved when they find something, doubled when not
@@ -227,6 +234,8 @@ func (s *session) schedule(ctx, dbCtx context.Context, group *lease.Group) (map[
 			return parts, nil
 		case <-s.closed:
 			return parts, errors.New("relay: the connection to the broker ended")
+		case err := <-gone:
+			return parts, err
 		case <-group.Changed():
 		case <-timer.C:
 		case <-s.wake:
@@ -388,6 +397,10 @@ func (s *session) finish(ctx context.Context, parts map[int]*partition, o outcom
 	if errors.Is(o.err, errRepaired) {
 		s.nc.Close()
 	}
+	select {
+	case s.look <- struct{}{}:
+	default:
+	}
 	p.retryAt = time.Now().Add(retryAfter(p.failures))
 	if errors.Is(o.err, ErrStreamRefused) {
 		p.retryAt = time.Now().Add(maxRetry)
@@ -527,11 +540,12 @@ func (s *session) mark(ctx context.Context, gathered []ack) {
 	}
 	ctx, cancel := s.forDB(ctx)
 	defer cancel()
-	held, err := outbox.MarkPublished(ctx, s.pool, s.generation, marks)
+	done, err := outbox.MarkPublished(ctx, s.pool, s.generation, marks)
 	s.metrics.seconds.WithLabelValues(stageMark).Observe(time.Since(start).Seconds())
 	s.at("after mark")
-	own := make(map[int]bool, len(held))
-	for _, p := range held {
+	s.doubled(ctx, done.Duplicates)
+	own := make(map[int]bool, len(done.Held))
+	for _, p := range done.Held {
 		own[p] = true
 	}
 	for _, a := range gathered {

@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -22,7 +24,7 @@ var ErrStreamRefused = errors.New("relay: the stream does not continue what this
 
 // connect opens a session: a connection of its own that never reconnects, to a stream that was compared with the database.
 func (r *Relay) connect(ctx context.Context) (*session, error) {
-	s := &session{Relay: r, closed: make(chan struct{})}
+	s := &session{Relay: r, closed: make(chan struct{}), look: make(chan struct{}, 1)}
 	nc, err := broker.Connect(r.broker, r.owner, r.log,
 		nats.RetryOnFailedConnect(false), nats.NoReconnect(),
 		nats.FlusherTimeout(r.cfg.PublishTimeout), // a write that blocks holds the connection's lock, heeds no context, and by default waits a minute
@@ -62,6 +64,10 @@ func (s *session) verify(ctx context.Context) error {
 		return err
 	}
 	info := stream.CachedInfo()
+	if kept := s.broker.Less(info.Config); len(kept) > 0 {
+		s.log.WarnContext(ctx, "the stream keeps what it has, because declaring it takes nothing away: correct this relay's environment, or shrink the stream with `tidings stream configure`",
+			"stream", s.broker.Stream, "kept", strings.Join(kept, "; "))
+	}
 	created := info.Created.UTC().Truncate(time.Microsecond)
 	generation, err := strconv.ParseInt(info.Config.Metadata[broker.MetaGeneration], 10, 64)
 	if err != nil {
@@ -78,22 +84,76 @@ func (s *session) verify(ctx context.Context) error {
 			return err
 		}
 	}
-	switch {
-	case bound.Name != s.broker.Stream:
-		return fmt.Errorf("%w: this database publishes to stream %s, not %s", ErrStreamRefused, bound.Name, s.broker.Stream)
-	case !bound.Created.Equal(created):
-		return fmt.Errorf("%w: stream %s was made at %s, the one known here at %s", ErrStreamRefused, bound.Name, created, bound.Created)
-	case bound.Generation != generation:
-		return fmt.Errorf("%w: stream %s is of generation %d, this database of %d", ErrStreamRefused, bound.Name, generation, bound.Generation)
-	case info.State.LastSeq < maxTail:
+	if err := sameStream(bound, s.broker, info); err != nil {
+		return err
+	}
+	if info.State.LastSeq < maxTail {
 		return fmt.Errorf("%w: stream %s ends at %d, its marks at %d", ErrStreamRefused, bound.Name, info.State.LastSeq, maxTail)
 	}
+	s.bound = bound
 	s.generation = bound.Generation
 	s.maxMessage = int(s.nc.MaxPayload())
 	if limit := int(info.Config.MaxMsgSize); limit > 0 {
 		s.maxMessage = min(s.maxMessage, limit)
 	}
 	return nil
+}
+
+// sameStream returns ErrStreamRefused unless the stream is the one that is bound: of the same name, creation and generation.
+func sameStream(bound outbox.Stream, cfg broker.Config, info *jetstream.StreamInfo) error {
+	created, generation := info.Created.UTC().Truncate(time.Microsecond), info.Config.Metadata[broker.MetaGeneration]
+	switch {
+	case bound.Name != cfg.Stream:
+		return fmt.Errorf("%w: this database publishes to stream %s, not %s", ErrStreamRefused, bound.Name, cfg.Stream)
+	case !bound.Created.Equal(created):
+		return fmt.Errorf("%w: stream %s was made at %s, the one known here at %s", ErrStreamRefused, bound.Name, created, bound.Created)
+	case strconv.FormatInt(bound.Generation, 10) != generation:
+		return fmt.Errorf("%w: stream %s is of generation %s, this database of %d", ErrStreamRefused, bound.Name, generation, bound.Generation)
+	}
+	return nil
+}
+
+// Check compares the stream with the one that this database publishes to, as a relay that connects does: it returns ErrStreamRefused when
+// they are not the same, and nothing is published. A database that has met no stream yet has nothing to compare.
+func Check(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config) error {
+	bound, _, ok, err := outbox.BoundStream(ctx, pool)
+	if err != nil || !ok {
+		return err
+	}
+	stream, err := js.Stream(ctx, cfg.Stream)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return fmt.Errorf("%w: stream %s is gone", ErrStreamRefused, cfg.Stream)
+	}
+	if err != nil {
+		return fmt.Errorf("look up stream %s: %w", cfg.Stream, err)
+	}
+	return sameStream(bound, cfg, stream.CachedInfo())
+}
+
+// watch looks every StreamInterval, and at once after a failure, whether the stream is still there and the same, until ctx ends. It
+// says on gone when it is not, and the next session says what is wrong: an idle relay would notice nothing, and a busy one only that
+// nobody answers.
+func (s *session) watch(ctx context.Context, gone chan<- error) {
+	tick := time.NewTicker(s.cfg.StreamInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-s.look:
+		}
+		rctx, cancel := context.WithTimeout(ctx, s.cfg.PublishTimeout)
+		stream, err := s.js.Stream(rctx, s.broker.Stream)
+		cancel()
+		if err == nil {
+			err = sameStream(s.bound, s.broker, stream.CachedInfo())
+		}
+		if errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, ErrStreamRefused) { // no answer says nothing about the stream
+			gone <- fmt.Errorf("relay: stream %s is gone or another one than before", s.broker.Stream)
+			return
+		}
+	}
 }
 
 // streamState is the part of a stream's state that catch-up needs, read from its leader.

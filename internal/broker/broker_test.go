@@ -3,7 +3,9 @@ package broker_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"log/slog"
+	"maps"
 	"net/url"
 	"strconv"
 	"strings"
@@ -19,6 +21,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/pglocal"
 	"github.com/tidings/tidings/internal/testkit"
 )
 
@@ -101,13 +104,170 @@ func TestExistingStreamKeepsItsGenerationAndIsBroughtUpToDate(t *testing.T) {
 		t.Fatal(err)
 	}
 	cfg := b.Config()
-	cfg.MaxAge = 48 * time.Hour
+	cfg.MaxAge = 2 * cfg.MaxAge
 	if stream, err = broker.EnsureStream(t.Context(), s, cfg); err != nil {
 		t.Fatal(err)
 	}
 	got := stream.CachedInfo().Config
 	if got.Metadata[broker.MetaGeneration] != "7" || got.Duplicates != 100*time.Millisecond || !got.AllowAtomicPublish || got.MaxAge != cfg.MaxAge {
 		t.Errorf("generation %s, window %s, atomic %v, age %s", got.Metadata[broker.MetaGeneration], got.Duplicates, got.AllowAtomicPublish, got.MaxAge)
+	}
+}
+
+func TestDeclaringNeverShrinksTheStream(t *testing.T) {
+	b := testkit.NATS(t)
+	s := js(t, b.Connect(t))
+	small, large, all := b.Config(), b.Config(), b.Config()
+	small.MaxAge, small.MaxBytes = 24*time.Hour, 1<<20
+	large.MaxAge, large.MaxBytes = 48*time.Hour, 2<<20
+	all.MaxAge, all.MaxBytes = 0, -1
+	declare := func(cfg broker.Config) jetstream.StreamConfig {
+		t.Helper()
+		stream, err := broker.EnsureStream(t.Context(), s, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return stream.CachedInfo().Config
+	}
+	c := declare(large)
+	c.MaxMsgSize, c.Metadata["team"] = 100_000, "social" // an operator's
+	if _, err := s.UpdateStream(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	if c := declare(small); c.MaxAge != large.MaxAge || c.MaxBytes != large.MaxBytes || c.MaxMsgSize != 100_000 || c.Metadata["team"] != "social" {
+		t.Errorf("the stream has now %s, %d bytes, %d bytes per message, %v", c.MaxAge, c.MaxBytes, c.MaxMsgSize, c.Metadata)
+	}
+	if c := declare(all); c.MaxAge != 0 || c.MaxBytes != -1 {
+		t.Errorf("without limits it has %s, %d bytes", c.MaxAge, c.MaxBytes)
+	}
+	if c := declare(large); c.MaxAge != 0 || c.MaxBytes != -1 {
+		t.Errorf("it had no limits, and has now %s, %d bytes", c.MaxAge, c.MaxBytes)
+	}
+}
+
+// cluster starts three servers and returns how to reach them.
+func cluster(t *testing.T) broker.Config {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("needs servers")
+	}
+	var ports [3]int
+	var routes []*url.URL
+	for i := range ports {
+		var err error
+		if ports[i], err = pglocal.FreePort(); err != nil {
+			t.Fatal(err)
+		}
+		routes = append(routes, &url.URL{Scheme: "nats", Host: fmt.Sprintf("127.0.0.1:%d", ports[i])})
+	}
+	var servers []*server.Server
+	for i, port := range ports {
+		srv, err := server.NewServer(&server.Options{
+			ServerName: fmt.Sprintf("n%d", i), Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true,
+			JetStream: true, StoreDir: t.TempDir(), Cluster: server.ClusterOpts{Name: "tidings", Host: "127.0.0.1", Port: port}, Routes: routes,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		srv.Start()
+		t.Cleanup(srv.WaitForShutdown)
+		t.Cleanup(srv.Shutdown)
+		if !srv.ReadyForConnections(10 * time.Second) {
+			t.Fatal("no server")
+		}
+		servers = append(servers, srv)
+	}
+	testkit.Eventually(t, 30*time.Second, "a leader, and everybody to know", func() (bool, error) {
+		for _, srv := range servers {
+			if h := srv.Healthz(&server.HealthzOptions{}); h.Status != "ok" {
+				return false, errors.New(h.Error)
+			}
+		}
+		return true, nil
+	})
+	return broker.Config{URL: servers[0].ClientURL(), Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxAge: time.Hour, MaxBytes: -1, Timeout: 20 * time.Second}
+}
+
+func TestOneDeclarerWithFewerReplicasTakesNoneAway(t *testing.T) {
+	cfg := cluster(t)
+	nc, err := broker.Connect(cfg, "test", testkit.Logger(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	s := js(t, nc)
+	for _, replicas := range []int{3, 1} {
+		cfg.Replicas = replicas
+		if _, err := broker.EnsureStream(t.Context(), s, cfg); err != nil {
+			t.Fatal(err)
+		}
+		stream, err := s.Stream(t.Context(), cfg.Stream)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := stream.CachedInfo().Config.Replicas; got != 3 {
+			t.Errorf("declared with %d, the stream has %d replicas", replicas, got)
+		}
+	}
+}
+
+func TestWhoeverSetsMetadataKeepsThatOfOthers(t *testing.T) {
+	b := testkit.NATS(t)
+	s := js(t, b.Connect(t))
+	known, err := broker.EnsureStream(t.Context(), s, b.Config()) // before the operator's change
+	if err != nil {
+		t.Fatal(err)
+	}
+	for seq := range 3 {
+		if _, err := s.Publish(t.Context(), b.Config().Prefix+".p00.x", nil, jetstream.WithMsgID(fmt.Sprint(seq))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := known.CachedInfo().Config
+	c.Metadata = maps.Clone(c.Metadata)
+	c.Metadata["team"], c.MaxMsgSize = "social", 100_000
+	if _, err := s.UpdateStream(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	if err := broker.SetMetadata(t.Context(), s, known, broker.MetaGeneration, func(string) string { return "2" }); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := broker.Erase(t.Context(), s, b.Config(), []broker.Doomed{{Seq: 1, MsgID: "0"}}); err != nil {
+		t.Fatal(err)
+	}
+	stream, err := broker.EnsureStream(t.Context(), s, b.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := stream.CachedInfo().Config
+	if m := got.Metadata; m["team"] != "social" || m[broker.MetaGeneration] != "2" || m[broker.MetaErased] != "1-1" || m[broker.MetaPartitions] != "32" || got.MaxMsgSize != 100_000 {
+		t.Errorf("the stream has %v, messages of %d bytes", m, got.MaxMsgSize)
+	}
+}
+
+func TestAStreamShrinksWhenTold(t *testing.T) {
+	b := testkit.NATS(t)
+	s := js(t, b.Connect(t))
+	cfg := b.Config()
+	if _, err := broker.EnsureStream(t.Context(), s, cfg); err != nil {
+		t.Fatal(err)
+	}
+	day, size := 24*time.Hour, int64(1<<20)
+	got, err := broker.Configure(t.Context(), s, cfg, broker.Limits{MaxAge: &day})
+	if err != nil || got.MaxAge != day || got.MaxBytes != -1 || got.Replicas != 1 {
+		t.Errorf("got %s, %d, %d, %v", got.MaxAge, got.MaxBytes, got.Replicas, err)
+	}
+	if got, err = broker.Configure(t.Context(), s, cfg, broker.Limits{MaxBytes: &size}); err != nil || got.MaxAge != day || got.MaxBytes != size {
+		t.Errorf("got %s, %d, %v", got.MaxAge, got.MaxBytes, err)
+	}
+	second := time.Second
+	if _, err = broker.Configure(t.Context(), s, cfg, broker.Limits{MaxAge: &second}); err == nil {
+		t.Error("an age of a second was taken")
+	}
+	less := cfg
+	less.MaxAge, less.MaxBytes = time.Hour, 1000
+	if got := strings.Join(less.Less(got), "; "); !strings.Contains(got, "NATS_MAX_AGE is 1h0m0s, the stream has 24h") || !strings.Contains(got, "NATS_MAX_BYTES is 1000, the stream has 1048576") {
+		t.Errorf("got %q", got)
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"strings"
 
 	"github.com/nats-io/nats.go"
@@ -112,22 +111,24 @@ func noteHead(ctx context.Context, js jetstream.JetStream, stream jetstream.Stre
 	if next == first {
 		return nil
 	}
-	ranges := ErasedRanges(info.Config.Metadata)
-	if n := len(ranges); n > 0 && ranges[n-1].Last+1 >= first {
-		ranges[n-1].Last = max(ranges[n-1].Last, next-1)
-	} else {
-		ranges = append(ranges, Range{first, next - 1})
-	}
-	ranges = ranges[max(0, len(ranges)-maxErasedRanges):]
-	var text []string
-	for _, r := range ranges {
-		text = append(text, fmt.Sprintf("%d-%d", r.First, r.Last))
-	}
-	config := info.Config
-	config.Metadata = maps.Clone(config.Metadata)
-	config.Metadata[MetaErased] = strings.Join(text, " ")
-	if _, err := js.UpdateStream(ctx, config); err != nil {
+	if err := SetMetadata(ctx, js, stream, MetaErased, func(old string) string { return addRange(old, Range{first, next - 1}) }); err != nil {
 		return fmt.Errorf("note what is erased from the beginning of stream %s: %w", cfg.Stream, err)
 	}
 	return nil
+}
+
+// addRange adds a range, which begins where the stream does, to the text of MetaErased.
+func addRange(text string, add Range) string {
+	ranges := ErasedRanges(map[string]string{MetaErased: text})
+	if n := len(ranges); n > 0 && ranges[n-1].Last+1 >= add.First {
+		ranges[n-1].Last = max(ranges[n-1].Last, add.Last)
+	} else {
+		ranges = append(ranges, add)
+	}
+	ranges = ranges[max(0, len(ranges)-maxErasedRanges):]
+	var all []string
+	for _, r := range ranges {
+		all = append(all, fmt.Sprintf("%d-%d", r.First, r.Last))
+	}
+	return strings.Join(all, " ")
 }

@@ -29,9 +29,10 @@ const duplicateWindow = 100 * time.Millisecond
 // another name (NATS_STREAM), or remove the one that is in the way.
 var ErrStreamShape = errors.New("broker: the stream has another shape")
 
-// EnsureStream declares the stream of cfg and returns it. One that exists is brought up to date where that loses nothing, and
-// keeps its generation and any limits that cfg does not name; one of another shape is refused with ErrStreamShape. Several
-// processes may call it at once.
+// EnsureStream declares the stream of cfg and returns it. It brings an existing stream up to date where that loses nothing. The stream
+// keeps its metadata, any limits that cfg does not name, and replicas, age and size of which cfg asks for less: Less
+// names them, and Configure is how to shrink on purpose. A stream of another shape is refused with ErrStreamShape. Several processes
+// may call it at once.
 func EnsureStream(ctx context.Context, js jetstream.JetStream, cfg Config) (jetstream.Stream, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -54,14 +55,112 @@ func EnsureStream(ctx context.Context, js jetstream.JetStream, cfg Config) (jets
 	if reasons := cfg.mismatch(have); len(reasons) > 0 {
 		return nil, fmt.Errorf("%w: %s: %s", ErrStreamShape, cfg.Stream, strings.Join(reasons, "; "))
 	}
-	want := cfg.declare(have)
-	if equal(have, want) {
-		return stream, nil
+	return change(ctx, js, stream, func(have jetstream.StreamConfig) jetstream.StreamConfig { return cfg.grown(have).declare(have) })
+}
+
+// change updates the stream by what f makes of its configuration, which is read just before. JetStream has no conditional update: of two
+// that overlap, one may be lost, so each reads again whether its own took, up to some times. Both then have what they want, and
+// everything that neither touches, such as an operator's metadata, stays.
+func change(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, f func(jetstream.StreamConfig) jetstream.StreamConfig) (jetstream.Stream, error) {
+	for range 5 {
+		info, err := stream.Info(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("look up stream %s: %w", stream.CachedInfo().Config.Name, err)
+		}
+		have := info.Config
+		have.Metadata = maps.Clone(have.Metadata)
+		want := f(have)
+		if equal(info.Config, want) {
+			return stream, nil
+		}
+		if _, err = js.UpdateStream(ctx, want); err != nil {
+			return nil, fmt.Errorf("update stream %s: %w", want.Name, err)
+		}
 	}
-	if stream, err = js.UpdateStream(ctx, want); err != nil {
-		return nil, fmt.Errorf("update stream %s: %w", cfg.Stream, err)
+	return nil, fmt.Errorf("update stream %s: other processes change it all the time", stream.CachedInfo().Config.Name)
+}
+
+// SetMetadata makes one key of the stream's metadata what f makes of it, and leaves the others as they are. f may be called again with
+// what it returned, and then returns the same.
+func SetMetadata(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, key string, f func(old string) string) error {
+	_, err := change(ctx, js, stream, func(have jetstream.StreamConfig) jetstream.StreamConfig {
+		if have.Metadata == nil {
+			have.Metadata = make(map[string]string)
+		}
+		have.Metadata[key] = f(have.Metadata[key])
+		return have
+	})
+	return err
+}
+
+// Limits are what Configure sets. nil leaves a value as it is.
+type Limits struct {
+	Replicas *int
+	MaxAge   *time.Duration // 0 for ever
+	MaxBytes *int64         // -1 for no limit
+}
+
+// Configure sets the stream's limits, also to less than it has: copies are dropped, and messages beyond the age expire. A relay whose
+// environment asks for more grows the stream again when it next connects.
+func Configure(ctx context.Context, js jetstream.JetStream, cfg Config, l Limits) (jetstream.StreamConfig, error) {
+	stream, err := js.Stream(ctx, cfg.Stream)
+	if err != nil {
+		return jetstream.StreamConfig{}, fmt.Errorf("look up stream %s: %w", cfg.Stream, err)
 	}
-	return stream, nil
+	if err := l.over(cfg, stream.CachedInfo().Config).Validate(); err != nil {
+		return jetstream.StreamConfig{}, err
+	}
+	stream, err = change(ctx, js, stream, func(have jetstream.StreamConfig) jetstream.StreamConfig {
+		c := l.over(cfg, have)
+		have.Replicas, have.MaxAge, have.MaxBytes = c.Replicas, c.MaxAge, c.MaxBytes
+		return have
+	})
+	if err != nil {
+		return jetstream.StreamConfig{}, err
+	}
+	return stream.CachedInfo().Config, nil
+}
+
+// over is c with the limits of have, and those of l over them.
+func (l Limits) over(c Config, have jetstream.StreamConfig) Config {
+	c.Replicas, c.MaxAge, c.MaxBytes = have.Replicas, have.MaxAge, have.MaxBytes
+	if l.Replicas != nil {
+		c.Replicas = *l.Replicas
+	}
+	if l.MaxAge != nil {
+		c.MaxAge = *l.MaxAge
+	}
+	if l.MaxBytes != nil {
+		c.MaxBytes = *l.MaxBytes
+	}
+	return c
+}
+
+// grown is c with as much as have has where c asks for less. No limit is the most.
+func (c Config) grown(have jetstream.StreamConfig) Config {
+	c.Replicas = max(c.Replicas, have.Replicas)
+	if c.MaxAge != 0 && (have.MaxAge == 0 || have.MaxAge > c.MaxAge) {
+		c.MaxAge = have.MaxAge
+	}
+	if c.MaxBytes != -1 && (have.MaxBytes <= 0 || have.MaxBytes > c.MaxBytes) {
+		c.MaxBytes = have.MaxBytes
+	}
+	return c
+}
+
+// Less names what a stream has more of than c asks for, both values: declaring the stream takes nothing of it away.
+func (c Config) Less(have jetstream.StreamConfig) (all []string) {
+	g := c.grown(have)
+	if g.Replicas != c.Replicas {
+		all = append(all, fmt.Sprintf("NATS_REPLICAS is %d, the stream has %d", c.Replicas, g.Replicas))
+	}
+	if g.MaxAge != c.MaxAge {
+		all = append(all, fmt.Sprintf("NATS_MAX_AGE is %s, the stream has %s (0s: for ever)", c.MaxAge, g.MaxAge))
+	}
+	if g.MaxBytes != c.MaxBytes {
+		all = append(all, fmt.Sprintf("NATS_MAX_BYTES is %d, the stream has %d (-1: no limit)", c.MaxBytes, g.MaxBytes))
+	}
+	return all
 }
 
 // errCodeStore is the server's code for a store that it could not create.
