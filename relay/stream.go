@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -48,7 +49,7 @@ func (s *session) verify(ctx context.Context) error {
 		return err
 	}
 	s.js = js
-	bound, maxTail, ok, err := outbox.BoundStream(ctx, s.pool)
+	bound, tails, ok, err := outbox.BoundStream(ctx, s.pool)
 	if err != nil {
 		return err
 	}
@@ -74,7 +75,7 @@ func (s *session) verify(ctx context.Context) error {
 		if err := outbox.Bind(ctx, s.pool, outbox.Stream{Name: s.broker.Stream, Created: created, Generation: generation}); err != nil {
 			return err
 		}
-		if bound, maxTail, _, err = outbox.BoundStream(ctx, s.pool); err != nil { // another relay may have been first
+		if bound, tails, _, err = outbox.BoundStream(ctx, s.pool); err != nil { // another relay may have been first
 			return err
 		}
 	}
@@ -85,8 +86,8 @@ func (s *session) verify(ctx context.Context) error {
 		return fmt.Errorf("%w: stream %s was made at %s, the one known here at %s", ErrStreamRefused, bound.Name, created, bound.Created)
 	case bound.Generation != generation:
 		return fmt.Errorf("%w: stream %s is of generation %d, this database of %d", ErrStreamRefused, bound.Name, generation, bound.Generation)
-	case info.State.LastSeq < maxTail:
-		return fmt.Errorf("%w: stream %s ends at %d, its marks at %d", ErrStreamRefused, bound.Name, info.State.LastSeq, maxTail)
+	case info.State.LastSeq < slices.Max(tails):
+		return fmt.Errorf("%w: stream %s ends at %d, its marks at %d", ErrStreamRefused, bound.Name, info.State.LastSeq, slices.Max(tails))
 	}
 	s.generation = bound.Generation
 	s.maxMessage = int(s.nc.MaxPayload())
