@@ -100,6 +100,15 @@ CREATE TABLE api_tokens (
   CONSTRAINT api_tokens_name_key UNIQUE (tenant_id, name)
 );
 
+-- names_comment tells whether a payload names a comment of a post, and its author, in the one form that is compared everywhere: a UUID in lower
+-- case with hyphens, numbers as decimal strings. In another form, consumers, erasures and whoever looks for a comment would not see the same.
+CREATE FUNCTION names_comment(payload jsonb, post_id bigint) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+  SELECT ((payload -> 'comment_id')::text ~ '^"[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}"$'
+      AND payload -> 'post_id' = to_jsonb(post_id::text)
+      AND CASE WHEN (payload -> 'author_id')::text ~ '^"[1-9][0-9]{0,18}"$' THEN (payload ->> 'author_id')::numeric <= 9223372036854775807 END) IS TRUE
+$$;
+
 -- outbox_messages: the events, each written in the transaction of its state change and published by the relay.
 --   event_id    names the event; an id alone does not (after a crash, a restore or a failover the same id is given out again);
 --   partition   the unit of order: 32 of them, the same in every version and language, computed here only;
@@ -126,7 +135,8 @@ CREATE TABLE outbox_messages (
   released_at    timestamptz,
   partition      smallint    NOT NULL GENERATED ALWAYS AS
     ((get_byte(decode(md5(tenant_id::text || '/' || aggregate_type || '/' || aggregate_id::text), 'hex'), 0) & 31)::smallint) STORED,
-  delayed        boolean     NOT NULL GENERATED ALWAYS AS (available_at > inserted_at AND released_at IS NULL) STORED
+  delayed        boolean     NOT NULL GENERATED ALWAYS AS (available_at > inserted_at AND released_at IS NULL) STORED,
+  CONSTRAINT outbox_messages_comment_check CHECK (aggregate_type <> 'comment' OR names_comment(payload, aggregate_id))
 -- Each row is written twice, pending and published. The room is for its second version: without it every page of the key splits.
 ) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
 
