@@ -75,6 +75,7 @@ func TestAnEventOfACommentNamesItInOneForm(t *testing.T) {
 		{"of another post than it is written to", `"42"`, `"43"`, names},
 		{"of a post with a leading zero", `"42"`, `"042"`, names},
 		{"of a post as a number", `"42"`, `42`, names},
+		{"of a parent in upper case", `"version"`, `"parent_id": "` + strings.ToUpper(otherID) + `", "version"`, names},
 		{"that is no object", good, `"text"`, names},
 		{"that is null", good, `null`, names},
 		{"of another's comment", `"7"`, `"8"`, matches},
@@ -99,6 +100,11 @@ func TestAnEventOfACommentNamesItInOneForm(t *testing.T) {
 	}
 	if err := appendComment(t, writer, 42, strings.Replace(good, `"version"`, `"text": {"of": ["a version to come"]}, "version"`, 1)); err != nil {
 		t.Error(err)
+	}
+	for _, parent := range []string{`null`, `""`, `"` + otherID + `"`} {
+		if err := appendComment(t, writer, 42, strings.Replace(good, `"version"`, `"parent_id": `+parent+`, "version"`, 1)); err != nil {
+			t.Error(err)
+		}
 	}
 	// An archived thread's comments are comments.
 	if _, err := db.Pool(t, postgres.RoleSystem).Exec(t.Context(), `WITH gone AS (DELETE FROM comments RETURNING *) INSERT INTO comments_archive SELECT * FROM gone`); err != nil {
