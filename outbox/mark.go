@@ -154,23 +154,22 @@ type Stream struct {
 	Generation int64
 }
 
-// streamSQL reads the bound stream and the greatest tail.
+// streamSQL reads the bound stream and the tails.
 const streamSQL = `
-SELECT s.name, s.created, s.generation, (SELECT max(tail_seq) FROM outbox_partitions)
+SELECT s.name, s.created, s.generation, ARRAY(SELECT tail_seq FROM outbox_partitions ORDER BY partition)
   FROM outbox_stream s`
 
-// BoundStream returns the stream that this database's events are on, and the greatest tail of all partitions. ok is false when
-// it has met none yet.
-func BoundStream(ctx context.Context, pool *pgxpool.Pool) (s Stream, maxTail uint64, ok bool, err error) {
-	var tail int64
-	err = pool.QueryRow(ctx, streamSQL).Scan(&s.Name, &s.Created, &s.Generation, &tail)
+// BoundStream returns the stream that this database's events are on, and the tail of each partition. ok is false, and there are no
+// tails, when it has met no stream yet.
+func BoundStream(ctx context.Context, pool *pgxpool.Pool) (s Stream, tails []uint64, ok bool, err error) {
+	err = pool.QueryRow(ctx, streamSQL).Scan(&s.Name, &s.Created, &s.Generation, &tails)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return Stream{}, 0, false, nil
+		return Stream{}, nil, false, nil
 	}
 	if err != nil {
-		return Stream{}, 0, false, fmt.Errorf("read the bound stream: %w", err)
+		return Stream{}, nil, false, fmt.Errorf("read the bound stream: %w", err)
 	}
-	return s, uint64(tail), true, nil
+	return s, tails, true, nil
 }
 
 // bindSQL remembers the stream, once.

@@ -157,7 +157,7 @@ func TestStatements(t *testing.T) {
 		"list DLQ": listDLQSQL, "count DLQ": countDLQSQL, "get of DLQ": getDLQSQL, "retry": retryDLQSQL, "discard": discardDLQSQL,
 		"slice": sliceSQL, "cursor": cursorSQL, "move cursor": moveCursorSQL, "plan": planSQL, "months": monthsSQL, "make month": makeMonthSQL,
 		"drop month": dropMonthSQL, "bound locks": boundLocksSQL, "trim default": trimDefaultSQL, "count default": countDefaultSQL,
-		"sweep end": sweepEndSQL, "sweep": sweepOutboxSQL, "sweep of DLQ": sweepDLQSQL, "sweep of archive": sweepArchiveSQL, "pending of": pendingOfSQL,
+		"sweep end": sweepEndSQL, "sweep": sweepOutboxSQL, "sweep of DLQ": sweepDLQSQL, "sweep of archive": sweepArchiveSQL, "pending of": pendingOfSQL, "pass": passSQL,
 		"redact": redactSQLOf(TableOutbox), "redact in DLQ": redactSQLOf(TableDLQ), "redact in archive": redactSQLOf(TableArchive),
 		"unmark": strings.ReplaceAll(unmarkSQL, "{table}", TableOutbox), "unmark in archive": strings.ReplaceAll(unmarkSQL, "{table}", TableArchive),
 		"find by id": archiveRow + byID, "find by event": dlqRow + byEvent, "find by recent event": outboxRow + byRecentEvent,

@@ -42,6 +42,7 @@ type RepairReport struct {
 	Unknown    int64          `json:"unknown"`    // messages without a row
 	Foreign    int64          `json:"foreign"`    // messages that no relay wrote: everybody skips them
 	Duplicates int64          `json:"duplicates"` // messages of an event that an earlier one has: the first counts
+	Behind     int            `json:"behind"`     // partitions whose last messages are gone: their marks move back
 	Deleted    int64          `json:"deleted"`    // of the unknown and the foreign ones
 	Created    time.Time      `json:"created"`    // when the stream was made
 	Tails      map[int]uint64 `json:"-"`          // last sequence of each partition, for the consumers' offsets
@@ -85,7 +86,7 @@ type repairer struct {
 // pass reads the whole stream, compares, and unless it only looks, repairs.
 func (p *repairer) pass(ctx context.Context, o RepairOptions, look bool) (report RepairReport, err error) {
 	report.Stream = p.cfg.Stream
-	bound, maxTail, known, err := outbox.BoundStream(ctx, p.pool)
+	bound, marks, known, err := outbox.BoundStream(ctx, p.pool)
 	if err != nil {
 		return report, err
 	}
@@ -137,8 +138,15 @@ func (p *repairer) pass(ctx context.Context, o RepairOptions, look bool) (report
 	report.Tails = r.Tails()
 	report.Messages, report.Marked, report.Republish, report.Unknown = found.Messages, found.Unmarked, found.Missing, found.UnknownOf
 	report.Duplicates = found.Duplicates
+	if !report.MadeAnew {
+		for partition, mark := range marks { // as they were before the stream was read
+			if report.Tails[partition] < mark && mark >= first { // it has not expired, so somebody deleted it
+				report.Behind++
+			}
+		}
+	}
 	// Rows that are on the stream and not marked are a catch-up's everyday work.
-	report.Healthy = !report.MadeAnew && bound.Generation == streamGeneration && p.generation == 0 && found.Missing == 0 && found.UnknownOf == 0 && info.State.LastSeq >= maxTail
+	report.Healthy = !report.MadeAnew && bound.Generation == streamGeneration && p.generation == 0 && found.Missing == 0 && found.UnknownOf == 0 && report.Behind == 0
 	if report.Healthy || look && (o.DryRun || found.UnknownOf == 0 || o.DeleteUnknown) {
 		return report, nil
 	}

@@ -1,10 +1,12 @@
 package relay
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -148,6 +150,73 @@ func TestMessagesThatTheStreamLostArePublishedAgain(t *testing.T) {
 	}
 	goesOn(t, pool, b)
 }
+
+// TestAPartitionWhoseLastMessagesWereDeletedGoesOn: somebody erased them, rows first, so that no row says that anything is missing. The relay
+// refuses the partition, and only the repair moves its mark back.
+func TestAPartitionWhoseLastMessagesWereDeletedGoesOn(t *testing.T) {
+	for what, messages := range map[string]string{
+		"the last one":  "stream_seq = (SELECT max(stream_seq) FROM outbox_messages WHERE partition = $1)",
+		"every message": "true",
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			pool, b, stream := wrote(t)
+			first, last := stream.CachedInfo().State.FirstSeq, stream.CachedInfo().State.LastSeq
+			var partition int
+			if err := pool.QueryRow(t.Context(), `SELECT partition FROM outbox_messages WHERE stream_seq NOT IN ($1, $2) GROUP BY partition HAVING count(*) > 1 LIMIT 1`,
+				int64(first), int64(last)).Scan(&partition); err != nil {
+				t.Fatal(err)
+			}
+			rows, _ := pool.Query(t.Context(), `DELETE FROM outbox_messages WHERE partition = $1 AND `+messages+` RETURNING stream_seq`, partition)
+			seqs, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, seq := range seqs {
+				if err := stream.DeleteMsg(t.Context(), uint64(seq)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			dry, err := repair(t, pool, b, RepairOptions{DryRun: true})
+			if err != nil || dry.Healthy || dry.Repaired || dry.Behind != 1 {
+				t.Errorf("a dry run found %+v, %v", dry, err)
+			}
+			report, err := repair(t, pool, b, RepairOptions{})
+			if err != nil || !report.Repaired || report.MadeAnew || report.Republish != 0 || report.Behind != 1 || report.Generation != 2 {
+				t.Fatalf("got %+v, %v", report, err)
+			}
+			start(t, newRelay(t, pool, b))
+			if err := appendTo(t.Context(), pool, partition); err != nil {
+				t.Fatal(err)
+			}
+			awaitDrained(t, t.Context(), pool, 20*time.Second)
+			if again, err := repair(t, pool, b, RepairOptions{}); err != nil || !again.Healthy || again.Behind != 0 {
+				t.Errorf("after the repair: %+v, %v", again, err)
+			}
+		})
+	}
+}
+
+// appendTo appends one event to a partition.
+func appendTo(ctx context.Context, pool *pgxpool.Pool, partition int) error {
+	for id := int64(1); ; id++ {
+		err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+			e := []event.Event{{TenantID: 1, AggregateType: "like", AggregateID: id, Type: event.Created, Payload: []byte(`{}`)}}
+			if err := outbox.Append(ctx, tx, e); err != nil {
+				return err
+			}
+			if e[0].Partition != partition {
+				return errElsewhere
+			}
+			return nil
+		})
+		if !errors.Is(err, errElsewhere) {
+			return err
+		}
+	}
+}
+
+var errElsewhere = errors.New("of another partition")
 
 func TestMessagesOfADatabaseThatWentBackAreTakenOffWhenTold(t *testing.T) {
 	pool, b, _ := wrote(t)

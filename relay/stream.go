@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -50,7 +51,7 @@ func (s *session) verify(ctx context.Context) error {
 		return err
 	}
 	s.js = js
-	bound, maxTail, ok, err := outbox.BoundStream(ctx, s.pool)
+	bound, tails, ok, err := outbox.BoundStream(ctx, s.pool)
 	if err != nil {
 		return err
 	}
@@ -80,15 +81,15 @@ func (s *session) verify(ctx context.Context) error {
 		if err := outbox.Bind(ctx, s.pool, outbox.Stream{Name: s.broker.Stream, Created: created, Generation: generation}); err != nil {
 			return err
 		}
-		if bound, maxTail, _, err = outbox.BoundStream(ctx, s.pool); err != nil { // another relay may have been first
+		if bound, tails, _, err = outbox.BoundStream(ctx, s.pool); err != nil { // another relay may have been first
 			return err
 		}
 	}
 	if err := sameStream(bound, s.broker, info); err != nil {
 		return err
 	}
-	if info.State.LastSeq < maxTail {
-		return fmt.Errorf("%w: stream %s ends at %d, its marks at %d", ErrStreamRefused, bound.Name, info.State.LastSeq, maxTail)
+	if info.State.LastSeq < slices.Max(tails) {
+		return fmt.Errorf("%w: stream %s ends at %d, its marks at %d", ErrStreamRefused, bound.Name, info.State.LastSeq, slices.Max(tails))
 	}
 	s.bound = bound
 	s.generation = bound.Generation

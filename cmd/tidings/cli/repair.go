@@ -62,11 +62,11 @@ simply run again. Rows that were discarded or dropped with old archives cannot b
 			case report.Healthy:
 				fmt.Fprintf(p.Stdout, "Stream %s and the database agree: %d messages. Nothing was done.\n", report.Stream, report.Messages)
 			case !report.Repaired:
-				fmt.Fprintf(p.Stdout, "Stream %s holds %d messages. A repair would publish %d events again and take %d messages off. Nothing was done.\n",
-					report.Stream, report.Messages, report.Republish, report.Unknown)
+				fmt.Fprintf(p.Stdout, "Stream %s holds %d messages. A repair would publish %d events again, take %d messages off and move the marks of %d partitions back. Nothing was done.\n",
+					report.Stream, report.Messages, report.Republish, report.Unknown, report.Behind)
 			default:
-				fmt.Fprintf(p.Stdout, "Stream %s is of generation %d. It held %d messages; %d events are published again now, %d messages were taken off.\n",
-					report.Stream, report.Generation, report.Messages, report.Republish, report.Deleted)
+				fmt.Fprintf(p.Stdout, "Stream %s is of generation %d. It held %d messages; %d events are published again now, %d messages were taken off, the marks of %d partitions moved back.\n",
+					report.Stream, report.Generation, report.Messages, report.Republish, report.Deleted, report.Behind)
 			}
 			if left := report.Foreign - report.Deleted; report.Healthy && left > 0 {
 				fmt.Fprintf(p.Stdout, "It also holds %d messages that no relay wrote. Everybody skips them; --delete-foreign takes them off.\n", left)
