@@ -61,7 +61,7 @@ func (c *Consumer) apply(ctx context.Context, b *batch) error {
 		c.metrics.applied[p].Add(float64(n))
 	}
 	for reason, n := range out.skipped {
-		c.metrics.skipped[reason].Add(float64(n))
+		c.skipped(ctx, reason, n)
 	}
 	c.metrics.parked.Add(float64(len(out.dead)))
 	for _, d := range out.dead {
@@ -74,6 +74,14 @@ func (c *Consumer) apply(ctx context.Context, b *batch) error {
 		return errMoved
 	}
 	return nil
+}
+
+// skipped counts messages that were passed over.
+func (c *Consumer) skipped(ctx context.Context, reason string, n int) {
+	c.metrics.skipped[reason].Add(float64(n))
+	if reason == event.Foreign || reason == event.Duplicate {
+		c.log.WarnContext(ctx, "skipped messages that are no events, or not for the first time", "kind", reason, "messages", n)
+	}
 }
 
 // checkKnown returns the fault of an event whose type or version this release does not know.

@@ -79,6 +79,7 @@ type Consumer struct {
 	metrics    *metrics
 	log        *slog.Logger
 	lag        lagClock
+	strays     uint64       // last message outside of every partition that was counted; the reader's of the session
 	step       func(string) // nil but in fault tests: called at the named crash points
 
 	mu    sync.Mutex

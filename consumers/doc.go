@@ -11,7 +11,8 @@
 //
 // Gaps are proven from the messages (see session.check): what was erased on purpose is passed over, what expired before it was
 // read stops the partition, and so does a stream that is not the one the offsets belong to. A stopped partition is shown by
-// consumer_partitions_stuck and Ready, and looked at again from time to time; the others go on.
+// consumer_partitions_stuck and Ready, and looked at again from time to time; the others go on. Messages that no relay wrote, and copies of events,
+// are skipped and counted.
 //
 // A poison event is parked with every later event of its aggregate in consumer_dead_letters, in the same transaction. DeadLetters
 // retries and discards them:

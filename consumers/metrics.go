@@ -10,7 +10,6 @@ import (
 const (
 	skipNotWanted = "not_wanted" // another aggregate of the catalogue
 	skipUnknown   = "unknown"    // an aggregate type that the catalogue does not have
-	skipForeign   = "foreign"    // a subject that names no partition
 )
 
 type metrics struct {
@@ -58,7 +57,10 @@ func newMetrics(reg prometheus.Registerer, consumer string, lagSeconds func() fl
 		Name: "consumer_lag_seconds",
 		Help: "Age of the oldest message that the consumer, all its instances together, has not applied; time since the last successful look when looking fails.",
 	}, lagSeconds)
-	for _, c := range []prometheus.Collector{applied, skipped, parked, deadLetters, batch, failures, held, stuck, paused, lagMessages, lag} {
+	foreign := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "consumer_foreign_messages_total", Help: "Messages passed over: foreign ones, which no relay wrote, and duplicates of an event.",
+	}, []string{"kind"})
+	for _, c := range []prometheus.Collector{applied, skipped, foreign, parked, deadLetters, batch, failures, held, stuck, paused, lagMessages, lag} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}
@@ -70,8 +72,11 @@ func newMetrics(reg prometheus.Registerer, consumer string, lagSeconds func() fl
 	for p := range m.applied {
 		m.applied[p] = applied.WithLabelValues(event.PartitionKey(p))
 	}
-	for _, r := range []string{skipNotWanted, skipUnknown, skipForeign} {
+	for _, r := range []string{skipNotWanted, skipUnknown} {
 		m.skipped[r] = skipped.WithLabelValues(r)
+	}
+	for _, kind := range []string{event.Foreign, event.Duplicate} {
+		m.skipped[kind] = foreign.WithLabelValues(kind)
 	}
 	return m, nil
 }

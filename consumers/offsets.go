@@ -20,7 +20,8 @@ type origin struct {
 // position is how far a partition has come.
 type position struct {
 	offset  uint64 // applied and committed when the session began
-	reached uint64 // of the last message taken into a batch
+	reached uint64 // of the last message taken into a batch, whoever's
+	event   uint64 // of the last one that was ours, since the session began: the next one names it
 	origin  origin
 	stopped bool
 }
@@ -56,7 +57,7 @@ func openOffsets(ctx context.Context, pool *pgxpool.Pool, consumer string, parti
 	var offset int64
 	var o origin
 	if _, err := pgx.ForEachRow(rows, []any{&partition, &offset, &o.generation, &o.created}, func() error {
-		all[partition] = &position{offset: uint64(offset), reached: uint64(offset), origin: o}
+		all[partition] = &position{offset: uint64(offset), reached: uint64(offset), event: uint64(offset), origin: o}
 		return nil
 	}); err != nil {
 		return nil, fmt.Errorf("read the offsets of %d partitions of %s: %w", len(keys), consumer, err)

@@ -164,19 +164,27 @@ func (s *session) probe(ctx context.Context, partition int, pos *position) (reas
 		return nil, err
 	}
 	e, _ := event.Decode(raw.Subject, raw.Header, raw.Data) // what check needs is read even from a damaged event
-	return s.check(ctx, partition, pos, &e, raw.Sequence)
+	_, reason, err = s.check(ctx, partition, pos, &e, raw.Sequence)
+	return reason, err
 }
 
-// next returns the partition's first message after a sequence, or nil when there is none.
+// next returns the partition's first event after a sequence, or nil when there is none. It passes over foreign messages.
 func (s *session) next(ctx context.Context, partition int, after uint64) (*jetstream.RawStreamMsg, error) {
-	raw, err := s.stream.GetMsg(ctx, after+1, jetstream.WithGetMsgSubject(event.PartitionFilter(s.c.deps.Broker.Prefix, partition)))
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return nil, nil
+	for {
+		one, cancel := context.WithTimeout(ctx, s.c.deps.Broker.Timeout) // each, for nobody knows how many there are
+		raw, err := s.stream.GetMsg(one, after+1, jetstream.WithGetMsgSubject(event.PartitionFilter(s.c.deps.Broker.Prefix, partition)))
+		cancel()
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("look up what follows %d in %s: %w", after, event.PartitionKey(partition), err)
+		}
+		if event.Ours(raw.Header) {
+			return raw, nil
+		}
+		after = raw.Sequence
 	}
-	if err != nil {
-		return nil, fmt.Errorf("look up what follows %d in %s: %w", after, event.PartitionKey(partition), err)
-	}
-	return raw, nil
 }
 
 func (s *session) stop(ctx context.Context, partition int, pos *position, reason error) {
@@ -345,17 +353,23 @@ func (s *session) collectAll(ctx context.Context, messages jetstream.MessagesCon
 func (s *session) take(ctx context.Context, b *batch, subject string, headers nats.Header, data []byte, seq uint64, stored time.Time) error {
 	partition, ok := partitionOf(s.c.deps.Broker.Prefix, subject)
 	if !ok {
-		s.c.metrics.skipped[skipForeign].Inc()
+		if seq > s.c.strays { // no offset says that it was counted
+			s.c.strays = seq
+			s.c.skipped(ctx, event.Foreign, 1)
+		}
 		return nil
 	}
 	pos := s.positions[partition]
 	if pos == nil || pos.stopped || seq <= pos.reached {
 		return nil
 	}
+	if !event.Ours(headers) {
+		return s.pass(ctx, b, partition, pos, event.Foreign, seq, stored)
+	}
 	d := delivery{headers: headers}
 	d.event, d.fault = event.Decode(subject, headers, data)
 	d.event.Seq = seq
-	reason, err := s.check(ctx, partition, pos, &d.event, seq)
+	again, reason, err := s.check(ctx, partition, pos, &d.event, seq)
 	if err != nil {
 		return err
 	}
@@ -363,12 +377,11 @@ func (s *session) take(ctx context.Context, b *batch, subject string, headers na
 		s.stop(ctx, partition, pos, reason)
 		return nil
 	}
-	m, ok := b.moves[partition]
-	if !ok {
-		m.from, m.generation = pos.reached, pos.origin.generation
+	if again {
+		return s.pass(ctx, b, partition, pos, event.Duplicate, seq, stored)
 	}
-	m.to, m.stored, pos.reached = seq, stored, seq
-	b.moves[partition] = m
+	pos.event = seq
+	b.move(partition, pos, seq, stored)
 	known, _ := event.Known(d.event.AggregateType, d.event.Type, d.event.Version)
 	switch {
 	case s.c.wants[d.event.AggregateType]:
@@ -385,6 +398,42 @@ func (s *session) take(ctx context.Context, b *batch, subject string, headers na
 	return nil
 }
 
+// pass moves the offset over a message that is skipped and counted. Such a message proves nothing of what was before it. Where something may
+// have expired unread the offset stays in front of a foreign one, and the next event, which names the one before it, tells; a duplicate, which that
+// may name, stops the partition.
+func (s *session) pass(ctx context.Context, b *batch, partition int, pos *position, kind string, seq uint64, stored time.Time) error {
+	ictx, cancel := context.WithTimeout(ctx, s.c.deps.Broker.Timeout)
+	defer cancel()
+	info, err := s.stream.Info(ictx)
+	if err != nil {
+		return fmt.Errorf("look up stream %s: %w", s.c.deps.Broker.Stream, err)
+	}
+	first := info.State.FirstSeq
+	switch proven := first <= pos.reached+1 || broker.ErasedAll(info.Config.Metadata, pos.reached+1, first-1); {
+	case !proven && kind == event.Foreign:
+		return nil
+	case !proven:
+		s.stop(ctx, partition, pos, s.replay("the events after %d may have expired: stream %s begins at %d", pos.reached, info.Config.Name, first))
+		return nil
+	}
+	b.move(partition, pos, seq, stored)
+	if kind == event.Duplicate {
+		pos.event = seq
+	}
+	b.deliveries = append(b.deliveries, delivery{event: event.Event{Partition: partition, Seq: seq}, skip: kind})
+	return nil
+}
+
+// move takes a message into the batch's move of its partition.
+func (b *batch) move(partition int, pos *position, seq uint64, stored time.Time) {
+	m, ok := b.moves[partition]
+	if !ok {
+		m.from, m.generation = pos.reached, pos.origin.generation
+	}
+	m.to, m.stored, pos.reached = seq, stored, seq
+	b.moves[partition] = m
+}
+
 // partitionOf reads the partition from a subject under prefix.
 func partitionOf(prefix, subject string) (int, bool) {
 	rest, ok := strings.CutPrefix(subject, prefix+".p")
@@ -395,47 +444,57 @@ func partitionOf(prefix, subject string) (int, bool) {
 	return p, err == nil && p >= 0 && p < event.Partitions
 }
 
-// check proves that nothing is missing between the partition's position and the message: the message names the one before it,
-// or stands directly behind it in its publish. reason says why the partition cannot go on; err is a failure to find out.
-func (s *session) check(ctx context.Context, partition int, pos *position, e *event.Event, seq uint64) (reason, err error) {
+// check proves that nothing is missing between the partition's position and the message: the message names the event before it, or
+// stands directly behind it in its publish. again says that it is a copy of an event that was passed; reason says why the partition cannot go on;
+// err is a failure to find out.
+func (s *session) check(ctx context.Context, partition int, pos *position, e *event.Event, seq uint64) (again bool, reason, err error) {
 	if e.Generation > pos.origin.generation {
-		return s.replay("message %d is of generation %d, the offset %d belongs to %d: the stream was repaired", seq, e.Generation, pos.reached, pos.origin.generation), nil
+		return false, s.replay("message %d is of generation %d, the offset %d belongs to %d: the stream was repaired", seq, e.Generation, pos.reached, pos.origin.generation), nil
 	}
 	prev := seq - 1
 	if e.HasPrev {
 		prev = e.Prev
 	}
-	if prev == pos.reached {
-		return nil, nil
+	if prev == pos.event || prev == pos.reached {
+		return false, nil, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.c.deps.Broker.Timeout)
+	ictx, cancel := context.WithTimeout(ctx, s.c.deps.Broker.Timeout)
 	defer cancel()
-	info, err := s.stream.Info(ctx)
+	info, err := s.stream.Info(ictx)
 	if err != nil {
-		return nil, fmt.Errorf("look up stream %s: %w", s.c.deps.Broker.Stream, err)
+		return false, nil, fmt.Errorf("look up stream %s: %w", s.c.deps.Broker.Stream, err)
 	}
 	first := info.State.FirstSeq
 	if prev < pos.reached {
 		if prev == 0 && first > pos.reached {
-			return nil, nil // all that was before it has expired, and was applied
+			return false, nil, nil // all that was before it has expired, and was applied
 		}
-		return s.replay("message %d follows %d, below the offset %d: the stream is not the one that was read", seq, prev, pos.reached), nil
+		raw, err := s.next(ctx, partition, prev)
+		switch {
+		case err != nil:
+			return false, nil, err
+		case raw != nil && raw.Sequence == seq: // what the offset names is foreign
+			return false, nil, nil
+		case raw != nil && raw.Sequence < seq && raw.Header.Get(event.HeaderID) == e.ID:
+			return true, nil, nil
+		}
+		return false, s.replay("message %d follows %d, below the offset %d: the stream is not the one that was read", seq, prev, pos.reached), nil
 	}
 	if prev < first && !broker.ErasedAll(info.Config.Metadata, pos.reached+1, prev) {
-		return s.replay("the events after %d have expired: message %d follows %d, and stream %s begins at %d", pos.reached, seq, prev, info.Config.Name, first), nil
+		return false, s.replay("the events after %d have expired: message %d follows %d, and stream %s begins at %d", pos.reached, seq, prev, info.Config.Name, first), nil
 	}
 	raw, err := s.next(ctx, partition, pos.reached)
 	if err != nil {
-		return nil, err
+		return false, nil, err
 	}
 	if raw == nil { // there is one: it was delivered. A replica that has not heard of it knows as little of those before it.
-		return nil, fmt.Errorf("message %d of %s was delivered and is not found", seq, event.PartitionKey(partition))
+		return false, nil, fmt.Errorf("message %d of %s was delivered and is not found", seq, event.PartitionKey(partition))
 	}
 	if raw.Sequence < seq {
-		return nil, fmt.Errorf("message %d of %s was not delivered before %d", raw.Sequence, event.PartitionKey(partition), seq)
+		return false, nil, fmt.Errorf("message %d of %s was not delivered before %d", raw.Sequence, event.PartitionKey(partition), seq)
 	}
 	s.c.log.InfoContext(ctx, "events were erased from the stream", "partition", event.PartitionKey(partition), "after", pos.reached, "before", seq)
-	return nil, nil
+	return false, nil, nil
 }
 
 // partitions are those that the batch moves, sorted.

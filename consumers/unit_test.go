@@ -95,9 +95,11 @@ func (e *endless) Next(...jetstream.NextOpt) (jetstream.Msg, error) {
 func (e *endless) Metadata() (*jetstream.MsgMetadata, error) {
 	return &jetstream.MsgMetadata{Sequence: jetstream.SequencePair{Stream: e.seq}, NumPending: e.pending}, nil
 }
-func (e *endless) Subject() string      { return "events.p00.t1.follow.created" }
-func (e *endless) Headers() nats.Header { return nil }
-func (e *endless) Data() []byte         { return []byte("{}") }
+func (e *endless) Subject() string { return "events.p00.t1.follow.created" }
+func (e *endless) Headers() nats.Header {
+	return nats.Header{event.HeaderSource: {event.Source}, event.HeaderID: {"8b5f0d5e-3f1c-4c6a-9f55-0f6f0a1f2b3c"}, event.HeaderOutboxID: {"1"}}
+}
+func (e *endless) Data() []byte { return []byte("{}") }
 
 func TestABatchIsFilledOnlyFarBehind(t *testing.T) {
 	for pending, bound := range map[uint64]int{0: 1 << 24, 1: 1 << 24, farBehind: 1000} { // the first is out of reach, however late its batch is taken

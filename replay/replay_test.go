@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
@@ -61,7 +62,7 @@ func newRig(t testing.TB) *rig {
 	}
 	r.store = store.New(r.api, func(int) {})
 	rel, err := relay.New(relay.Config{BatchSize: 500, BatchBytes: 4 << 20, PollInterval: 10 * time.Millisecond, PublishTimeout: 5 * time.Second, Publishers: 2,
-		DrainTimeout: 5 * time.Second, DatabaseTimeout: 30 * time.Second, Lease: lease.Config{TTL: 2 * time.Second}},
+		StreamInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second, DatabaseTimeout: 30 * time.Second, Lease: lease.Config{TTL: 2 * time.Second}},
 		r.system, r.broker, testkit.Logger(t), prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
@@ -398,6 +399,32 @@ func TestAReplayKilledAtAnyStepChangesNothing(t *testing.T) {
 	}
 	r.settle(p.Name())
 	r.verify(p.Name())
+}
+
+func TestAReplayPassesMessagesThatNoRelayWrote(t *testing.T) {
+	r := newRig(t)
+	p := followercounts.New()
+	r.live(p)
+	stray := func() {
+		t.Helper()
+		for partition := range event.Partitions {
+			if _, err := r.js.Publish(t.Context(), fmt.Sprintf("%s.p%02d.x", r.broker.Prefix, partition), []byte("hello")); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	r.fill(200)
+	r.settle(p.Name()) // the relay has bound the empty stream
+	stray()
+	for _, from := range []Source{Stream, Truth} {
+		if report := r.replay(p, Options{From: from}); !report.Switched || report.From != from {
+			t.Errorf("from %s: %+v", from, report)
+		}
+		r.fill(50)
+		stray()
+		r.settle(p.Name())
+		r.verify(p.Name())
+	}
 }
 
 func TestASecondReplayOfAConsumerIsRefused(t *testing.T) {

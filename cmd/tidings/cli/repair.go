@@ -32,6 +32,9 @@ twice and knows it by its id and version. Tidings' own consumers go on by themse
 Messages that have no row tell of writes that the database lost when it went back in time (a restore, a failover). They are named, and
 only --delete-unknown takes them off the stream. What the projections took from them before is not undone: run tidings verify.
 
+Messages that no relay wrote (nats pub events.p05.x hello) harm nothing: everybody skips and counts them. --delete-foreign takes them off,
+one by one.
+
 A stream that is well is left alone. Relays may run meanwhile; they refuse the stream until the repair is done. An interrupted repair is
 simply run again. Rows that were discarded or dropped with old archives cannot be published again.`,
 		Args: cobra.NoArgs,
@@ -54,20 +57,29 @@ simply run again. Rows that were discarded or dropped with old archives cannot b
 				return p.writeJSON(report)
 			}
 			switch {
+			case report.Healthy && report.Deleted > 0:
+				fmt.Fprintf(p.Stdout, "Stream %s and the database agree: %d messages. %d messages that no relay wrote were taken off.\n", report.Stream, report.Messages, report.Deleted)
 			case report.Healthy:
 				fmt.Fprintf(p.Stdout, "Stream %s and the database agree: %d messages. Nothing was done.\n", report.Stream, report.Messages)
 			case !report.Repaired:
-				fmt.Fprintf(p.Stdout, "Stream %s holds %d messages. A repair would publish %d events again and take %d messages off. Nothing was done.\n",
-					report.Stream, report.Messages, report.Republish, report.Unknown)
+				fmt.Fprintf(p.Stdout, "Stream %s holds %d messages. A repair would publish %d events again, take %d messages off and move the marks of %d partitions back. Nothing was done.\n",
+					report.Stream, report.Messages, report.Republish, report.Unknown, report.Behind)
 			default:
-				fmt.Fprintf(p.Stdout, "Stream %s is of generation %d. It held %d messages; %d events are published again now, %d messages were taken off.\n",
-					report.Stream, report.Generation, report.Messages, report.Republish, report.Deleted)
+				fmt.Fprintf(p.Stdout, "Stream %s is of generation %d. It held %d messages; %d events are published again now, %d messages were taken off, the marks of %d partitions moved back.\n",
+					report.Stream, report.Generation, report.Messages, report.Republish, report.Deleted, report.Behind)
+			}
+			if left := report.Foreign - report.Deleted; report.Healthy && left > 0 {
+				fmt.Fprintf(p.Stdout, "It also holds %d messages that no relay wrote. Everybody skips them; --delete-foreign takes them off.\n", left)
+			}
+			if report.Duplicates > 0 {
+				fmt.Fprintf(p.Stdout, "%d messages repeat an event of an earlier one. The first one counts.\n", report.Duplicates)
 			}
 			return nil
 		},
 	}
 	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "only say what would be done")
 	c.Flags().BoolVar(&o.DeleteUnknown, "delete-unknown", false, "take messages that have no row off the stream")
+	c.Flags().BoolVar(&o.DeleteForeign, "delete-foreign", false, "take messages that no relay wrote off the stream")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	dataFlag(c, &data)
 	return c

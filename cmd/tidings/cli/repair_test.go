@@ -33,8 +33,27 @@ func TestRepairStreamBringsALostStreamBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if _, err := js.Publish(t.Context(), "events.p05.x", []byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	if code, stdout, stderr := run(t, nil, "", "repair", "stream", "--data", d.dir); code != exitOK || !strings.Contains(stdout, "1 messages that no relay wrote") {
+		t.Errorf("of a stray message: exit code %d\n%s\n%s", code, stdout, stderr)
+	}
+	if code, stdout, stderr := run(t, nil, "", "repair", "stream", "--delete-foreign", "--data", d.dir); code != exitOK || !strings.Contains(stdout, "1 messages that no relay wrote were taken off") {
+		t.Errorf("of a stray message: exit code %d\n%s\n%s", code, stdout, stderr)
+	}
+	if code, stdout, stderr := run(t, nil, "", "stream", "configure", "--max-age", "48h", "--data", d.dir); code != exitOK || !strings.Contains(stdout, "age 48h0m0s") {
+		t.Errorf("a shorter age: exit code %d\n%s\n%s", code, stdout, stderr)
+	}
+	if code, _, stderr := run(t, nil, "", "stream", "configure", "--data", d.dir); code != exitInput {
+		t.Errorf("nothing to configure: exit code %d\n%s", code, stderr)
+	}
+	d.verify(t)
 	if err := js.DeleteStream(t.Context(), "EVENTS"); err != nil {
 		t.Fatal(err)
+	}
+	if code, stdout, stderr := run(t, nil, "", "status", "--data", d.dir); code != exitOK || !strings.Contains(stdout, "Nothing is published") || !strings.Contains(stdout, "tidings repair stream") {
+		t.Errorf("status of a deleted stream: exit code %d\n%s\n%s", code, stdout, stderr)
 	}
 	code, stdout, stderr := run(t, nil, "", "repair", "stream", "--data", d.dir, "--json")
 	var report relay.RepairReport
