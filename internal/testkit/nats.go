@@ -104,7 +104,7 @@ func NATSProcess(t testing.TB) *Broker {
 func (b *Broker) setURL(url string) {
 	b.URL = url
 	b.cfg = broker.Config{URL: url, Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxAge: 720 * time.Hour, MaxBytes: -1,
-		Timeout: 5 * time.Second}
+		Timeout: 5 * time.Second, Ping: 2 * time.Second}
 }
 
 // Kill ends the server with SIGKILL and returns when it is gone. Only for NATSProcess.
@@ -267,8 +267,13 @@ func externalNATS(t testing.TB, url string) *Broker {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		if err := js.DeleteStream(ctx, b.cfg.Stream); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
-			t.Errorf("remove the test's stream: %v", err)
+		for name := range js.StreamNames(ctx).Name() {
+			if !strings.HasPrefix(strings.TrimPrefix(name, "KV_"), b.cfg.Stream+"-") {
+				continue
+			}
+			if err := js.DeleteStream(ctx, name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+				t.Errorf("remove the test's stream %s: %v", name, err)
+			}
 		}
 	})
 	return b
