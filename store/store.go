@@ -98,10 +98,10 @@ func (s *Store) write(ctx context.Context, tenant int64, lockTimeout time.Durati
 	if err != nil {
 		return err
 	}
-	var touched uint32 // a bit per partition
+	var touched uint32 // a bit per slot
 	for i := range events {
 		if events[i].OutboxID != 0 { // else the answer to COMMIT was lost, and the relay's polling finds them
-			touched |= 1 << events[i].Partition
+			touched |= 1 << events[i].Slot
 		}
 	}
 	for ; touched != 0; touched &= touched - 1 {
