@@ -233,10 +233,14 @@ func (c *Consumer) clear(ctx context.Context, partition int) {
 	}
 }
 
+// count sets the gauges of what does not continue. It is called under c.mu.
 func (c *Consumer) count() {
 	n := make(map[troubleKind]int)
 	for _, t := range c.troubles {
 		n[t.kind]++
+	}
+	if c.cutOff != nil {
+		n[waiting] += len(c.streams)
 	}
 	c.metrics.stuck.Set(float64(n[stuck]))
 	c.metrics.waiting.Set(float64(n[waiting]))

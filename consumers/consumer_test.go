@@ -77,15 +77,18 @@ type rig struct {
 // newRig has partitions of as many slots each.
 func newRig(t testing.TB, db *testkit.DB, b *testkit.Broker, partitions ...int) *rig {
 	t.Helper()
-	r := &rig{t: t, url: db.URL, owner: db.Pool(t, postgres.RoleOwner), system: db.Pool(t, postgres.RoleSystem), cfg: b.Config(), tails: map[string]uint64{}}
-	r.exec(`CREATE TABLE testlog (id bigserial, follower_id bigint, followee_id bigint, version bigint CHECK (version < 1000))`)
-	r.exec(`GRANT ALL ON testlog, testlog_id_seq TO tidings_system`)
 	js, err := jetstream.New(b.Connect(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.js = js
-	n := append(partitions, 1)[0]
+	return newRigOn(t, db, js, b.Config(), append(partitions, 1)[0])
+}
+
+func newRigOn(t testing.TB, db *testkit.DB, js jetstream.JetStream, cfg broker.Config, n int) *rig {
+	t.Helper()
+	r := &rig{t: t, url: db.URL, owner: db.Pool(t, postgres.RoleOwner), system: db.Pool(t, postgres.RoleSystem), cfg: cfg, js: js, tails: map[string]uint64{}}
+	r.exec(`CREATE TABLE testlog (id bigserial, follower_id bigint, followee_id bigint, version bigint CHECK (version < 1000))`)
+	r.exec(`GRANT ALL ON testlog, testlog_id_seq TO tidings_system`)
 	for i := range n {
 		r.declare(broker.Partition{Number: i, FirstSlot: i * event.Slots / n, LastSlot: (i+1)*event.Slots/n - 1})
 	}

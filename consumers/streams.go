@@ -83,6 +83,7 @@ func (c *Consumer) setCutOff(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.cutOff = err
+	c.count()
 }
 
 // hurry has watch look at the streams soon.
