@@ -1,0 +1,35 @@
+package event
+
+import (
+	"encoding/hex"
+	"strconv"
+)
+
+// Ours reports whether a relay of Tidings wrote the message with these headers: it has a relay's source, a UUID as its event id, and an
+// outbox id. Nothing else on the stream is an event, whatever its subject says. Relay, consumers, replay and repair skip and count it
+// as Foreign. A message of ours may still be damaged: Decode says so.
+func Ours(headers map[string][]string) bool {
+	get := func(name string) string {
+		if v := headers[name]; len(v) > 0 {
+			return v[0]
+		}
+		return ""
+	}
+	id, err := strconv.ParseInt(get(HeaderOutboxID), 10, 64)
+	return get(HeaderSource) == Source && isUUID(get(HeaderID)) && err == nil && id > 0
+}
+
+// The kinds of message that are skipped and counted, as metrics label them.
+const (
+	Foreign   = "foreign"   // no relay wrote it
+	Duplicate = "duplicate" // an earlier message has the same event: that one counts
+)
+
+// isUUID accepts the one form that PostgreSQL writes.
+func isUUID(s string) bool {
+	if len(s) != 36 || s[8] != '-' || s[13] != '-' || s[18] != '-' || s[23] != '-' {
+		return false
+	}
+	_, err := hex.DecodeString(s[:8] + s[9:13] + s[14:18] + s[19:23] + s[24:])
+	return err == nil
+}
