@@ -174,6 +174,15 @@ func Last(ctx context.Context, js jetstream.JetStream, stream, filter string) (*
 	return get(ctx, js, stream, map[string]any{"last_by_subj": filter})
 }
 
+// Closed reports whether the stream ends with a closing message, by its leader.
+func Closed(ctx context.Context, js jetstream.JetStream, s Stream) (bool, error) {
+	if s.Last == 0 {
+		return false, nil
+	}
+	m, err := Next(ctx, js, s.Name, s.Last)
+	return m != nil && m.Header.Get(event.HeaderClosed) != "", err
+}
+
 // get asks a stream's leader for one message; nil when there is none.
 func get(ctx context.Context, js jetstream.JetStream, stream string, query map[string]any) (*Stored, error) {
 	request, err := json.Marshal(query)
