@@ -26,11 +26,10 @@ type Row struct {
 type Round struct {
 	Partition           int
 	FirstSlot, LastSlot int
-	Mark                *Mark   // nil: nothing to mark
-	Sample              bool    // sample the horizon although there is nothing to mark
+	Mark                *Mark   // nil: nothing to mark. One without rows samples the horizon and stores the floor
 	Floor               int64   // from where to claim; Mark.Floor is what is stored
 	InFlight            []int64 // rows that are being published and are not to be claimed again
-	Limit               int     // rows to claim
+	Limit               int     // rows to claim; 0 claims none
 	Due                 bool    // look for waiting rows that have fallen due as well
 	MaxBytes            int     // payload bytes to claim, about
 	MaxMessage          int     // a payload that takes more is left out (Row.Oversize)
@@ -47,7 +46,7 @@ type Claimed struct {
 	More    bool    // a limit ended the claim, so there may be more
 	Oldest  int64   // the lowest id that was found and is not among the waiting; 0 when there was none
 	Xmin    uint64  // every transaction with a lower id has ended in the claim's snapshot
-	Sample  Horizon // zero unless the round had a mark or was to sample
+	Sample  Horizon // zero unless the round had a mark
 }
 
 // Held is a row that waits for another of its aggregate.
@@ -79,9 +78,6 @@ SELECT /* outbox.begin_round */ (` + lastIDSQL + `),
 // lastIDSQL reads the last id that was handed out; an id that nobody has used yet shows as the one to be handed out first.
 // Index: none.   Locks: none.
 const lastIDSQL = `SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM outbox_messages_id_seq`
-
-// sampleSQL gives the round a transaction id.
-const sampleSQL = `SELECT /* outbox.sample */ pg_current_xact_id()::text::bigint`
 
 // claimSQL reads pending rows above the floor. It takes no lock: who may publish is decided by the stream (the check of its last
 // sequence), and who tries by the lease. A row is held when an earlier one of its aggregate waits.
@@ -133,16 +129,15 @@ func Exchange(ctx context.Context, pool *pgxpool.Pool, r Round) (Claimed, error)
 			"limit": r.Limit, "max_message": r.MaxMessage}
 	)
 	b.Queue(beginRoundSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&c.Sample.LastID, &c.Xmin, nil, nil, nil) })
-	switch {
-	case r.Mark != nil:
+	if r.Mark != nil {
 		b.Queue(markSQL, r.Mark.args(r.Partition)).QueryRow(func(row pgx.Row) error { return row.Scan(&c.Sample.XID, nil) })
-	case r.Sample:
-		b.Queue(sampleSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&c.Sample.XID) })
 	}
 	if r.Due {
 		b.Queue(dueSQL, args).Query(take.due)
 	}
-	b.Queue(claimSQL, args).Query(take.fresh)
+	if r.Limit > 0 {
+		b.Queue(claimSQL, args).Query(take.fresh)
+	}
 	b.Queue(stateSQL, args).QueryRow(func(row pgx.Row) error { return row.Scan(&c.Tail, &c.Closing, &c.Closed) })
 	if err := pool.SendBatch(ctx, &b).Close(); err != nil {
 		if isMarkFailed(err) {
@@ -156,16 +151,15 @@ func Exchange(ctx context.Context, pool *pgxpool.Pool, r Round) (Claimed, error)
 	return c, nil
 }
 
-// aggregate names what events are ordered by.
-type aggregate struct {
-	tenant int64
-	kind   string
-	id     int64
+// Aggregate names what events are ordered by.
+type Aggregate struct {
+	TenantID int64
+	Type     string
+	ID       int64
 }
 
-func aggregateOf(e *event.Event) aggregate {
-	return aggregate{e.TenantID, e.AggregateType, e.AggregateID}
-}
+// Aggregate returns the row's.
+func (r *Row) Aggregate() Aggregate { return Aggregate{r.TenantID, r.AggregateType, r.AggregateID} }
 
 // taking fills a Claimed from rows, within the round's bounds.
 type taking struct {
@@ -197,11 +191,11 @@ func (t *taking) due(rows pgx.Rows) error {
 		row      Row
 		payload  pgtype.DriverBytes
 		due, out bool
-		blocked  = make(map[aggregate]int64)
+		blocked  = make(map[Aggregate]int64)
 	)
 	_, err := pgx.ForEachRow(rows, append(row.fields(&payload), &due, &out), func() error {
 		row.Delayed = true
-		key := aggregateOf(&row.Event)
+		key := row.Aggregate()
 		behind, is := blocked[key]
 		switch {
 		case is && due:

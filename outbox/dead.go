@@ -14,16 +14,16 @@ const deadAggregatesSQL = `SELECT /* outbox.dead_aggregates */ DISTINCT tenant_i
 
 // Dead returns whether an aggregate has messages in the DLQ, as it is now. The pool acts as the system role.
 func Dead(ctx context.Context, pool *pgxpool.Pool) (dead func(tenant int64, aggregateType string, aggregateID int64) bool, err error) {
-	all := make(map[aggregate]bool)
+	all := make(map[Aggregate]bool)
 	rows, _ := pool.Query(ctx, deadAggregatesSQL)
-	var a aggregate
-	if _, err := pgx.ForEachRow(rows, []any{&a.tenant, &a.kind, &a.id}, func() error {
+	var a Aggregate
+	if _, err := pgx.ForEachRow(rows, []any{&a.TenantID, &a.Type, &a.ID}, func() error {
 		all[a] = true
 		return nil
 	}); err != nil {
 		return nil, fmt.Errorf("read which aggregates are in the DLQ: %w", err)
 	}
 	return func(tenant int64, aggregateType string, aggregateID int64) bool {
-		return all[aggregate{tenant, aggregateType, aggregateID}]
+		return all[Aggregate{tenant, aggregateType, aggregateID}]
 	}, nil
 }

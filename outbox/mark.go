@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,6 +27,14 @@ type Mark struct {
 	OldTail, NewTail uint64
 	Floor            int64 // raises the stored floor; 0 leaves it
 	Rows             []Published
+}
+
+// Then returns the mark of both, next following m. Either may be nil.
+func (m *Mark) Then(next *Mark) *Mark {
+	if m == nil || next == nil {
+		return cmp.Or(m, next)
+	}
+	return &Mark{OldTail: m.OldTail, NewTail: next.NewTail, Rows: append(m.Rows, next.Rows...)}
 }
 
 var (

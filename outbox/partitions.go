@@ -48,6 +48,20 @@ func Partitions(ctx context.Context, q Querier) ([]Partition, error) {
 	return all, nil
 }
 
+// ReadPartition returns one partition, or pgx.ErrNoRows.
+func ReadPartition(ctx context.Context, q Querier, number int) (Partition, error) {
+	all, err := Partitions(ctx, q)
+	if err != nil {
+		return Partition{}, err
+	}
+	for _, p := range all {
+		if p.Number == number {
+			return p, nil
+		}
+	}
+	return Partition{}, fmt.Errorf("read partition %d: %w", number, pgx.ErrNoRows)
+}
+
 // Active returns the partitions that a relay may publish to now: those that are not closed, and wait for no other.
 func Active(all []Partition) (active []Partition) {
 	open := make(map[int]bool, len(all))
@@ -168,4 +182,20 @@ func replace(ctx context.Context, tx pgx.Tx, all, old []Partition, to int) (adde
 func addPartition(ctx context.Context, tx pgx.Tx, p Partition) error {
 	_, err := tx.Exec(ctx, addPartitionSQL, pgx.StrictNamedArgs{"partition": p.Number, "first": p.FirstSlot, "last": p.LastSlot, "after": p.After})
 	return err
+}
+
+// belowFloorSQL looks for a pending row among ids that a floor has passed.
+// Index: outbox_messages_pkey, one range.   Locks: none.
+const belowFloorSQL = `
+SELECT /* outbox.below_floor */ coalesce(min(id), 0)
+  FROM outbox_messages WHERE id > @above AND id <= @floor AND processed_at IS NULL AND NOT delayed AND slot BETWEEN @first AND @last`
+
+// BelowFloor returns the lowest pending row of a partition with an id above above and up to floor, 0 when there is none. There never is one
+// below a floor that was proven; a row here says that the proof is wrong.
+func BelowFloor(ctx context.Context, pool *pgxpool.Pool, p Partition, above, floor int64) (id int64, err error) {
+	err = pool.QueryRow(ctx, belowFloorSQL, pgx.StrictNamedArgs{"above": above, "floor": floor, "first": p.FirstSlot, "last": p.LastSlot}).Scan(&id)
+	if err != nil {
+		return 0, fmt.Errorf("look below the floor of partition %d: %w", p.Number, err)
+	}
+	return id, nil
 }

@@ -175,7 +175,6 @@ WITH gone AS (DELETE FROM outbox_messages_archive WHERE ` + lostSQL + ` RETURNIN
 back AS (
   INSERT INTO outbox_messages (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
          attempts, last_error, trace_id, event_id, inserted_at)
-  OVERRIDING SYSTEM VALUE
   SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, inserted_at,
          attempts, last_error, trace_id, event_id, inserted_at FROM gone
   RETURNING id)

@@ -10,116 +10,164 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/outbox"
 )
 
-// position is where a partition stands after a catch-up.
-type position struct {
-	tail   uint64 // what outbox_partitions says: the last sequence that was published
-	expect uint64 // what the tail check must name: the same, or 0 once that message has expired
+// catchUp compares the stream with what the database knows of it, reads what it holds behind the stored tail, marks those rows, and
+// leaves the writer where the stream ends. It is run before the first claim of a partition and after anything but a plain ack.
+func (w *writer) catchUp(ctx context.Context) error {
+	start := time.Now()
+	w.metrics.catchUps.Inc()
+	defer func() { w.metrics.seconds.WithLabelValues(stageCatchUp).Observe(time.Since(start).Seconds()) }()
+	stream, err := w.bind(ctx)
+	if err != nil {
+		return err
+	}
+	w.maxMessage = int(w.nc.MaxPayload())
+	if stream.MaxMessage > 0 {
+		w.maxMessage = min(w.maxMessage, stream.MaxMessage)
+	}
+	w.floor, w.looked, w.samples, w.stored = w.p.Floor, w.p.Floor, nil, w.p.Tail
+	w.at("catch-up")
+	mark := outbox.Mark{Created: w.p.Created, OldTail: w.p.Tail, NewTail: w.p.Tail}
+	for mark.NewTail < stream.Last {
+		final, err := w.read(ctx, &mark, stream.Last)
+		if err != nil {
+			return err
+		}
+		if err := w.record(ctx, mark); err != nil {
+			return err
+		}
+		w.stored = mark.NewTail
+		if final > 0 {
+			return w.closed(ctx, final)
+		}
+		mark = outbox.Mark{Created: w.p.Created, OldTail: mark.NewTail, NewTail: mark.NewTail}
+	}
+	w.tail = w.stored
+	return nil
 }
 
-// catchUp reads what the stream holds of the partition after the stored tail, marks those rows, and returns where the
-// partition stands. It is run before the first claim of a partition and after anything but a plain ack.
-func (s *session) catchUp(ctx context.Context, partition int) (position, error) {
-	s.metrics.catchUps.Inc()
-	filter := event.PartitionFilter(s.broker.Prefix, partition)
-	tail, generation, err := s.tail(ctx, partition)
+// bind returns the partition's stream, which is the one that the database knows. A partition that has met no stream yet is bound to an
+// empty one; a stream that is gone is never made anew: its loss is to be decided on.
+func (w *writer) bind(ctx context.Context) (broker.Stream, error) {
+	p, err := w.partition(ctx)
 	if err != nil {
-		return position{}, err
+		return broker.Stream{}, err
 	}
-	if generation != s.generation {
-		return position{}, fmt.Errorf("%w: partition %d is of generation %d, this session of %d", errRepaired, partition, generation, s.generation)
+	bctx, cancel := w.forBroker(ctx)
+	defer cancel()
+	name, spec := w.broker.StreamName(p.Number), broker.Partition{Number: p.Number, FirstSlot: p.FirstSlot, LastSlot: p.LastSlot, After: p.After}
+	var stream broker.Stream
+	if p.Stream == "" {
+		if stream, err = broker.Declare(bctx, w.js, w.broker, spec, w.log); err == nil && stream.Last > 0 {
+			return stream, fmt.Errorf("%w: stream %s holds %d messages of another database", ErrStreamRefused, name, stream.Last)
+		}
+		if err == nil {
+			dbCtx, cancel := w.forDB(ctx)
+			defer cancel()
+			if err := outbox.Bind(dbCtx, w.pool, p.Number, name, stream.Created); err != nil {
+				return stream, err
+			}
+			if p, err = w.partition(ctx); err != nil { // another relay may have been first
+				return stream, err
+			}
+		}
+	} else if stream, err = broker.ReadStream(bctx, w.js, w.broker, p.Number); err == nil && !w.declared {
+		w.declared = true
+		stream, err = broker.Declare(bctx, w.js, w.broker, spec, w.log)
 	}
-	state, err := s.stateOf(ctx, filter)
-	if err != nil {
-		return position{}, err
-	}
+	w.p = p
 	switch {
-	case state.last == tail:
-		return position{tail, tail}, nil
-	case state.last < tail && tail >= state.first:
-		return position{}, fmt.Errorf("%w: partition %d ends at %d, its marks at %d", ErrStreamRefused, partition, state.last, tail)
-	case state.last < tail: // the last message has expired, and the stream says 0 for the partition
-		return position{tail, state.last}, nil
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		return stream, fmt.Errorf("%w: stream %s is gone", ErrStreamRefused, name)
+	case errors.Is(err, broker.ErrStreamShape):
+		return stream, fmt.Errorf("%w: %w", ErrStreamRefused, err)
+	case err != nil:
+		return stream, &brokerError{stageCatchUp, err}
 	}
-	s.at("catch-up")
-	if tail, err = s.markFrom(ctx, filter, partition, tail, state.last); err != nil {
-		return position{}, err
-	}
-	return position{tail, tail}, nil
+	return stream, w.compare(p, stream)
 }
 
-func (s *session) tail(ctx context.Context, partition int) (tail uint64, generation int64, err error) {
-	ctx, cancel := s.forDB(ctx)
-	defer cancel()
-	return outbox.Tail(ctx, s.pool, partition)
+// compare returns ErrStreamRefused when the stream is not the one that the database knows, or ends before it. A replicated stream is
+// believed only after a while: the leader of a moment may be one that nobody follows any more.
+func (w *writer) compare(p outbox.Partition, stream broker.Stream) error {
+	var err error
+	switch name := w.broker.StreamName(p.Number); {
+	case p.Stream != name:
+		return fmt.Errorf("%w: partition %d is on stream %s, not %s", ErrStreamRefused, p.Number, p.Stream, name)
+	case !stream.Created.Equal(p.Created):
+		err = fmt.Errorf("%w: stream %s was made at %s, the one known here at %s", ErrStreamRefused, name, stream.Created, p.Created)
+	case stream.Last < p.Tail:
+		err = fmt.Errorf("%w: stream %s ends at %d, its marks at %d", ErrStreamRefused, name, stream.Last, p.Tail)
+	default:
+		w.suspect = time.Time{}
+		return nil
+	}
+	if w.suspect.IsZero() {
+		w.suspect = time.Now()
+	}
+	if stream.Replicas > 1 && time.Since(w.suspect) < sureAfter {
+		return &brokerError{stageCatchUp, fmt.Errorf("%w: %s says that it ends at %d, which is not believed yet", broker.ErrNoLeader, stream.Name, stream.Last)}
+	}
+	return err
 }
 
-func (s *session) markOne(ctx context.Context, m outbox.Mark) (held []int, err error) {
-	ctx, cancel := s.forDB(ctx)
-	defer cancel()
-	return outbox.MarkPublished(ctx, s.pool, s.generation, []outbox.Mark{m})
-}
-
-// errTailMoved reports that another relay moved the stored tail meanwhile: the catch-up begins again.
-var errTailMoved = errors.New("relay: the stored tail moved during the catch-up")
-
-// errRepaired reports that the stream is being repaired, or was: the session ends, and the next one begins with what is true then.
-var errRepaired = errors.New("relay: the stream was repaired meanwhile")
-
-// markFrom marks the rows whose messages stand after tail up to last, in bounded steps, and returns the new tail.
-func (s *session) markFrom(ctx context.Context, filter string, partition int, tail, last uint64) (uint64, error) {
-	consumer, err := s.js.OrderedConsumer(ctx, s.broker.Stream, jetstream.OrderedConsumerConfig{
-		FilterSubjects: []string{filter}, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: tail + 1,
-		HeadersOnly: true, InactiveThreshold: 30 * time.Second, NamePrefix: fmt.Sprintf("relay-catchup-p%02d-%d", partition, time.Now().UnixNano()),
-	})
-	if err != nil {
-		return 0, fmt.Errorf("read partition %d from %d: %w", partition, tail+1, err)
-	}
-	messages, err := consumer.Messages(jetstream.PullMaxMessages(s.cfg.BatchSize), jetstream.PullExpiry(5*time.Second), jetstream.PullHeartbeat(time.Second))
-	if err != nil {
-		return 0, fmt.Errorf("read partition %d from %d: %w", partition, tail+1, err)
-	}
-	defer messages.Stop()
-	m := outbox.Mark{Partition: partition, OldTail: tail}
-	for m.NewTail < last {
-		msg, err := next(ctx, messages, s.cfg.PublishTimeout)
+// read adds to mark the messages behind it, up to last and as many as fill a batch. final is the sequence of the closing message.
+func (w *writer) read(ctx context.Context, mark *outbox.Mark, last uint64) (final uint64, err error) {
+	for mark.NewTail < last && len(mark.Rows) < w.cfg.BatchSize {
+		m, err := w.next(ctx, mark.NewTail+1)
 		if err != nil {
-			return 0, fmt.Errorf("read partition %d after %d: %w", partition, max(m.NewTail, tail), err)
+			return 0, err
 		}
-		meta, err := msg.Metadata()
-		if err != nil {
-			return 0, fmt.Errorf("read partition %d after %d: %w", partition, max(m.NewTail, tail), err)
+		if m == nil || m.Seq > last { // deleted, or expired
+			mark.NewTail = last
+			break
 		}
-		m.NewTail = meta.Sequence.Stream
-		id, err := strconv.ParseInt(msg.Headers().Get(event.HeaderOutboxID), 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("%w: message %d of partition %d is not of this system: %s is %q", ErrStreamRefused, m.NewTail, partition,
-				event.HeaderOutboxID, msg.Headers().Get(event.HeaderOutboxID))
+		if w.p.Closing && m.Header.Get(event.HeaderClosed) != "" {
+			return m.Seq, nil
 		}
-		m.Rows = append(m.Rows, outbox.Published{ID: id, EventID: msg.Headers().Get(event.HeaderMsgID), Seq: m.NewTail})
-		if len(m.Rows) < s.cfg.BatchSize && m.NewTail < last {
+		mark.NewTail = m.Seq
+		if !event.Ours(m.Header) {
+			w.metrics.skipped.WithLabelValues(event.Foreign).Inc()
+			w.log.WarnContext(ctx, "a message on the stream that no relay of ours wrote is passed over", "partition", w.p.Number, "stream_seq", m.Seq, "subject", m.Subject)
 			continue
 		}
-		held, err := s.markOne(ctx, m)
-		switch {
-		case errors.Is(err, outbox.ErrRowsMissing):
-			return 0, fmt.Errorf("%w: %w", ErrStreamRefused, err)
-		case err != nil:
-			return 0, err
-		case len(held) == 0:
-			return 0, errTailMoved
-		}
-		s.metrics.caughtUp.Add(float64(len(m.Rows)))
-		m = outbox.Mark{Partition: partition, OldTail: m.NewTail, NewTail: m.NewTail, Rows: m.Rows[:0]}
+		id, _ := strconv.ParseInt(m.Header.Get(event.HeaderOutboxID), 10, 64) // Ours has read it
+		mark.Rows = append(mark.Rows, outbox.Published{ID: id, EventID: m.Header.Get(event.HeaderID), Seq: m.Seq})
 	}
-	return m.NewTail, nil
+	return 0, nil
 }
 
-// next returns the next message, or an error after the timeout: an ordered consumer that misses its server tries for ever.
-func next(ctx context.Context, messages jetstream.MessagesContext, timeout time.Duration) (jetstream.Msg, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+func (w *writer) next(ctx context.Context, seq uint64) (*broker.Stored, error) {
+	ctx, cancel := w.forBroker(ctx)
 	defer cancel()
-	return messages.Next(jetstream.NextContext(ctx))
+	m, err := broker.Next(ctx, w.js, w.p.Stream, seq)
+	if err != nil {
+		return nil, &brokerError{stageCatchUp, err}
+	}
+	return m, nil
+}
+
+// record marks what was read.
+func (w *writer) record(ctx context.Context, mark outbox.Mark) error {
+	ctx, cancel := w.forDB(ctx)
+	defer cancel()
+	repeated, err := outbox.MarkCaughtUp(ctx, w.pool, w.p.Number, mark)
+	switch {
+	case errors.Is(err, outbox.ErrRowsMissing):
+		return fmt.Errorf("%w: %w", ErrStreamRefused, err)
+	case errors.Is(err, outbox.ErrMarkFailed):
+		return fmt.Errorf("%w: %w", errTailMoved, err)
+	case err != nil:
+		return err
+	}
+	w.metrics.caughtUp.Add(float64(len(mark.Rows) - len(repeated)))
+	w.metrics.throughput.Add(float64(len(mark.Rows) - len(repeated)))
+	for _, seq := range repeated {
+		w.metrics.skipped.WithLabelValues(event.Duplicate).Inc()
+		w.log.WarnContext(ctx, "an event is on the stream twice: the first message counts", "partition", w.p.Number, "stream_seq", seq)
+	}
+	return nil
 }

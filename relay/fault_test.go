@@ -24,6 +24,7 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
 )
 
 // Relays under fault are child processes: the test binary again, told by childEnv what to be.
@@ -99,7 +100,7 @@ func child() {
 		panic(err)
 	}
 	point := &crashPoint{next: c.crash}
-	r.step, r.atomicFrom = point.at, c.AtomicFrom
+	r.step, r.pace.from = point.at, c.AtomicFrom
 	go func() {
 		for in := json.NewDecoder(os.Stdin); ; {
 			var next crash
@@ -152,6 +153,14 @@ func seededFleet(t *testing.T, db *testkit.DB, rng *rand.Rand) *fleet {
 	return f
 }
 
+// resize asks for so many partitions.
+func (f *fleet) resize(to int) {
+	f.t.Helper()
+	if _, err := outbox.Resize(f.t.Context(), f.pool, to); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
 // links are the proxies between a relay and its servers.
 type links struct{ db, nats *proxy }
 
@@ -182,12 +191,12 @@ type options struct {
 	crash
 	ttl        time.Duration // leaseTTL when 0
 	maxConns   int           // 8 when 0
-	atomicFrom int           // as usual when 0
+	atomicFrom int           // as measured when 0
 	via        links         // directly when nil
 }
 
-// batches makes every publish of more than one row an atomic batch.
-const batches = 2
+// batches makes every publish of more than one row an atomic batch, singles none.
+const batches, singles = 2, 1 << 20
 
 // relay starts a relay process that sends itself sig at the crash point step; none when step is empty.
 func (f *fleet) relay(step string, sig syscall.Signal) *process {
@@ -198,7 +207,7 @@ func (f *fleet) relay(step string, sig syscall.Signal) *process {
 // start starts a relay process.
 func (f *fleet) start(o options) *process {
 	f.t.Helper()
-	c := childConfig{DatabaseURL: f.url, Broker: f.b.Config(), TTL: cmp.Or(o.ttl, leaseTTL), MaxConns: cmp.Or(o.maxConns, 8), AtomicFrom: cmp.Or(o.atomicFrom, atomicFrom), crash: o.crash}
+	c := childConfig{DatabaseURL: f.url, Broker: f.b.Config(), TTL: cmp.Or(o.ttl, leaseTTL), MaxConns: cmp.Or(o.maxConns, 8), AtomicFrom: o.atomicFrom, crash: o.crash}
 	if o.via != (links{}) {
 		c.DatabaseURL, c.Broker.URL = withHost(f.t, f.url, o.via.db), withHost(f.t, f.b.URL, o.via.nats)
 	}
@@ -327,7 +336,7 @@ func TestARelayKilledAtAnyStepLosesAndDoublesNothing(t *testing.T) {
 	for what, o := range map[string]options{
 		"after claim":                  {crash: crash{Step: "after claim"}},
 		"before the commit of a batch": {crash: crash{Step: "before commit"}, atomicFrom: batches},
-		"between single publishes":     {crash: crash{Step: "before commit", Nth: 30}},
+		"between single publishes":     {crash: crash{Step: "before commit", Nth: 30}, atomicFrom: singles},
 		"after ack":                    {crash: crash{Step: "after ack"}},
 		"after ack of a batch":         {crash: crash{Step: "after ack"}, atomicFrom: batches},
 		"after mark":                   {crash: crash{Step: "after mark"}},
@@ -359,7 +368,7 @@ func TestARelayFrozenPastItsLeaseThawsWithoutEffect(t *testing.T) {
 	for what, o := range map[string]options{
 		"after claim":                  {crash: crash{Step: "after claim"}},
 		"before the commit of a batch": {crash: crash{Step: "before commit"}, atomicFrom: batches},
-		"between single publishes":     {crash: crash{Step: "before commit", Nth: 30}},
+		"between single publishes":     {crash: crash{Step: "before commit", Nth: 30}, atomicFrom: singles},
 		"after ack":                    {crash: crash{Step: "after ack"}},
 	} {
 		t.Run(what, func(t *testing.T) {

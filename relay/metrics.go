@@ -12,7 +12,8 @@ type metrics struct {
 	dead       prometheus.Counter
 	partitions prometheus.Gauge
 	stuck      prometheus.Gauge
-	refused    prometheus.Gauge
+	waiting    prometheus.Gauge
+	skipped    *prometheus.CounterVec // reason
 	belowFloor prometheus.Counter
 	catchUps   prometheus.Counter
 	caughtUp   prometheus.Counter
@@ -33,8 +34,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		dead:       prometheus.NewCounter(prometheus.CounterOpts{Name: "relay_rows_dead_total", Help: "Outbox messages moved to the DLQ."}),
 		partitions: prometheus.NewGauge(prometheus.GaugeOpts{Name: "relay_partitions", Help: "Partitions that this relay holds."}),
 		stuck:      prometheus.NewGauge(prometheus.GaugeOpts{Name: "outbox_partitions_stuck", Help: "Partitions that wait for `tidings repair stream`."}),
-		refused:    prometheus.NewGauge(prometheus.GaugeOpts{Name: "relay_stream_refused", Help: "1 while the stream as a whole waits for `tidings repair stream`."}),
-		belowFloor: prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_below_floor_total", Help: "Rows that a sweep found below a partition's floor; it must stay 0."}),
+		waiting:    prometheus.NewGauge(prometheus.GaugeOpts{Name: "relay_partitions_waiting", Help: "Partitions of this relay whose streams have no leader with a quorum now."}),
+		skipped: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "relay_skipped_messages_total",
+			Help: "Messages on a stream that are no event to count: foreign (no relay of ours wrote them) or duplicate."}, []string{"reason"}),
+		belowFloor: prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_below_floor_total", Help: "Rows found pending below a partition's floor; it must stay 0."}),
 		catchUps:   prometheus.NewCounter(prometheus.CounterOpts{Name: "relay_catch_ups_total", Help: "Catch-ups begun: one per partition taken over, and one per outcome unknown."}),
 		caughtUp:   prometheus.NewCounter(prometheus.CounterOpts{Name: "relay_rows_caught_up_total", Help: "Outbox messages that a catch-up found on the stream."}),
 		conflicts:  prometheus.NewCounter(prometheus.CounterOpts{Name: "relay_conflicts_total", Help: "Publishes that the tail check or the duplicate check refused."}),
@@ -47,19 +50,21 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, t := range append(event.EventTypes(), otherEvents) {
 		m.failures.WithLabelValues(t)
 	}
-	for _, stage := range []string{stageClaim, stagePublish, stageMark, stageCatchUp} {
+	for _, reason := range []string{event.Foreign, event.Duplicate} {
+		m.skipped.WithLabelValues(reason)
+	}
+	for _, stage := range []string{stageClaim, stagePublish, stageCatchUp} {
 		m.errors.WithLabelValues(stage)
 		m.seconds.WithLabelValues(stage)
 	}
-	reg.MustRegister(m.throughput, m.failures, m.dead, m.partitions, m.stuck, m.refused, m.belowFloor, m.catchUps, m.caughtUp, m.conflicts, m.errors, m.seconds, m.batchRows)
+	reg.MustRegister(m.throughput, m.failures, m.dead, m.partitions, m.stuck, m.waiting, m.skipped, m.belowFloor, m.catchUps, m.caughtUp, m.conflicts, m.errors, m.seconds, m.batchRows)
 	return m
 }
 
 // The stages of the pipeline, as the metrics name them.
 const (
-	stageClaim   = "claim"
+	stageClaim   = "claim" // with the marks of what was published before
 	stagePublish = "publish"
-	stageMark    = "mark"
 	stageCatchUp = "catch-up"
 )
 

@@ -9,7 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
 )
 
 // seedEnv repeats the faults of a run: the same ones in the same order, though not at the same instants.
@@ -22,6 +26,7 @@ type mix struct {
 	server *testkit.PG
 	relays [3]*process
 	links  [3]links
+	stray  *nats.Conn // of somebody who publishes to the streams and must not
 }
 
 // newMix starts the fleet. Its relays run binary.
@@ -30,7 +35,7 @@ func newMix(t *testing.T, binary string, seed uint64) *mix {
 	rng := newRand(seed)
 	server := testkit.PostgresProcess(t)
 	m := &mix{fleet: seededFleet(t, server.DB(t), rng), rng: rng, server: server}
-	m.binary = binary
+	m.binary, m.stray = binary, m.b.Connect(t)
 	for i := range m.relays {
 		m.links[i] = m.fleet.links()
 		m.replace(i)
@@ -87,7 +92,7 @@ type fault struct {
 	begin func() (end func())
 }
 
-var crashSteps = []string{"after claim", "before commit", "after ack", "after mark", "catch-up"}
+var crashSteps = []string{"after claim", "before commit", "after ack", "before mark", "after mark", "catch-up", "before closing", "after closing"}
 
 // ofRelay are the faults of relay i.
 func (m *mix) ofRelay(i int) []fault {
@@ -166,6 +171,18 @@ func (m *mix) ofServers() []fault {
 			defer cancel()
 			for _, table := range []string{"leases", "lease_members"} {
 				_, _ = m.pool.Exec(ctx, `UPDATE `+table+` SET expires_at = expires_at - interval '10 minutes'`) // the server may be away
+			}
+			return func() {}
+		}},
+		{"resize", func() func() {
+			ctx, cancel := context.WithTimeout(m.t.Context(), time.Second)
+			defer cancel()
+			_, _ = outbox.Resize(ctx, m.pool, 1<<m.rng.IntN(4)) // the server may be away, or the last one not have ended
+			return func() {}
+		}},
+		{"a stray message", func() func() {
+			for n := range 3 { // whichever of them there is
+				_ = m.stray.Publish(event.Subjects(m.b.Config().Prefix, n)[:len(m.b.Config().Prefix)+2]+".x", []byte("hello")) // the server may be away
 			}
 			return func() {}
 		}},

@@ -6,8 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -22,79 +22,121 @@ const (
 	headerBatchSequence      = "Nats-Batch-Sequence"
 	headerBatchCommit        = "Nats-Batch-Commit"
 	headerExpectStream       = "Nats-Expected-Stream"
-	headerExpectLastSequence = "Nats-Expected-Last-Subject-Sequence"
-	headerExpectLastSubject  = "Nats-Expected-Last-Subject-Sequence-Subject"
+	headerExpectLastSequence = "Nats-Expected-Last-Sequence"
 )
 
-// errConflict reports a refused tail check or a duplicate: somebody, perhaps this relay, has published to the partition.
-var errConflict = errors.New("relay: the partition's tail is elsewhere")
+// errConflict reports a publish that named another last sequence than the stream has, or a duplicate: somebody, perhaps this relay, has
+// published.
+var errConflict = errors.New("relay: the stream's last sequence is another")
 
-// atomicFrom is the number of rows from which they go as an atomic batch. The server stages each batch in files of its own,
-// which costs as much as a dozen single publishes, however few rows it has (docs/performance.md).
-const atomicFrom = 13
-
-// publish sends the rows behind the tail check and returns their sequences: many as one atomic batch, a few one by one, each
-// behind the one before. After any error the outcome is unknown, and some may be on the stream: catch up.
-func (s *session) publish(ctx context.Context, partition int, at position, rows []outbox.Row) (seqs []uint64, err error) {
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.PublishTimeout)
-	defer cancel()
-	step := len(rows)
-	if len(rows) < s.atomicFrom {
-		step = 1
-	}
-	seqs = make([]uint64, 0, len(rows))
-	for batch := range slices.Chunk(rows, step) {
-		first, err := s.send(ctx, partition, at, batch)
-		if err != nil {
-			return nil, err
-		}
-		for i := range batch {
-			seqs = append(seqs, first+uint64(i))
-		}
-		at = position{seqs[len(seqs)-1], seqs[len(seqs)-1]}
-	}
-	return seqs, nil
+// brokerError is a failure to reach the broker, or its refusal.
+type brokerError struct {
+	stage string
+	err   error
 }
 
-// send publishes the rows as one message or one atomic batch and returns the sequence of the first.
-func (s *session) send(ctx context.Context, partition int, at position, rows []outbox.Row) (first uint64, err error) {
-	batch := rand.Text()
-	last := len(rows) - 1
+func (e *brokerError) Error() string { return e.err.Error() }
+func (e *brokerError) Unwrap() error { return e.err }
+
+// publish sends rows, few of them one by one, each behind the ack of the one before, many as one atomic batch, as the relay has measured to
+// be faster. It returns the mark of them. After any error the outcome is unknown, and some may be on the stream: catch up.
+func (w *writer) publish(ctx context.Context, rows []outbox.Row) (*outbox.Mark, error) {
+	w.at("after claim")
+	mark := &outbox.Mark{OldTail: w.tail, NewTail: w.tail, Rows: make([]outbox.Published, 0, len(rows))}
+	step, start := 1, time.Now()
+	if w.pace.batch(len(rows)) {
+		step = len(rows)
+	}
+	for from := 0; from < len(rows); from += step {
+		some := rows[from : from+step]
+		first, err := w.send(ctx, mark.NewTail, some)
+		if err != nil {
+			if errors.Is(err, errConflict) {
+				w.metrics.conflicts.Inc()
+			}
+			if w.refusals >= maxRefusals && isMessageFault(err) {
+				err = errors.Join(err, w.count(ctx, []outbox.Failure{{Row: rows[0], Error: err.Error()}}))
+				w.refusals = 0
+			}
+			return nil, &brokerError{stagePublish, err}
+		}
+		for i := range some {
+			mark.Rows = append(mark.Rows, outbox.Published{ID: some[i].OutboxID, EventID: some[i].ID, Seq: first + uint64(i)})
+		}
+		mark.NewTail = first + uint64(step) - 1
+	}
+	w.at("after ack")
+	took := time.Since(start)
+	w.pace.observe(len(rows), step, took)
+	w.metrics.seconds.WithLabelValues(stagePublish).Observe(took.Seconds())
+	w.metrics.batchRows.Observe(float64(len(rows)))
+	return mark, nil
+}
+
+// published takes in that rows were published, and returns the mark of all that has been since the last exchange.
+func (w *writer) published(before, mark *outbox.Mark, rows []outbox.Row) *outbox.Mark {
+	if mark == nil {
+		return before
+	}
+	w.tail, w.failures, w.refusals = mark.NewTail, 0, 0
+	for i := range rows {
+		if rows[i].Delayed { // what waited behind it may go
+			w.nextUnpark = time.Time{}
+		}
+	}
+	return before.Then(mark)
+}
+
+// send publishes the rows as one message or one atomic batch, if the stream ends at tail, and returns the sequence of the first.
+func (w *writer) send(ctx context.Context, tail uint64, rows []outbox.Row) (first uint64, err error) {
+	ctx, cancel := w.forBroker(ctx)
+	defer cancel()
+	batch, last := "", len(rows)-1
+	if last > 0 {
+		batch = rand.Text()
+	}
 	for i := range rows {
 		e := &rows[i].Event
-		m := &nats.Msg{Subject: e.Subject(s.broker.Prefix), Header: e.Headers(), Data: e.Payload}
+		m := &nats.Msg{Subject: e.Subject(w.broker.Prefix, w.p.Number), Header: e.Headers(), Data: e.Payload}
 		if i == 0 {
-			m.Header[headerExpectStream] = []string{s.broker.Stream}
-			m.Header[headerExpectLastSequence] = []string{strconv.FormatUint(at.expect, 10)}
-			m.Header[headerExpectLastSubject] = []string{event.PartitionFilter(s.broker.Prefix, partition)}
-			m.Header[event.HeaderPrev] = []string{strconv.FormatUint(at.tail, 10)}
-			m.Header[event.HeaderGeneration] = []string{strconv.FormatInt(s.generation, 10)}
+			w.expect(m, tail)
 		}
 		if last > 0 {
 			m.Header[headerBatchID] = []string{batch}
 			m.Header[headerBatchSequence] = []string{strconv.Itoa(i + 1)}
 		}
 		if i < last {
-			if err := s.nc.PublishMsg(m); err != nil {
-				return 0, fmt.Errorf("publish message %d of %d of partition %d: %w", i+1, len(rows), partition, err)
+			if err := w.nc.PublishMsg(m); err != nil {
+				return 0, fmt.Errorf("publish message %d of %d of partition %d: %w", i+1, len(rows), w.p.Number, err)
 			}
 			continue
 		}
 		if last > 0 {
 			m.Header[headerBatchCommit] = []string{"1"}
 		}
-		s.at("before commit")
-		answer, err := s.nc.RequestMsgWithContext(ctx, m)
-		if err != nil {
-			return 0, fmt.Errorf("publish %d messages of partition %d: %w", len(rows), partition, err)
-		}
-		return readAck(answer.Data, len(rows))
+		w.at("before commit")
+		return w.request(ctx, m, len(rows))
 	}
 	return 0, nil
 }
 
-// readAck reads a publish ack. Only a plain one for all the messages is a success: a duplicate, too, says that somebody
-// published, not that this publish took effect.
+// expect has the stream refuse the publish that begins with m unless it ends at tail.
+func (w *writer) expect(m *nats.Msg, tail uint64) {
+	m.Header[headerExpectStream] = []string{w.p.Stream}
+	m.Header[headerExpectLastSequence] = []string{strconv.FormatUint(tail, 10)}
+}
+
+// request sends the last message of a publish of count messages, and returns the sequence of the first. Only a plain ack for all of them
+// is a success: a duplicate, too, says that somebody published, not that this publish took effect.
+func (w *writer) request(ctx context.Context, m *nats.Msg, count int) (first uint64, err error) {
+	answer, err := w.nc.RequestMsgWithContext(ctx, m)
+	if err != nil {
+		return 0, fmt.Errorf("publish %d messages of partition %d: %w", count, w.p.Number, err)
+	}
+	return readAck(answer.Data, count)
+}
+
+// readAck reads a publish ack.
 func readAck(data []byte, count int) (first uint64, err error) {
 	var ack struct {
 		Seq       uint64              `json:"seq"`
@@ -118,7 +160,36 @@ func readAck(data []byte, count int) (first uint64, err error) {
 	return ack.Seq - uint64(count) + 1, nil
 }
 
-// conflictCodes are the server's errors for a tail that is elsewhere and for messages that it holds already. They differ in
+// close publishes the closing message, behind which the stream takes nothing from any relay, and records that the partition is closed.
+func (w *writer) close(ctx context.Context) error {
+	m := &nats.Msg{Subject: event.ControlSubject(w.broker.Prefix, w.p.Number), Header: nats.Header{event.HeaderClosed: {"1"}, event.HeaderSource: {event.Source}}}
+	w.expect(m, w.tail)
+	w.at("before closing")
+	bctx, cancel := w.forBroker(ctx)
+	defer cancel()
+	final, err := w.request(bctx, m, 1)
+	if err != nil {
+		return &brokerError{stagePublish, err}
+	}
+	w.at("after closing")
+	return w.closed(ctx, final)
+}
+
+// closed records that the stream ends with the closing message at final.
+func (w *writer) closed(ctx context.Context, final uint64) error {
+	ctx, cancel := w.forDB(ctx)
+	defer cancel()
+	done, err := outbox.Close(ctx, w.pool, w.p.Number, w.stored, final)
+	if err != nil {
+		return err
+	}
+	if !done {
+		return errTailMoved
+	}
+	return errClosed
+}
+
+// conflictCodes are the server's errors for a stream that ends elsewhere and for messages that it holds already. They differ in
 // nothing but the metric: all of them mean that the outcome is unknown.
 var conflictCodes = map[jetstream.ErrorCode]bool{
 	10071: true, // wrong last sequence
@@ -128,10 +199,10 @@ var conflictCodes = map[jetstream.ErrorCode]bool{
 	10201: true, // the batch contains a duplicate message id
 }
 
-// isRefusal reports that the server answered, and refused for another reason than the tail: the fault may be a message's.
+// isRefusal reports that the server answered, and refused for another reason than the last sequence: the fault may be a message's.
 func isRefusal(err error) bool {
 	var api *jetstream.APIError
-	return !errors.Is(err, errConflict) && (errors.As(err, &api) || isMessageFault(err))
+	return !errors.Is(err, errConflict) && (errors.As(err, &api) && api.Code < 500 || isMessageFault(err))
 }
 
 // isMessageFault reports an error that only the message itself can cause: its size or its subject.

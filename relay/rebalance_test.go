@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/testkit"
 )
@@ -34,8 +33,11 @@ func (f *fleet) awaitShares(within time.Duration, what string, relays ...*proces
 	f.t.Logf("%s: after %s", what, time.Since(begun).Round(time.Millisecond))
 }
 
+// manyPartitions are those of the tests of shares.
+const manyPartitions = 8
+
 func fairlyShared(shares map[string]int, held int, relays []*process) error {
-	if held != event.Partitions || len(shares) != len(relays) {
+	if held != manyPartitions || len(shares) != len(relays) {
 		return fmt.Errorf("%d partitions are held: %v", held, shares)
 	}
 	for _, p := range relays {
@@ -45,7 +47,7 @@ func fairlyShared(shares map[string]int, held int, relays []*process) error {
 				n = share
 			}
 		}
-		if n < event.Partitions/len(relays) || n > (event.Partitions+len(relays)-1)/len(relays) {
+		if n < manyPartitions/len(relays) || n > (manyPartitions+len(relays)-1)/len(relays) {
 			return fmt.Errorf("relay %d holds %d of %v", p.cmd.Process.Pid, n, shares)
 		}
 	}
@@ -56,6 +58,7 @@ func TestPartitionsMoveAsRelaysComeStopAndDie(t *testing.T) {
 	t.Parallel()
 	const ttl = 5 * time.Second // so that within a lease and after a lease are far apart, on a busy machine too
 	f := newFleet(t, testkit.Postgres(t))
+	f.resize(manyPartitions)
 	o := options{ttl: ttl}
 	a, b := f.start(o), f.start(o)
 	f.awaitShares(3*ttl, "two relays to share the partitions", a, b)

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
-	"sync/atomic"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -21,13 +23,13 @@ const LeaseKind = "relay"
 
 // Config is relay's environment; the default in the tag is the only place it is written.
 type Config struct {
-	BatchSize      int           `env:"RELAY_BATCH_SIZE, default=500"`      // rows per publish, 1..1000 (the server's limit for an atomic batch)
-	BatchBytes     int           `env:"RELAY_BATCH_BYTES, default=4194304"` // payload bytes per publish, 64 KiB..64 MiB
-	PollInterval   time.Duration `env:"RELAY_POLL_INTERVAL, default=100ms"` // the longest an idle relay waits before it looks again, 1ms..10s
-	PublishTimeout time.Duration `env:"RELAY_PUBLISH_TIMEOUT, default=5s"`  // for an answer of the broker; after a publish the outcome is then unknown, 100ms..1m
-	Publishers     int           `env:"RELAY_PUBLISHERS, default=4"`        // publishes and catch-ups at once, 1..32
-	DrainTimeout   time.Duration `env:"RELAY_DRAIN_TIMEOUT, default=10s"`   // for the work in hand at a stop, 1s..5m
-	// The database ends a statement by its own limit; this is for a connection that passes nothing any more.
+	BatchSize       int           `env:"RELAY_BATCH_SIZE, default=1000"`      // rows per publish, 1..1000 (the server's limit for an atomic batch)
+	BatchBytes      int           `env:"RELAY_BATCH_BYTES, default=4194304"`  // payload bytes per publish, 64 KiB..64 MiB
+	PollInterval    time.Duration `env:"RELAY_POLL_INTERVAL, default=100ms"`  // the longest an idle relay waits before it looks again, 1ms..10s
+	RoundInterval   time.Duration `env:"RELAY_ROUND_INTERVAL, default=2ms"`   // the least between two rounds of a partition that finds few rows, 0..1s
+	PublishTimeout  time.Duration `env:"RELAY_PUBLISH_TIMEOUT, default=2s"`   // for an answer of the broker; after a publish the outcome is then unknown, 100ms..1m
+	DrainTimeout    time.Duration `env:"RELAY_DRAIN_TIMEOUT, default=10s"`    // for the work in hand at a stop, 1s..5m
+	CheckInterval   time.Duration `env:"RELAY_CHECK_INTERVAL, default=5s"`    // between looks whether a stream is still the same, 100ms..10m
 	DatabaseTimeout time.Duration `env:"RELAY_DATABASE_TIMEOUT, default=30s"` // for one transaction; then the outcome is unknown, 1s..10m
 	Lease           lease.Config
 }
@@ -40,13 +42,17 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
+	between := func(name string, d, least, most time.Duration) {
+		check(d >= least && d <= most, "%s is %s: want %s..%s", name, d, least, most)
+	}
 	check(c.BatchSize >= 1 && c.BatchSize <= 1000, "RELAY_BATCH_SIZE is %d: want 1..1000", c.BatchSize)
 	check(c.BatchBytes >= 64<<10 && c.BatchBytes <= 64<<20, "RELAY_BATCH_BYTES is %d: want 65536..67108864", c.BatchBytes)
-	check(c.PollInterval >= time.Millisecond && c.PollInterval <= 10*time.Second, "RELAY_POLL_INTERVAL is %s: want 1ms..10s", c.PollInterval)
-	check(c.PublishTimeout >= 100*time.Millisecond && c.PublishTimeout <= time.Minute, "RELAY_PUBLISH_TIMEOUT is %s: want 100ms..1m", c.PublishTimeout)
-	check(c.Publishers >= 1 && c.Publishers <= 32, "RELAY_PUBLISHERS is %d: want 1..32", c.Publishers)
-	check(c.DrainTimeout >= time.Second && c.DrainTimeout <= 5*time.Minute, "RELAY_DRAIN_TIMEOUT is %s: want 1s..5m", c.DrainTimeout)
-	check(c.DatabaseTimeout >= time.Second && c.DatabaseTimeout <= 10*time.Minute, "RELAY_DATABASE_TIMEOUT is %s: want 1s..10m", c.DatabaseTimeout)
+	between("RELAY_POLL_INTERVAL", c.PollInterval, time.Millisecond, 10*time.Second)
+	between("RELAY_ROUND_INTERVAL", c.RoundInterval, 0, time.Second)
+	between("RELAY_PUBLISH_TIMEOUT", c.PublishTimeout, 100*time.Millisecond, time.Minute)
+	between("RELAY_DRAIN_TIMEOUT", c.DrainTimeout, time.Second, 5*time.Minute)
+	between("RELAY_CHECK_INTERVAL", c.CheckInterval, 100*time.Millisecond, 10*time.Minute)
+	between("RELAY_DATABASE_TIMEOUT", c.DatabaseTimeout, time.Second, 10*time.Minute)
 	return errors.Join(append(errs, c.Lease.Validate())...)
 }
 
@@ -58,10 +64,13 @@ type Relay struct {
 	owner   string
 	log     *slog.Logger
 	metrics *metrics
-	state   atomic.Pointer[string] // why the relay is not ready; nil when it is
 
-	atomicFrom int          // the constant but in tests
-	step       func(string) // nil but in fault tests: called at the named crash points
+	mu      sync.Mutex
+	state   error         // why nothing is published; nil while a session runs
+	trouble map[int]error // why a partition is not
+
+	pace pace         // what publishes cost, of all partitions
+	step func(string) // nil but in fault tests: called at the named crash points
 }
 
 // New returns a relay over pool, which acts as the system role. It starts nothing.
@@ -69,13 +78,10 @@ func New(cfg Config, pool *pgxpool.Pool, brokerCfg broker.Config, log *slog.Logg
 	if err := errors.Join(cfg.Validate(), brokerCfg.Validate()); err != nil {
 		return nil, err
 	}
-	r := &Relay{
-		cfg: cfg, pool: pool, broker: brokerCfg, owner: lease.Owner("relay"),
-		log: log.With("component", "relay"), metrics: newMetrics(reg),
-		atomicFrom: atomicFrom,
-	}
-	r.notReady("starting")
-	return r, nil
+	return &Relay{
+		cfg: cfg, pool: pool, broker: brokerCfg, owner: lease.Owner("relay"), log: log.With("component", "relay"), metrics: newMetrics(reg),
+		state: errors.New("starting"), trouble: make(map[int]error),
+	}, nil
 }
 
 // forDB bounds calls of the database.
@@ -83,14 +89,48 @@ func (r *Relay) forDB(ctx context.Context) (context.Context, context.CancelFunc)
 	return context.WithTimeout(ctx, r.cfg.DatabaseTimeout)
 }
 
-func (r *Relay) notReady(why string) { r.state.Store(&why) }
+// forBroker bounds calls of the broker.
+func (r *Relay) forBroker(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, r.cfg.PublishTimeout)
+}
 
-// Ready returns why the relay cannot publish now, or nil.
+// Ready returns why the relay cannot publish now, all of it or a partition that it holds, or nil.
 func (r *Relay) Ready(context.Context) error {
-	if why := r.state.Load(); why != nil {
-		return errors.New(*why)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	errs := []error{r.state}
+	for _, p := range slices.Sorted(maps.Keys(r.trouble)) {
+		errs = append(errs, r.trouble[p])
 	}
-	return nil
+	return errors.Join(errs...)
+}
+
+func (r *Relay) setState(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.state = err
+}
+
+// setTrouble notes why a partition does not go on, nil when it does, and reports whether that is news.
+func (r *Relay) setTrouble(partition int, err error) (news bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before := r.trouble[partition]
+	if delete(r.trouble, partition); err != nil {
+		r.trouble[partition] = err
+	}
+	stuck, waiting := 0, 0
+	for _, err := range r.trouble {
+		if errors.Is(err, ErrStreamRefused) {
+			stuck++
+		}
+		if errors.Is(err, broker.ErrNoLeader) {
+			waiting++
+		}
+	}
+	r.metrics.stuck.Set(float64(stuck))
+	r.metrics.waiting.Set(float64(waiting))
+	return (before == nil) != (err == nil) || err != nil && before.Error() != err.Error()
 }
 
 // at is a crash point of the fault tests.
@@ -111,35 +151,38 @@ func retryAfter(n int) time.Duration {
 	return d/2 + rand.N(d/2+1)
 }
 
-// Run publishes until ctx ends, then finishes the work in hand, frees its leases and returns nil. An outage of either server
-// is waited out; a stream that is not this database's is refused, and looked at again, until somebody has repaired it.
+// sleep waits for d, or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
+
+// Run publishes until ctx ends, then finishes the work in hand, frees its leases and returns nil. An outage of either server is waited
+// out; a stream that is not this database's is refused, and looked at again, until somebody has repaired it.
 func (r *Relay) Run(ctx context.Context) error {
 	for attempt := 1; ctx.Err() == nil; attempt++ {
 		s, err := r.connect(ctx)
 		if err == nil {
-			attempt = 0
-			r.state.Store(nil)
-			r.metrics.refused.Set(0)
+			began := time.Now()
+			r.setState(nil)
 			err = s.run(ctx)
 			s.nc.Close()
+			if time.Since(began) > maxRetry {
+				attempt = 0
+			}
 		}
 		if ctx.Err() != nil {
 			break
 		}
 		wait := retryAfter(attempt + 1)
-		r.notReady(err.Error())
-		if errors.Is(err, ErrStreamRefused) {
-			wait = maxRetry
-			r.metrics.refused.Set(1)
-			r.log.ErrorContext(ctx, "nothing is published until the stream is repaired", "err", err)
-		} else {
-			r.log.WarnContext(ctx, "relay session ended, trying again", "wait", wait, "err", err)
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(wait):
-		}
+		r.setState(err)
+		r.log.WarnContext(ctx, "relay session ended, trying again", "wait", wait, "err", err)
+		sleep(ctx, wait)
 	}
-	r.notReady("stopped")
+	r.setState(errors.New("stopped"))
 	return nil
 }

@@ -104,7 +104,7 @@ func NATSProcess(t testing.TB) *Broker {
 func (b *Broker) setURL(url string) {
 	b.URL = url
 	b.cfg = broker.Config{URL: url, Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxAge: 720 * time.Hour, MaxBytes: -1,
-		Timeout: 5 * time.Second}
+		Timeout: 5 * time.Second, Ping: 2 * time.Second}
 }
 
 // Kill ends the server with SIGKILL and returns when it is gone. Only for NATSProcess.

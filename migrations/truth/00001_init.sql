@@ -101,14 +101,17 @@ CREATE TABLE api_tokens (
 );
 
 -- outbox_messages: the events, each written in the transaction of its state change and published by the relay.
+--   id          is taken after the transaction's id, also by a transaction that writes nothing before: the floors rest on that. PostgreSQL
+--               evaluates a CASE in its order. Nobody but the owner and the system gives one, and the sequence keeps CACHE 1;
 --   event_id    names the event; an id alone does not (after a crash, a restore or a failover the same id is given out again);
 --   slot        hash bucket of the aggregate, 32 of them, the same in every version and language, computed here only; a partition
 --               (a JetStream stream) holds a range of slots;
 --   delayed     waits for available_at: asked for by the writer, put off after a failure, or parked behind such a row;
 --   behind      the row of the same aggregate that a parked row waits for;
 --   partition   the partition that the event was published to, and stream_seq where it stands in that stream.
+CREATE SEQUENCE outbox_messages_id_seq AS bigint;
 CREATE TABLE outbox_messages (
-  id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  id             bigint      PRIMARY KEY DEFAULT CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('outbox_messages_id_seq') END,
   tenant_id      bigint      NOT NULL,
   aggregate_type text        NOT NULL,
   aggregate_id   bigint      NOT NULL,
@@ -133,6 +136,8 @@ CREATE TABLE outbox_messages (
 -- Each row is written twice, pending and published. No index has a column that the second version changes, so it goes into the
 -- room that the page has left and touches no index (heap-only; docs/adr/0004-floor.md).
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
+
+ALTER SEQUENCE outbox_messages_id_seq OWNED BY outbox_messages.id;
 
 -- A claim walks the primary key from the partition's floor. Rows that wait are elsewhere, so any number of them costs a claim
 -- nothing. These indexes hold waiting rows alone: by when they fall due, by age, and by aggregate, to hold back the later rows of theirs.
@@ -283,11 +288,14 @@ END $$;
 GRANT SELECT, INSERT, UPDATE ON follows, comments, comment_keys, threads TO tidings_api, tidings_writer;
 GRANT DELETE ON comment_keys TO tidings_api; -- the key of a create that is refused after all is given back
 GRANT SELECT ON outbox_messages_archive, api_tokens TO tidings_api;
-GRANT SELECT, INSERT ON outbox_messages TO tidings_api, tidings_writer;
+GRANT SELECT ON outbox_messages TO tidings_api, tidings_writer;
+GRANT INSERT (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, trace_id, event_id)
+  ON outbox_messages TO tidings_api, tidings_writer;
 GRANT SELECT, DELETE ON outbox_messages_dlq TO tidings_api;
 GRANT UPDATE (last_error) ON outbox_messages_dlq TO tidings_api; -- SELECT FOR UPDATE wants it for some column
 GRANT SELECT, INSERT ON outbox_dlq_actions TO tidings_api, tidings_system; -- an audit: nobody changes it
-GRANT SELECT ON SEQUENCE outbox_messages_id_seq TO tidings_system; -- for the relay's floor
+GRANT USAGE ON SEQUENCE outbox_messages_id_seq TO tidings_api, tidings_writer, tidings_system;
+GRANT SELECT ON SEQUENCE outbox_messages_id_seq TO tidings_system; -- for the floors
 GRANT USAGE ON SEQUENCE object_version_id TO tidings_api, tidings_writer, tidings_system;
 GRANT SELECT, INSERT, UPDATE, DELETE ON follows, comments, comment_keys, threads, api_tokens, outbox_messages, outbox_messages_dlq,
   outbox_messages_archive, outbox_partitions, leases, lease_members TO tidings_system;

@@ -1,0 +1,425 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/outbox"
+)
+
+// writer publishes one partition. Its fields belong to the goroutine that runs it, but for slots, wake and end.
+type writer struct {
+	*session
+	slots uint32 // a bit each
+	wake  chan struct{}
+	end   context.CancelFunc
+
+	p          outbox.Partition
+	maxMessage int              // bytes
+	tail       uint64           // the stream's last sequence, by the last ack or catch-up
+	stored     uint64           // the tail as outbox_partitions has it
+	floor      int64            // no row up to here is pending, unless it waits for its time
+	looked     int64            // up to here BelowFloor has looked
+	samples    []outbox.Horizon // that have not raised the floor yet, the oldest first
+	limit      int              // rows of the next claim: fewer while payloads are large
+	failures   int              // in a row
+	refusals   int              // of these, publishes that a healthy broker refused
+	declared   bool             // by this writer
+	suspect    time.Time        // since when a replicated stream says that it has lost what was acknowledged
+
+	nextDue, nextSample, nextCheck, nextLook, nextUnpark time.Time
+}
+
+const (
+	pipelineFrom = 64                     // rows from which the next claim is made while they are published
+	dueEvery     = 100 * time.Millisecond // between looks for waiting rows that have fallen due
+	sampleEvery  = time.Second            // between samples of the horizon while there is nothing to mark
+	lookEvery    = 10 * time.Second       // between looks below the floor
+	lookDepth    = 50_000                 // ids that one such look covers at most
+	unparkEvery  = 10 * time.Second       // between looks for rows that wait for nothing any more
+	maxSamples   = 64
+	maxRefusals  = 3                // how often a healthy broker may refuse a batch before its first row is sent alone
+	giveUpAfter  = 2                // failures to reach the broker in a row
+	sureAfter    = 10 * time.Second // a replicated stream that says for so long that it lost something has lost it
+)
+
+var (
+	// ErrStreamRefused reports that a partition's stream is not the one that this database has published to, or has lost some of it.
+	// Publishing on would lose or double events, so nothing is published until a person has decided.
+	ErrStreamRefused = errors.New("relay: the stream does not continue what this database has published; run `tidings repair stream`")
+	errTailMoved     = errors.New("relay: the stored tail is another than this relay's")
+	errClosed        = errors.New("relay: the partition is closed")
+)
+
+func newWriter(s *session, p outbox.Partition) *writer {
+	w := &writer{session: s, p: p, wake: make(chan struct{}, 1), limit: s.cfg.BatchSize}
+	for slot := p.FirstSlot; slot <= p.LastSlot; slot++ {
+		w.slots |= 1 << slot
+	}
+	return w
+}
+
+func (w *writer) wakeUp() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run publishes the partition until ctx ends or the partition is closed (nil), or until the broker cannot be reached (errUnreachable).
+// What is in hand when ctx ends is finished within work.
+func (w *writer) run(ctx, work context.Context) error {
+	for ctx.Err() == nil {
+		err := w.catchUp(work)
+		if err == nil {
+			if w.setTrouble(w.p.Number, nil) {
+				w.log.InfoContext(ctx, "partition resumed", "partition", w.p.Number, "tail", w.tail)
+			}
+			err = w.rounds(ctx, work)
+		}
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, errClosed):
+			w.log.InfoContext(ctx, "partition closed", "partition", w.p.Number)
+			return nil
+		}
+		if err := w.fail(ctx, err); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fail waits as long as an error asks for. It returns errUnreachable when the broker has failed too often.
+func (w *writer) fail(ctx context.Context, err error) error {
+	w.failures++
+	stage := stageClaim
+	if unreachable := (*brokerError)(nil); errors.As(err, &unreachable) {
+		stage = unreachable.stage
+		if isRefusal(err) {
+			w.refusals++
+		}
+		if !isRefusal(err) && w.failures >= giveUpAfter || w.refusals > maxRefusals+1 {
+			w.setTrouble(w.p.Number, err)
+			w.failed(ctx, stage, w.p.Number, err)
+			return fmt.Errorf("%w: partition %d: %w", errUnreachable, w.p.Number, err)
+		}
+	}
+	switch {
+	case (errors.Is(err, errTailMoved) || errors.Is(err, errConflict)) && w.failures == 1:
+		return nil // another relay is, or was, at work, or somebody's message is on the stream: look again at once
+	case errors.Is(err, ErrStreamRefused):
+		if w.setTrouble(w.p.Number, err) {
+			w.metrics.errors.WithLabelValues(stageCatchUp).Inc()
+			w.log.ErrorContext(ctx, "partition stopped until its stream is repaired", "partition", w.p.Number, "err", err)
+		}
+		sleep(ctx, maxRetry)
+		return nil
+	}
+	w.failed(ctx, stage, w.p.Number, err)
+	sleep(ctx, retryAfter(w.failures))
+	return nil
+}
+
+// rounds claims, publishes and marks until ctx ends (nil) or something fails: then the outcome of the last publish may be unknown.
+//
+// Few rows are published at once and marked with the next claim, so that a round costs one exchange with the database and the publish,
+// and rounds rest in between. Many rows are published while the next ones are claimed.
+func (w *writer) rounds(ctx, work context.Context) error {
+	var (
+		rows    []outbox.Row // claimed
+		mark    *outbox.Mark // of what was published since the last exchange
+		idle    = w.cfg.RoundInterval
+		closing bool
+	)
+	for {
+		began := time.Now()
+		stop := ctx.Err() != nil || closing
+		if stop { // what is claimed stays for whoever comes next
+			rows = nil
+			if mark == nil && ctx.Err() != nil {
+				return nil
+			}
+			if mark == nil {
+				return w.close(work)
+			}
+		}
+		next, c, err := w.round(work, rows, mark, !stop)
+		if err != nil {
+			return err
+		}
+		if mark = w.published(nil, next, rows); !stop {
+			if rows, err = w.sift(work, &c); err != nil {
+				return err
+			}
+			closing = c.Closing
+		}
+		if n := len(rows); n > 0 && n < pipelineFrom && !c.More && !closing {
+			if next, err = w.publish(work, rows); err != nil {
+				return err
+			}
+			mark, rows = w.published(mark, next, rows), nil
+		}
+		if err := w.keep(work); err != nil {
+			return err
+		}
+		if len(rows) > 0 || c.More || closing {
+			idle = w.cfg.RoundInterval
+			continue
+		}
+		if mark != nil {
+			idle = w.cfg.RoundInterval
+			sleep(ctx, time.Until(began.Add(w.cfg.RoundInterval)))
+			continue
+		}
+		w.rest(ctx, began, idle)
+		idle = min(max(2*idle, time.Millisecond), w.cfg.PollInterval)
+	}
+}
+
+// rest waits until rows are announced, for idle at most, and as long as rounds are to be apart.
+func (w *writer) rest(ctx context.Context, began time.Time, idle time.Duration) {
+	timer := time.NewTimer(idle*3/4 + rand.N(idle/4+1))
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	case <-w.wake:
+		sleep(ctx, time.Until(began.Add(w.cfg.RoundInterval)))
+	}
+}
+
+// round publishes rows, and meanwhile records mark and claims the next ones. It returns the mark of what it published.
+func (w *writer) round(ctx context.Context, rows []outbox.Row, mark *outbox.Mark, claim bool) (published *outbox.Mark, c outbox.Claimed, err error) {
+	var perr error
+	done := make(chan struct{})
+	if len(rows) > 0 {
+		go func() {
+			defer close(done)
+			published, perr = w.publish(ctx, rows)
+		}()
+	} else {
+		close(done)
+	}
+	c, err = w.exchange(ctx, rows, mark, claim)
+	<-done
+	return published, c, errors.Join(perr, err)
+}
+
+// exchange records a mark and claims the next rows, but for those that are being published.
+func (w *writer) exchange(ctx context.Context, publishing []outbox.Row, mark *outbox.Mark, claim bool) (outbox.Claimed, error) {
+	now := time.Now()
+	r := outbox.Round{Partition: w.p.Number, FirstSlot: w.p.FirstSlot, LastSlot: w.p.LastSlot, Floor: w.floor, InFlight: make([]int64, len(publishing)),
+		MaxBytes: w.cfg.BatchBytes, MaxMessage: w.maxMessage}
+	for i := range publishing {
+		r.InFlight[i] = publishing[i].OutboxID
+	}
+	if claim {
+		if r.Limit = w.limit; w.refusals >= maxRefusals {
+			r.Limit = 1 // to find out whether it is the one that the broker refuses
+		}
+		if r.Due = !now.Before(w.nextDue); r.Due {
+			w.nextDue = now.Add(dueEvery)
+		}
+	}
+	if mark == nil && !now.Before(w.nextSample) {
+		mark = &outbox.Mark{OldTail: w.stored, NewTail: w.stored}
+	}
+	if mark != nil {
+		w.nextSample = now.Add(sampleEvery)
+		mark.Created, mark.Floor = w.p.Created, w.floor
+		r.Mark = mark
+	}
+	w.at("before mark")
+	ctx, cancel := w.forDB(ctx)
+	defer cancel()
+	c, err := outbox.Exchange(ctx, w.pool, r)
+	if err != nil {
+		if errors.Is(err, outbox.ErrMarkFailed) {
+			err = fmt.Errorf("%w: %w", errTailMoved, err)
+		}
+		return c, err
+	}
+	w.at("after mark")
+	w.metrics.seconds.WithLabelValues(stageClaim).Observe(time.Since(now).Seconds())
+	if mark != nil {
+		w.stored = mark.NewTail
+		w.metrics.throughput.Add(float64(len(mark.Rows)))
+	}
+	switch {
+	case c.Closed:
+		return c, errClosed
+	case c.Tail != w.stored:
+		return c, fmt.Errorf("%w: partition %d is marked up to %d, this relay has marked up to %d", errTailMoved, w.p.Number, c.Tail, w.stored)
+	}
+	if claim {
+		w.raise(&c, publishing)
+		w.adapt(&c)
+	}
+	return c, nil
+}
+
+// adapt claims fewer rows while their payloads fill a publish.
+func (w *writer) adapt(c *outbox.Claimed) {
+	if c.More && len(c.Rows) < w.limit {
+		w.limit = max(1, len(c.Rows))
+	} else {
+		w.limit = min(2*w.limit, w.cfg.BatchSize)
+	}
+}
+
+// raise lifts the floor as far as the claim proves: to an id that was handed out before a transaction began below which all have ended,
+// but not past a row that is pending or being published.
+func (w *writer) raise(c *outbox.Claimed, publishing []outbox.Row) {
+	floor := int64(0)
+	for len(w.samples) > 0 && w.samples[0].XID <= c.Xmin {
+		floor, w.samples = w.samples[0].LastID, w.samples[1:]
+	}
+	if c.Sample != (outbox.Horizon{}) {
+		if len(w.samples) == maxSamples { // some transaction stays open: the oldest samples wait for it, the newest is kept fresh
+			w.samples = w.samples[:maxSamples-1]
+		}
+		w.samples = append(w.samples, c.Sample)
+	}
+	if floor == 0 {
+		return
+	}
+	if c.Oldest > 0 {
+		floor = min(floor, c.Oldest-1)
+	}
+	for i := range publishing {
+		if !publishing[i].Delayed {
+			floor = min(floor, publishing[i].OutboxID-1)
+		}
+	}
+	w.floor = max(w.floor, floor)
+}
+
+// sift takes the rows of a claim that are fit to be published, in order. A row that fails validation has its failure counted and holds
+// back the later rows of its aggregate; rows that are held already are put off.
+func (w *writer) sift(ctx context.Context, c *outbox.Claimed) ([]outbox.Row, error) {
+	var failures []outbox.Failure
+	failed := map[outbox.Aggregate]bool{}
+	fit := c.Rows[:0]
+	for _, r := range c.Rows {
+		key := r.Aggregate()
+		if len(failed) > 0 && failed[key] {
+			continue
+		}
+		if err := r.Validate(w.maxMessage); err != nil {
+			failed[key] = true
+			failures = append(failures, outbox.Failure{Row: r, Error: err.Error()})
+			continue
+		}
+		fit = append(fit, r)
+	}
+	if len(failures) > 0 {
+		if err := w.count(ctx, failures); err != nil {
+			return nil, err
+		}
+	}
+	if len(c.Held) > 0 {
+		ctx, cancel := w.forDB(ctx)
+		defer cancel()
+		if err := outbox.Park(ctx, w.pool, c.Held); err != nil {
+			return nil, err
+		}
+	}
+	return fit, nil
+}
+
+// count counts the failures of rows that cannot be published as they are.
+func (w *writer) count(ctx context.Context, failures []outbox.Failure) error {
+	ctx, cancel := w.forDB(ctx)
+	defer cancel()
+	_, dead, err := outbox.Fail(ctx, w.pool, failures)
+	if err != nil {
+		return err
+	}
+	if dead > 0 {
+		w.nextUnpark = time.Time{}
+	}
+	w.metrics.dead.Add(float64(dead))
+	for _, f := range failures {
+		w.metrics.failed(&f.Row.Event)
+		w.log.WarnContext(ctx, "outbox message cannot be published", "partition", w.p.Number, "id", f.Row.OutboxID,
+			"event_id", f.Row.ID, "attempts", f.Row.Attempts+1, "err", f.Error)
+	}
+	return nil
+}
+
+// keep does what is due now and then, between rounds.
+func (w *writer) keep(ctx context.Context) error {
+	now := time.Now()
+	due := func(next *time.Time, every time.Duration) bool {
+		if now.Before(*next) {
+			return false
+		}
+		*next = now.Add(every)
+		return true
+	}
+	if due(&w.nextCheck, w.cfg.CheckInterval) {
+		if err := w.check(ctx); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := w.forDB(ctx)
+	defer cancel()
+	if w.p.FirstSlot == 0 && due(&w.nextUnpark, unparkEvery) { // one relay for all
+		if _, err := outbox.Unpark(ctx, w.pool); err != nil {
+			return err
+		}
+	}
+	if due(&w.nextLook, lookEvery) {
+		return w.lookBelow(ctx)
+	}
+	return nil
+}
+
+// lookBelow looks for pending rows among the ids that the floor has passed. There never are any: one says that the proof of the floor is
+// wrong, and is counted, alerted on and published.
+func (w *writer) lookBelow(ctx context.Context) error {
+	above := max(w.looked, w.floor-lookDepth)
+	id, err := outbox.BelowFloor(ctx, w.pool, w.p, above, w.floor)
+	if err != nil || id == 0 {
+		w.looked = max(above, w.floor-lookDepth/2) // and the same ids again: a row may be committed late
+		return err
+	}
+	w.metrics.belowFloor.Inc()
+	w.log.ErrorContext(ctx, "a row below the floor: it is published now", "partition", w.p.Number, "id", id, "floor", w.floor)
+	w.floor, w.looked, w.samples = id-1, id-1, nil
+	return nil
+}
+
+// check asks the broker whether the stream is still what this writer left.
+func (w *writer) check(ctx context.Context) error {
+	ctx, cancel := w.forBroker(ctx)
+	defer cancel()
+	stream, err := broker.ReadStream(ctx, w.js, w.broker, w.p.Number)
+	if errors.Is(err, jetstream.ErrStreamNotFound) || err == nil && (!stream.Created.Equal(w.p.Created) || stream.Last != w.tail) {
+		return errTailMoved // the catch-up says what it is
+	}
+	if err != nil {
+		return &brokerError{stageCatchUp, err}
+	}
+	return nil
+}
+
+// partition reads what the database says of the partition now.
+func (w *writer) partition(ctx context.Context) (outbox.Partition, error) {
+	ctx, cancel := w.forDB(ctx)
+	defer cancel()
+	p, err := outbox.ReadPartition(ctx, w.pool, w.p.Number)
+	if errors.Is(err, pgx.ErrNoRows) || err == nil && p.Closed {
+		return p, errClosed
+	}
+	return p, err
+}
