@@ -65,9 +65,9 @@ func TestEveryTypeAndVersionStaysReadable(t *testing.T) {
 					t.Fatal(err)
 				}
 				e := Event{ID: "5b0f6a52-7d9c-4f0a-9d39-0a3c8a1f0001", TenantID: 1, AggregateType: aggregate, AggregateID: 42, Type: typ, Version: version,
-					OccurredAt: when, TraceParent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", Payload: data, Partition: 17, OutboxID: 1234}
+					OccurredAt: when, TraceParent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", Payload: data, OutboxID: 1234}
 				if *update {
-					b, err := json.MarshalIndent(golden{e.Subject("events"), e.Headers(), data}, "", "  ")
+					b, err := json.MarshalIndent(golden{e.Subject("events", 17), e.Headers(), data}, "", "  ")
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -83,7 +83,7 @@ func TestEveryTypeAndVersionStaysReadable(t *testing.T) {
 				if err := json.Unmarshal(b, &g); err != nil {
 					t.Fatal(err)
 				}
-				if diff := cmp.Diff(g.Subject, e.Subject("events")); diff != "" {
+				if diff := cmp.Diff(g.Subject, e.Subject("events", 17)); diff != "" {
 					t.Errorf("subject (-golden +written):\n%s", diff)
 				}
 				if diff := cmp.Diff(g.Headers, e.Headers()); diff != "" {
@@ -161,33 +161,62 @@ func TestWhatCannotBePublishedIsRefused(t *testing.T) {
 }
 
 func TestADamagedMessageIsPermanentAndKeepsItsAggregate(t *testing.T) {
-	e := Event{ID: "id", TenantID: 3, AggregateType: "follow", AggregateID: 9, Type: "created", Version: 1, OccurredAt: when, Partition: 4, OutboxID: 1}
+	e := Event{ID: "id", TenantID: 3, AggregateType: "follow", AggregateID: 9, Type: "created", Version: 1, OccurredAt: when, OutboxID: 1}
 	for name, damage := range map[string]func(h map[string][]string){
 		"no time":            func(h map[string][]string) { delete(h, HeaderTime) },
 		"no type":            func(h map[string][]string) { delete(h, HeaderType) },
 		"another type":       func(h map[string][]string) { h[HeaderType] = []string{"tidings.comment.created.v1"} },
 		"a version in words": func(h map[string][]string) { h[HeaderType] = []string{"tidings.follow.created.vone"} },
-		"a strange previous": func(h map[string][]string) { h[HeaderPrev] = []string{"-1"} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := e.Headers()
 			damage(h)
-			got, err := Decode(e.Subject("events"), h, nil)
+			got, err := Decode(e.Subject("events", 17), h, nil)
 			if !IsPermanent(err) {
 				t.Errorf("got %v: want a permanent error", err)
 			}
-			if got.TenantID != 3 || got.AggregateType != "follow" || got.AggregateID != 9 || got.Partition != 4 {
+			if got.TenantID != 3 || got.AggregateType != "follow" || got.AggregateID != 9 {
 				t.Errorf("the aggregate is lost: %+v", got)
 			}
 		})
 	}
-	if _, err := Decode("events.p04", nil, nil); !IsPermanent(err) {
-		t.Errorf("got %v: want a permanent error", err)
+	for _, subject := range []string{"events.4", ControlSubject("events", 4), "events.4.post.created", "events.4.tx.post.created"} {
+		if _, err := Decode(subject, e.Headers(), nil); !IsPermanent(err) {
+			t.Errorf("%s: got %v: want a permanent error", subject, err)
+		}
 	}
 	unknown := e
 	unknown.Version = 2
 	if err := unknown.DecodePayload(&Follow{}); !IsPermanent(err) {
 		t.Errorf("an unknown version: got %v", err)
+	}
+}
+
+// TestAnEventIsTheSameOnWhicheverSubjectItCame: a resize moves aggregates to other partitions, and live subjects have none.
+func TestAnEventIsTheSameOnWhicheverSubjectItCame(t *testing.T) {
+	e := Event{ID: "5b0f6a52-7d9c-4f0a-9d39-0a3c8a1f0001", TenantID: 3, AggregateType: "follow", AggregateID: 9, Type: "created", Version: 1, OccurredAt: when,
+		Payload: []byte(`{}`), OutboxID: 1}
+	for _, subject := range []string{e.Subject("events", 0), e.Subject("my-events", 131), "live.t3.follow.created"} {
+		got, err := Decode(subject, e.Headers(), e.Payload)
+		if err != nil {
+			t.Errorf("%s: %v", subject, err)
+		}
+		if diff := cmp.Diff(e, got); diff != "" {
+			t.Errorf("%s (-published +read):\n%s", subject, diff)
+		}
+	}
+}
+
+// TestTheClosingMessageIsUnderItsPartitionsSubjects: the stream takes it, and no filter on events matches it.
+func TestTheClosingMessageIsUnderItsPartitionsSubjects(t *testing.T) {
+	if got, want := ControlSubject("events", 12), "events.12.closed"; got != want {
+		t.Errorf("it is published to %s, want %s", got, want)
+	}
+	if got, want := Subjects("events", 12), "events.12.>"; got != want {
+		t.Errorf("the stream takes %s, want %s", got, want)
+	}
+	if got, want := AggregateFilter("events", 3, "follow"), "events.*.t3.follow.*"; got != want {
+		t.Errorf("a tenant's follows are %s, want %s", got, want)
 	}
 }
 

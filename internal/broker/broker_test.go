@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -33,6 +34,28 @@ func js(t *testing.T, nc *nats.Conn) jetstream.JetStream {
 	return s
 }
 
+// whole is the partition of a fresh installation.
+var whole = broker.Partition{LastSlot: event.Slots - 1}
+
+func declare(t *testing.T, s jetstream.JetStream, cfg broker.Config, p broker.Partition) broker.Stream {
+	t.Helper()
+	stream, err := broker.Declare(t.Context(), s, cfg, p, testkit.Logger(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream
+}
+
+// config is a stream's, as the server has it.
+func config(t *testing.T, s jetstream.JetStream, name string) jetstream.StreamConfig {
+	t.Helper()
+	stream, err := s.Stream(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream.CachedInfo().Config
+}
+
 func TestDefaultsAreValid(t *testing.T) {
 	var cfg broker.Config
 	if err := envconfig.ProcessWith(t.Context(), &envconfig.Config{Target: &cfg, Lookuper: envconfig.MapLookuper(nil)}); err != nil {
@@ -42,7 +65,7 @@ func TestDefaultsAreValid(t *testing.T) {
 		t.Error(err)
 	}
 	want := broker.Config{URL: "nats://127.0.0.1:4222", Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxAge: 30 * 24 * time.Hour,
-		MaxBytes: -1, Timeout: 5 * time.Second}
+		MaxBytes: -1, Timeout: 5 * time.Second, Ping: 2 * time.Second}
 	if d := cmp.Diff(want, cfg); d != "" {
 		t.Error(d)
 	}
@@ -50,7 +73,7 @@ func TestDefaultsAreValid(t *testing.T) {
 
 func TestValidateNamesEveryViolation(t *testing.T) {
 	err := broker.Config{TLSCert: "cert.pem", Stream: "a.b", Prefix: "x.y", LivePrefix: "*", Replicas: 6, MaxAge: time.Second, MaxBytes: 0}.Validate()
-	for _, name := range []string{"NATS_URL", "NATS_STREAM", "NATS_SUBJECT_PREFIX", "NATS_LIVE_PREFIX", "NATS_REPLICAS", "NATS_MAX_AGE", "NATS_MAX_BYTES", "NATS_TIMEOUT", "NATS_TLS_KEY"} {
+	for _, name := range []string{"NATS_URL", "NATS_STREAM", "NATS_SUBJECT_PREFIX", "NATS_LIVE_PREFIX", "NATS_REPLICAS", "NATS_MAX_AGE", "NATS_MAX_BYTES", "NATS_TIMEOUT", "NATS_PING_INTERVAL", "NATS_TLS_KEY"} {
 		if err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%v does not name %s", err, name)
 		}
@@ -59,55 +82,139 @@ func TestValidateNamesEveryViolation(t *testing.T) {
 
 func TestStreamIsDeclaredAsTheProtocolsNeedIt(t *testing.T) {
 	b := testkit.NATS(t)
-	stream, err := broker.EnsureStream(t.Context(), js(t, b.Connect(t)), b.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := stream.CachedInfo().Config
+	s := js(t, b.Connect(t))
+	p := broker.Partition{Number: 12, FirstSlot: 8, LastSlot: 15, After: []int{3, 4}}
+	got := declare(t, s, b.Config(), p)
+	c := config(t, s, got.Name)
 	for what, ok := range map[string]bool{
-		"file storage":     c.Storage == jetstream.FileStorage,
-		"limits retention": c.Retention == jetstream.LimitsPolicy,
-		"30 days":          c.MaxAge == 30*24*time.Hour,
-		"discard new":      c.Discard == jetstream.DiscardNew,
-		"atomic publish":   c.AllowAtomicPublish,
-		"direct get":       c.AllowDirect,
-		"deletes allowed":  !c.DenyDelete,
-		"no rollup":        !c.AllowRollup,
-		"100 ms window":    c.Duplicates == 100*time.Millisecond,
-		"republished":      c.RePublish != nil && c.RePublish.Source == b.Config().Prefix+".>" && c.RePublish.Destination == b.Config().LivePrefix+".>",
-		"generation 1":     c.Metadata[broker.MetaGeneration] == "1",
+		"named for its partition": c.Name == b.Config().Stream+"-12",
+		"on its own subjects":     len(c.Subjects) == 1 && c.Subjects[0] == b.Config().Prefix+".12.>",
+		"file storage":            c.Storage == jetstream.FileStorage,
+		"limits retention":        c.Retention == jetstream.LimitsPolicy,
+		"30 days":                 c.MaxAge == 30*24*time.Hour,
+		"discard new":             c.Discard == jetstream.DiscardNew,
+		"atomic publish":          c.AllowAtomicPublish,
+		"deletes allowed":         !c.DenyDelete,
+		"no rollup":               !c.AllowRollup,
+		"100 ms window":           c.Duplicates == 100*time.Millisecond,
+		"republished":             c.RePublish != nil && c.RePublish.Source == b.Config().Prefix+".12.>" && c.RePublish.Destination == b.Config().LivePrefix+".>",
+		"its slots known":         c.Metadata[broker.MetaSlots] == "8-15" && c.Metadata[broker.MetaAfter] == "3 4",
 	} {
 		if !ok {
 			t.Errorf("the stream is not: %s", what)
 		}
 	}
-	if got, want := c.Metadata[broker.MetaPartitions], "32"; got != want || event.Partitions != 32 {
-		t.Errorf("the stream says %s partitions, package event %d, want %s", got, event.Partitions, want)
+	if d := cmp.Diff(p, got.Partition); d != "" {
+		t.Errorf("the stream's partition (-want +got):\n%s", d)
 	}
-}
-
-func TestExistingStreamKeepsItsGenerationAndIsBroughtUpToDate(t *testing.T) {
-	b := testkit.NATS(t)
-	s := js(t, b.Connect(t))
-	stream, err := broker.EnsureStream(t.Context(), s, b.Config())
+	read, err := broker.ReadStream(t.Context(), s, b.Config(), 12)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := stream.CachedInfo().Config
-	c.Metadata[broker.MetaGeneration] = "7"
+	if d := cmp.Diff(got, read, cmpopts.IgnoreFields(broker.Stream{}, "At")); d != "" || time.Since(read.At).Abs() > time.Minute {
+		t.Errorf("read at %s (-declared +read):\n%s", read.At, d)
+	}
+}
+
+// TestDeclaringAgainNeverShrinksAStream: a process whose environment says less takes nothing from what others or an operator gave the stream.
+func TestDeclaringAgainNeverShrinksAStream(t *testing.T) {
+	b := testkit.NATS(t)
+	s := js(t, b.Connect(t))
+	cfg := b.Config()
+	cfg.MaxAge, cfg.MaxBytes = 48*time.Hour, 1<<20
+	name := declare(t, s, cfg, whole).Name
+	c := config(t, s, name)
+	c.Metadata["operator"] = "ann"
 	c.Duplicates = time.Minute
 	c.AllowAtomicPublish = false
 	if _, err := s.UpdateStream(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
-	cfg := b.Config()
-	cfg.MaxAge = 48 * time.Hour
-	if stream, err = broker.EnsureStream(t.Context(), s, cfg); err != nil {
+	for _, step := range []struct {
+		what      string
+		age, want time.Duration
+		bytes     int64
+		wantBytes int64
+	}{
+		{"the same", 48 * time.Hour, 48 * time.Hour, 1 << 20, 1 << 20},
+		{"less", time.Hour, 48 * time.Hour, 1 << 10, 1 << 20},
+		{"more", 72 * time.Hour, 72 * time.Hour, 1 << 21, 1 << 21},
+		{"no limit", 0, 0, -1, -1},
+		{"a limit again", time.Hour, 0, 1 << 20, -1},
+	} {
+		cfg.MaxAge, cfg.MaxBytes = step.age, step.bytes
+		declare(t, s, cfg, whole)
+		if got := config(t, s, name); got.MaxAge != step.want || got.MaxBytes != step.wantBytes || got.Metadata["operator"] != "ann" ||
+			got.Metadata[broker.MetaSlots] != "0-31" || got.Duplicates != 100*time.Millisecond || !got.AllowAtomicPublish {
+			t.Errorf("declared with %s: age %s, %d bytes, metadata %v, window %s, atomic %t", step.what, got.MaxAge, got.MaxBytes, got.Metadata, got.Duplicates, got.AllowAtomicPublish)
+		}
+	}
+}
+
+func TestTheStreamsOfAllPartitionsAreListed(t *testing.T) {
+	b := testkit.NATS(t)
+	s := js(t, b.Connect(t))
+	if got, err := broker.Streams(t.Context(), s, b.Config()); err != nil || len(got) != 0 {
+		t.Errorf("of a fresh broker: %v, %v", got, err)
+	}
+	want := []broker.Partition{whole, {Number: 1, LastSlot: 15, After: []int{0}}, {Number: 2, FirstSlot: 16, LastSlot: 31, After: []int{0}}, {Number: 10, LastSlot: 31, After: []int{1, 2}}}
+	for _, i := range []int{3, 1, 0, 2} {
+		declare(t, s, b.Config(), want[i])
+	}
+	other := b.Config() // another installation on the same broker
+	other.Stream, other.Prefix, other.LivePrefix = b.Config().Stream+"-X", b.Config().Prefix+"x", b.Config().LivePrefix+"x"
+	declare(t, s, other, whole)
+	if _, err := s.CreateStream(t.Context(), jetstream.StreamConfig{Name: "ORDERS", Subjects: []string{"orders.>"}}); err != nil {
 		t.Fatal(err)
 	}
-	got := stream.CachedInfo().Config
-	if got.Metadata[broker.MetaGeneration] != "7" || got.Duplicates != 100*time.Millisecond || !got.AllowAtomicPublish || got.MaxAge != cfg.MaxAge {
-		t.Errorf("generation %s, window %s, atomic %v, age %s", got.Metadata[broker.MetaGeneration], got.Duplicates, got.AllowAtomicPublish, got.MaxAge)
+	all, err := broker.Streams(t.Context(), s, b.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []broker.Partition
+	for _, stream := range all {
+		got = append(got, stream.Partition)
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("streams (-want +got):\n%s", d)
+	}
+	if _, err := broker.ReadStream(t.Context(), s, b.Config(), 3); !errors.Is(err, jetstream.ErrStreamNotFound) {
+		t.Errorf("a partition without a stream: %v, want ErrStreamNotFound", err)
+	}
+}
+
+func TestNextPassesDeletedMessages(t *testing.T) {
+	b := testkit.NATS(t)
+	s := js(t, b.Connect(t))
+	name := declare(t, s, b.Config(), whole).Name
+	for i := range 4 {
+		msg := nats.NewMsg(b.Config().Prefix + ".0.t1.follow.created")
+		msg.Data = []byte{byte('1' + i)}
+		msg.Header.Set("ce-id", msg.Subject)
+		if _, err := s.PublishMsg(t.Context(), msg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stream, err := s.Stream(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, seq := range []uint64{1, 3} {
+		if err := stream.DeleteMsg(t.Context(), seq); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for from, want := range map[uint64]uint64{0: 2, 1: 2, 2: 2, 3: 4, 4: 4} {
+		got, err := broker.Next(t.Context(), s, name, from)
+		if err != nil || got == nil || got.Seq != want || string(got.Data) != strconv.Itoa(int(want)) || got.Header.Get("ce-id") != got.Subject || got.Time.IsZero() {
+			t.Errorf("from %d: %+v, %v; want message %d", from, got, err, want)
+		}
+	}
+	if got, err := broker.Next(t.Context(), s, name, 5); got != nil || err != nil {
+		t.Errorf("behind the last: %+v, %v", got, err)
+	}
+	if _, err := broker.Next(t.Context(), s, "ABSENT", 1); !errors.Is(err, jetstream.ErrStreamNotFound) {
+		t.Errorf("of no stream: %v, want ErrStreamNotFound", err)
 	}
 }
 
@@ -118,7 +225,7 @@ func TestManyProcessesMayDeclareTheStreamAtOnce(t *testing.T) {
 	for range cap(errs) {
 		s := js(t, b.Connect(t))
 		wg.Go(func() {
-			_, err := broker.EnsureStream(t.Context(), s, b.Config())
+			_, err := broker.Declare(t.Context(), s, b.Config(), whole, testkit.Logger(t))
 			errs <- err
 		})
 	}
@@ -136,32 +243,30 @@ func TestAStreamIsDeclaredAtOnceAfterItsDeletion(t *testing.T) {
 	b := testkit.NATS(t)
 	s := js(t, b.Connect(t))
 	for range 300 {
-		if _, err := broker.EnsureStream(t.Context(), s, b.Config()); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.DeleteStream(t.Context(), b.Config().Stream); err != nil {
+		if err := s.DeleteStream(t.Context(), declare(t, s, b.Config(), whole).Name); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
 func TestStreamOfAnotherShapeIsRefused(t *testing.T) {
-	good := map[string]string{broker.MetaGeneration: "1", broker.MetaPartitions: "32"}
+	good := map[string]string{broker.MetaSlots: "0-31", broker.MetaAfter: ""}
 	for name, change := range map[string]func(*jetstream.StreamConfig){
 		"its subjects are others":    func(c *jetstream.StreamConfig) { c.Subjects = []string{"orders.>"} },
 		"its storage is memory":      func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage },
 		"its messages end when read": func(c *jetstream.StreamConfig) { c.Retention = jetstream.WorkQueuePolicy },
 		"it denies deletes":          func(c *jetstream.StreamConfig) { c.DenyDelete = true },
 		"it was made for something":  func(c *jetstream.StreamConfig) { c.Metadata = nil },
-		"it has 16 partitions": func(c *jetstream.StreamConfig) {
-			c.Metadata = map[string]string{broker.MetaGeneration: "1", broker.MetaPartitions: "16"}
+		"it has other slots":         func(c *jetstream.StreamConfig) { c.Metadata = map[string]string{broker.MetaSlots: "0-15"} },
+		"it comes after another": func(c *jetstream.StreamConfig) {
+			c.Metadata = map[string]string{broker.MetaSlots: "0-31", broker.MetaAfter: "7"}
 		},
 		"it answers before it has kept": func(c *jetstream.StreamConfig) { c.PersistMode = jetstream.AsyncPersistMode },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := testkit.NATS(t)
 			s := js(t, b.Connect(t))
-			c := jetstream.StreamConfig{Name: b.Config().Stream, Subjects: []string{b.Config().Prefix + ".>"}, Storage: jetstream.FileStorage, Metadata: good}
+			c := jetstream.StreamConfig{Name: b.Config().StreamName(0), Subjects: []string{b.Config().Prefix + ".0.>"}, Storage: jetstream.FileStorage, Metadata: good}
 			change(&c)
 			if _, err := s.CreateStream(t.Context(), c); err != nil {
 				t.Fatal(err)
@@ -170,7 +275,7 @@ func TestStreamOfAnotherShapeIsRefused(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := broker.EnsureStream(t.Context(), s, b.Config()); !errors.Is(err, broker.ErrStreamShape) {
+			if _, err := broker.Declare(t.Context(), s, b.Config(), whole, testkit.Logger(t)); !errors.Is(err, broker.ErrStreamShape) {
 				t.Errorf("error %v, want ErrStreamShape", err)
 			}
 			after, err := s.Stream(t.Context(), c.Name)
@@ -188,22 +293,23 @@ func TestStoredEventsAreRepublishedToPlainSubscribers(t *testing.T) {
 	b := testkit.NATS(t)
 	nc := b.Connect(t)
 	s := js(t, nc)
-	if _, err := broker.EnsureStream(t.Context(), s, b.Config()); err != nil {
-		t.Fatal(err)
-	}
+	declare(t, s, b.Config(), whole)
 	sub, err := nc.SubscribeSync(b.Config().LivePrefix + ".>")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Publish(t.Context(), b.Config().Prefix+".p17.t1.follow.created", []byte("{}")); err != nil {
+	if _, err := s.Publish(t.Context(), b.Config().Prefix+".0.t1.follow.created", []byte("{}")); err != nil {
 		t.Fatal(err)
 	}
 	m, err := sub.NextMsg(5 * time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := b.Config().LivePrefix + ".p17.t1.follow.created"; m.Subject != want {
+	if want := b.Config().LivePrefix + ".t1.follow.created"; m.Subject != want {
 		t.Errorf("subject %s, want %s", m.Subject, want)
+	}
+	if m.Header.Get("Nats-Stream") != b.Config().StreamName(0) || m.Header.Get("Nats-Sequence") != "1" {
+		t.Errorf("its headers do not tell where it is: %v", m.Header)
 	}
 }
 
@@ -235,13 +341,13 @@ func TestMissingPermissionIsLogged(t *testing.T) {
 	}
 	var out lockedBuffer
 	cfg := broker.Config{URL: strings.Replace(srv.ClientURL(), "nats://", "nats://u:p@", 1), Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1,
-		MaxBytes: -1, Timeout: time.Second}
+		MaxBytes: -1, Timeout: time.Second, Ping: time.Second}
 	nc, err := broker.Connect(cfg, "test", slog.New(slog.NewTextHandler(&out, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	if err := nc.Publish("events.p00.x", nil); err != nil {
+	if err := nc.Publish("events.0.x", nil); err != nil {
 		t.Fatal(err)
 	}
 	testkit.Eventually(t, 5*time.Second, "the violation is in the log", func() (bool, error) {
@@ -274,7 +380,7 @@ func TestServerKeepsItsStoreAndServesInProcess(t *testing.T) {
 		t.Skip("needs a server")
 	}
 	dir := t.TempDir()
-	cfg := broker.Config{Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxBytes: -1, Timeout: 5 * time.Second}
+	cfg := broker.Config{Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxBytes: -1, Timeout: 5 * time.Second, Ping: time.Second}
 	for round := uint64(1); round <= 2; round++ {
 		srv, err := broker.StartServer(broker.ServerConfig{Dir: dir, Log: testkit.Logger(t)})
 		if err != nil {
@@ -286,10 +392,8 @@ func TestServerKeepsItsStoreAndServesInProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := js(t, nc)
-		if _, err := broker.EnsureStream(t.Context(), s, cfg); err != nil {
-			t.Fatal(err)
-		}
-		ack, err := s.Publish(t.Context(), "events.p00.t1.follow.created", nil)
+		declare(t, s, cfg, whole)
+		ack, err := s.Publish(t.Context(), "events.0.t1.follow.created", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -350,7 +454,7 @@ func TestConnectionIsEncryptedAndBothSidesAreChecked(t *testing.T) {
 		t.Fatal("no server")
 	}
 	good := broker.Config{URL: srv.ClientURL(), TLSCA: srvCert.CertFile, TLSCert: clientCert.CertFile, TLSKey: clientCert.KeyFile,
-		Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxBytes: -1, Timeout: 5 * time.Second}
+		Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxBytes: -1, Timeout: 5 * time.Second, Ping: time.Second}
 	for name, c := range map[string]struct {
 		change func(*broker.Config)
 		ok     bool
@@ -372,7 +476,7 @@ func TestConnectionIsEncryptedAndBothSidesAreChecked(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := broker.Connect(broker.Config{URL: good.URL, TLSCA: "absent.pem", Stream: "E", Prefix: "a", LivePrefix: "b", Replicas: 1, MaxBytes: -1, Timeout: 1},
+	if _, err := broker.Connect(broker.Config{URL: good.URL, TLSCA: "absent.pem", Stream: "E", Prefix: "a", LivePrefix: "b", Replicas: 1, MaxBytes: -1, Timeout: 1, Ping: time.Second},
 		"test", slog.New(slog.DiscardHandler)); err == nil {
 		t.Error("an authority that cannot be read was ignored")
 	}

@@ -21,11 +21,12 @@ func erasedKey(stream string, block uint64) string { return fmt.Sprintf("%s.%d",
 // RecordErased notes, before they are deleted, that messages of a stream are erased on purpose. Several processes may call it at
 // once, and again.
 func RecordErased(ctx context.Context, js jetstream.JetStream, cfg Config, stream string, seqs []uint64) error {
-	kv, err := js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{
-		Bucket: cfg.erasedBucket(), Description: "Tidings: sequences that were erased from its streams", Storage: jetstream.FileStorage, Replicas: cfg.Replicas,
-	})
+	if len(seqs) == 0 {
+		return nil
+	}
+	kv, err := declareErased(ctx, js, cfg)
 	if err != nil {
-		return fmt.Errorf("declare the record of erasures: %w", err)
+		return fmt.Errorf("declare the record of erasures: %w", unanswered(js, err))
 	}
 	blocks := make(map[uint64][]uint64)
 	for _, seq := range seqs {
@@ -37,6 +38,30 @@ func RecordErased(ctx context.Context, js jetstream.JetStream, cfg Config, strea
 		}
 	}
 	return nil
+}
+
+// declareErased makes the record's bucket, or gives the one that exists more replicas. Like a stream it never gets fewer.
+func declareErased(ctx context.Context, js jetstream.JetStream, cfg Config) (jetstream.KeyValue, error) {
+	want := jetstream.KeyValueConfig{
+		Bucket: cfg.erasedBucket(), Description: "Tidings: sequences that were erased from its streams", Storage: jetstream.FileStorage, Replicas: cfg.Replicas,
+	}
+	kv, err := js.KeyValue(ctx, want.Bucket)
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		if kv, err = js.CreateKeyValue(ctx, want); errors.Is(err, jetstream.ErrBucketExists) {
+			kv, err = js.KeyValue(ctx, want.Bucket) // another process was faster
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	status, err := kv.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if have, ok := status.(*jetstream.KeyValueBucketStatus); ok && have.StreamInfo().Config.Replicas < want.Replicas {
+		return js.UpdateKeyValue(ctx, want)
+	}
+	return kv, nil
 }
 
 // setBits sets bits of a key's value by compare and swap: when somebody else recorded at the same moment it looks again.
@@ -59,10 +84,17 @@ func setBits(ctx context.Context, js jetstream.JetStream, kv jetstream.KeyValue,
 		} else {
 			_, err = kv.Update(ctx, key, value, revision)
 		}
-		if err == nil || !errors.Is(err, jetstream.ErrKeyExists) && !errors.Is(err, jetstream.ErrKeyRevisionMismatch) || ctx.Err() != nil {
+		if err == nil || !conflict(err) || ctx.Err() != nil {
 			return err
 		}
 	}
+}
+
+// conflict reports that somebody else wrote the key first. A replicated stream has a code of its own for that, which Create does not map.
+func conflict(err error) bool {
+	refused, is := errors.AsType[*jetstream.APIError](err)
+	return errors.Is(err, jetstream.ErrKeyExists) || errors.Is(err, jetstream.ErrKeyRevisionMismatch) ||
+		is && refused.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant
 }
 
 // Erased reports whether all sequences of a stream from first to last are recorded as erased, as the record's leader has it.

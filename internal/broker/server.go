@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -20,6 +21,14 @@ type ServerConfig struct {
 	LazySync bool         // sync to disk every two minutes, not before each publish ack. For throw-away servers only.
 	MaxStore int64        // bytes on disk; 0 for three quarters of what is free
 	Log      *slog.Logger // for the server's warnings and errors; nil for none
+	Cluster  *Cluster     // what it is a member of; nil when it is alone
+}
+
+// Cluster says how a server finds the others of its cluster.
+type Cluster struct {
+	Server string   // its own name among them
+	Port   int      // for the others to connect to
+	Routes []string // URLs of all
 }
 
 // Server is a NATS server with JetStream in this process.
@@ -28,7 +37,8 @@ type Server struct{ s *server.Server }
 // startTimeout bounds the start: a store of millions of messages is read in seconds.
 const startTimeout = time.Minute
 
-// StartServer runs a server and returns once JetStream answers. It handles no signals; the caller calls Shutdown.
+// StartServer runs a server and returns once JetStream answers, or, of a cluster's member, which may be the first, once clients can
+// connect. It handles no signals; the caller calls Shutdown.
 func StartServer(cfg ServerConfig) (*Server, error) {
 	if cfg.Dir == "" {
 		return nil, errors.New("start NATS: no directory for its store")
@@ -51,6 +61,11 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 	if opts.Port == 0 {
 		opts.Port = server.RANDOM_PORT
 	}
+	if c := cfg.Cluster; c != nil {
+		opts.ServerName = c.Server
+		opts.Cluster = server.ClusterOpts{Name: "tidings", Host: opts.Host, Port: c.Port, NoAdvertise: true}
+		opts.Routes = server.RoutesFromStr(strings.Join(c.Routes, ","))
+	}
 	s, err := server.NewServer(opts)
 	if err != nil {
 		return nil, fmt.Errorf("start NATS: %w", err)
@@ -58,7 +73,7 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 	fatal := make(chan string, 1)
 	s.SetLoggerV2(serverLog{log: cfg.Log, fatal: fatal}, false, false, false)
 	s.Start()
-	if err := awaitReady(s, fatal); err != nil {
+	if err := awaitReady(s, cfg.Cluster != nil, fatal); err != nil {
 		s.Shutdown()
 		s.WaitForShutdown()
 		return nil, fmt.Errorf("start NATS on %s:%d with its store in %s: %w", opts.Host, opts.Port, cfg.Dir, err)
@@ -66,14 +81,14 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 	return &Server{s: s}, nil
 }
 
-// awaitReady waits for JetStream: a server that accepts connections may still be reading its store.
-func awaitReady(s *server.Server, fatal <-chan string) error {
+// awaitReady waits for JetStream: a server that accepts connections may still be reading its store. A cluster's member may wait for others.
+func awaitReady(s *server.Server, member bool, fatal <-chan string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		if s.ReadyForConnections(time.Millisecond) && s.Healthz(&server.HealthzOptions{}).Status == "ok" {
+		if s.ReadyForConnections(time.Millisecond) && (member || s.Healthz(&server.HealthzOptions{}).Status == "ok") {
 			return nil
 		}
 		select {

@@ -80,9 +80,11 @@ func (c Config) number(name string) (int, bool) {
 // ReadStream returns what the leader says of a partition's stream: jetstream.ErrStreamNotFound when there is none, ErrNoLeader
 // while nobody can say.
 func ReadStream(ctx context.Context, js jetstream.JetStream, cfg Config, partition int) (Stream, error) {
+	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
+	defer cancel()
 	stream, err := js.Stream(ctx, cfg.StreamName(partition))
 	if err != nil {
-		return Stream{}, fmt.Errorf("look up stream %s: %w", cfg.StreamName(partition), err)
+		return Stream{}, fmt.Errorf("look up stream %s: %w", cfg.StreamName(partition), unanswered(js, err))
 	}
 	return describe(cfg, stream.CachedInfo())
 }
@@ -106,7 +108,7 @@ func Streams(ctx context.Context, js jetstream.JetStream, cfg Config) ([]Stream,
 		all = append(all, s)
 	}
 	if err := names.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
-		return nil, fmt.Errorf("list the streams of %s.>: %w", cfg.Prefix, err)
+		return nil, fmt.Errorf("list the streams of %s.>: %w", cfg.Prefix, unanswered(js, err))
 	}
 	slices.SortFunc(all, func(a, b Stream) int { return a.Number - b.Number })
 	return all, nil
@@ -115,12 +117,23 @@ func Streams(ctx context.Context, js jetstream.JetStream, cfg Config) ([]Stream,
 // maxSilence is how long a replica may not have been heard by the leader and still count for its quorum. Replicas answer every second.
 const maxSilence = 4 * time.Second
 
+// unanswered makes an ErrNoLeader of an error that says that nobody could answer a request: the servers have no leader for it, or none
+// answered over a connection that works.
+func unanswered(js jetstream.JetStream, err error) error {
+	refused, is := errors.AsType[*jetstream.APIError](err)
+	if is && refused.Code == http.StatusServiceUnavailable || errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrNoStreamResponse) ||
+		(errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout)) && js.Conn().IsConnected() {
+		return fmt.Errorf("%w: %w", ErrNoLeader, err)
+	}
+	return err
+}
+
 // describe reads a stream's info, unless no leader with a quorum stands behind it.
 func describe(cfg Config, info *jetstream.StreamInfo) (Stream, error) {
 	c := info.Config
 	s := Stream{Name: c.Name, Created: info.Created.UTC().Truncate(time.Microsecond), First: info.State.FirstSeq, Last: info.State.LastSeq,
 		Messages: info.State.Msgs, MaxMessage: max(int(c.MaxMsgSize), 0), At: info.TimeStamp, Replicas: c.Replicas, Current: 1}
-	if cluster := info.Cluster; cluster != nil {
+	if cluster := info.Cluster; cluster != nil && cluster.Name != "" {
 		s.Leader = cluster.Leader
 		heard := 1
 		for _, r := range cluster.Replicas {
@@ -132,7 +145,7 @@ func describe(cfg Config, info *jetstream.StreamInfo) (Stream, error) {
 			}
 		}
 		if s.Leader == "" || 2*heard <= len(cluster.Replicas)+1 {
-			return Stream{}, fmt.Errorf("%w: %s (leader %q, %d of %d replicas answer it)", ErrNoLeader, c.Name, s.Leader, heard, len(cluster.Replicas)+1)
+			return Stream{}, fmt.Errorf("%w: %s (leader %q)", ErrNoLeader, c.Name, s.Leader)
 		}
 	}
 	n, ok := cfg.number(c.Name)
@@ -163,8 +176,11 @@ type Stored struct {
 	Time    time.Time // when it was stored, by the server's clock
 }
 
-// Next returns the stream's first message at seq or above, from its leader, or nil when there is none. A direct get could be
-// answered by a replica that has not heard of the message yet.
+// getTimeout bounds one request for a message. A stream without a leader does not answer at all.
+const getTimeout = 5 * time.Second
+
+// Next returns the stream's first message at seq or above, from its leader, or nil when there is none: ErrNoLeader while there is no
+// leader. A direct get could be answered by a replica that has not heard of the message yet.
 func Next(ctx context.Context, js jetstream.JetStream, stream string, seq uint64) (*Stored, error) {
 	return get(ctx, js, stream, map[string]any{"seq": max(seq, 1), "next_by_subj": ">"})
 }
@@ -189,9 +205,11 @@ func get(ctx context.Context, js jetstream.JetStream, stream string, query map[s
 	if err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, getTimeout)
+	defer cancel()
 	m, err := js.Conn().RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET."+stream, request)
 	if err != nil {
-		return nil, fmt.Errorf("read a message of stream %s: %w", stream, err)
+		return nil, fmt.Errorf("read a message of stream %s: %w", stream, unanswered(js, err))
 	}
 	var answer struct {
 		Message *struct {
@@ -212,7 +230,7 @@ func get(ctx context.Context, js jetstream.JetStream, stream string, query map[s
 	case e != nil && e.Code == http.StatusNotFound:
 		return nil, nil
 	case e != nil:
-		return nil, fmt.Errorf("read a message of stream %s: %w", stream, e)
+		return nil, fmt.Errorf("read a message of stream %s: %w", stream, unanswered(js, e))
 	case answer.Message == nil:
 		return nil, fmt.Errorf("read a message of stream %s: an answer without a message", stream)
 	}
@@ -241,7 +259,7 @@ func Declare(ctx context.Context, js jetstream.JetStream, cfg Config, p Partitio
 		}
 	}
 	if err != nil {
-		return Stream{}, fmt.Errorf("declare stream %s: %w", name, err)
+		return Stream{}, fmt.Errorf("declare stream %s: %w", name, unanswered(js, err))
 	}
 	have := stream.CachedInfo().Config
 	if reasons := cfg.mismatch(have, p); len(reasons) > 0 {
@@ -253,7 +271,7 @@ func Declare(ctx context.Context, js jetstream.JetStream, cfg Config, p Partitio
 	}
 	if !equal(have, want) {
 		if stream, err = js.UpdateStream(ctx, want); err != nil {
-			return Stream{}, fmt.Errorf("update stream %s: %w", name, err)
+			return Stream{}, fmt.Errorf("update stream %s: %w", name, unanswered(js, err))
 		}
 	}
 	return describe(cfg, stream.CachedInfo())

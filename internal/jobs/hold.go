@@ -45,10 +45,11 @@ func WithLease(ctx context.Context, pool *pgxpool.Pool, name string, fn func(ctx
 }
 
 func withLease(ctx context.Context, pool *pgxpool.Pool, name string, ttl time.Duration, log *slog.Logger, fn func(ctx context.Context, h *Hold) error) (err error) {
-	g, err := lease.New(lease.Config{TTL: ttl}, pool, Kind, lease.Owner(name), 1, log)
+	g, err := lease.New(lease.Config{TTL: ttl}, pool, Kind, lease.Owner(name), log)
 	if err != nil {
 		return err
 	}
+	g.Share([]int{0})
 	beating, leave := context.WithCancel(context.WithoutCancel(ctx)) // until fn has returned: its last slice needs the lease
 	left := make(chan error, 1)
 	go func() { left <- g.Run(beating) }()

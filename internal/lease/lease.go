@@ -131,12 +131,13 @@ INSERT INTO leases (kind, partition) SELECT @kind, unnest(@partitions::int[]) ON
 // boundSQL has the server end this transaction when its process is frozen in it: the locks would outlive the leases.
 const boundSQL = `SELECT set_config('idle_in_transaction_session_timeout', @ttl_ms, true)`
 
-// joinSQL renews the membership and forgets members that are gone, unless one of them is just renewing.
+// joinSQL renews the membership and forgets members that are gone, unless one of them is just renewing. One that shares nothing counts as gone.
 // Index: lease_members_pkey.   Locks: the own row, and rows of expired members.
 const joinSQL = `
 WITH gone AS (DELETE FROM lease_members WHERE kind = @kind AND owner IN (
      SELECT owner FROM lease_members WHERE kind = @kind AND expires_at < now() AND owner <> @owner FOR UPDATE SKIP LOCKED))
-INSERT INTO lease_members (kind, owner, expires_at) VALUES (@kind, @owner, now() + @ttl::interval)
+INSERT INTO lease_members (kind, owner, expires_at)
+SELECT @kind, @owner, CASE WHEN cardinality(@partitions::int[]) > 0 THEN now() + @ttl::interval ELSE '-infinity' END
     ON CONFLICT (kind, owner) DO UPDATE SET expires_at = excluded.expires_at`
 
 // shareSQL counts the members and the own place among them: the first ones get what does not divide evenly.
@@ -170,10 +171,10 @@ func (g *Group) heartbeat(ctx context.Context) error {
 	drop, wanted := slices.Clone(g.draining), slices.Clone(g.wanted)
 	g.mu.Unlock()
 
-	var held []int
+	var held, surplus []int
 	var share int
 	err := postgres.InTx(ctx, g.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		held = held[:0]
+		held, surplus = held[:0], surplus[:0]
 		if _, err := tx.Exec(ctx, boundSQL, pgx.StrictNamedArgs{"ttl_ms": strconv.FormatInt(g.cfg.TTL.Milliseconds(), 10)}); err != nil {
 			return fmt.Errorf("bound the heartbeat: %w", err)
 		}
@@ -190,6 +191,7 @@ func (g *Group) heartbeat(ctx context.Context) error {
 		if err := tx.QueryRow(ctx, shareSQL, args).Scan(&members, &rank); err != nil {
 			return fmt.Errorf("count members: %w", err)
 		}
+		members = max(members, 1)
 		share = len(wanted) / members
 		if rank < len(wanted)%members {
 			share++
@@ -199,8 +201,10 @@ func (g *Group) heartbeat(ctx context.Context) error {
 		var kept bool
 		rows, _ := tx.Query(ctx, renewSQL, args)
 		if _, err := pgx.ForEachRow(rows, []any{&p, &kept}, func() error {
-			if kept {
+			if _, is := slices.BinarySearch(wanted, p); kept && is {
 				held = append(held, p)
+			} else if kept {
+				surplus = append(surplus, p) // there is no such partition any more
 			}
 			return nil
 		}); err != nil {
@@ -222,14 +226,6 @@ func (g *Group) heartbeat(ctx context.Context) error {
 	}
 	g.rowsMade = wanted
 	slices.Sort(held)
-	var surplus []int
-	held = slices.DeleteFunc(held, func(p int) bool {
-		if _, is := slices.BinarySearch(wanted, p); !is { // closed since
-			surplus = append(surplus, p)
-			return true
-		}
-		return false
-	})
 	if len(held) > share {
 		surplus = append(surplus, held[share:]...)
 		held = held[:share]

@@ -20,11 +20,25 @@ const partitions = 32
 
 func newGroup(t *testing.T, pool *pgxpool.Pool, owner string) *Group {
 	t.Helper()
-	g, err := New(Config{TTL: time.Minute}, pool, "work", owner, partitions, testkit.Logger(t))
+	return newGroupOf(t, pool, owner, time.Minute, numbers(0, partitions))
+}
+
+func newGroupOf(t *testing.T, pool *pgxpool.Pool, owner string, ttl time.Duration, shared []int) *Group {
+	t.Helper()
+	g, err := New(Config{TTL: ttl}, pool, "work", owner, testkit.Logger(t))
 	if err != nil {
 		t.Fatal(err)
 	}
+	g.Share(shared)
 	return g
+}
+
+// numbers are n partitions from first on.
+func numbers(first, n int) (all []int) {
+	for p := range n {
+		all = append(all, first+p)
+	}
+	return all
 }
 
 func beat(t *testing.T, groups ...*Group) {
@@ -49,19 +63,20 @@ func expire(t *testing.T, pool *pgxpool.Pool, owner string) {
 // checkShares fails unless the groups hold every partition once, in shares that differ by at most one.
 func checkShares(t *testing.T, groups ...*Group) {
 	t.Helper()
+	checkSharesOf(t, numbers(0, partitions), groups...)
+}
+
+func checkSharesOf(t *testing.T, want []int, groups ...*Group) {
+	t.Helper()
 	var all []int
 	for _, g := range groups {
 		held := g.Held()
-		if n := len(held); n < partitions/len(groups) || n > partitions/len(groups)+1 {
-			t.Errorf("%s holds %d of %d partitions among %d", g.owner, n, partitions, len(groups))
+		if n := len(held); n < len(want)/len(groups) || n > len(want)/len(groups)+1 {
+			t.Errorf("%s holds %d of %d partitions among %d", g.owner, n, len(want), len(groups))
 		}
 		all = append(all, held...)
 	}
 	slices.Sort(all)
-	want := make([]int, partitions)
-	for i := range want {
-		want[i] = i
-	}
 	if diff := cmp.Diff(want, all); diff != "" {
 		t.Errorf("partitions held (-want +got):\n%s", diff)
 	}
@@ -131,10 +146,7 @@ func TestAHolderThatThawsFindsItsLeasesGone(t *testing.T) {
 func TestLeasesThatCannotBeRenewedAreNotTrusted(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleSystem)
-	g, err := New(Config{TTL: 500 * time.Millisecond}, pool, "work", "a", partitions, testkit.Logger(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	g := newGroupOf(t, pool, "a", 500*time.Millisecond, numbers(0, partitions))
 	beat(t, g)
 	if len(g.Held()) != partitions {
 		t.Fatal("nothing held")
@@ -154,15 +166,8 @@ func TestLeasesThatCannotBeRenewedAreNotTrusted(t *testing.T) {
 
 func TestAnInstanceFrozenInItsHeartbeatHoldsUpNobodyForLong(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	ttl := Config{TTL: time.Second}
-	a, err := New(ttl, pool, "work", "a", partitions, testkit.Logger(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := New(ttl, pool, "work", "b", partitions, testkit.Logger(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	const ttl = time.Second
+	a, b := newGroupOf(t, pool, "a", ttl, numbers(0, partitions)), newGroupOf(t, pool, "b", ttl, numbers(0, partitions))
 	beat(t, a)
 	// What a's heartbeat has done when it is frozen before its commit: every row of its own is locked.
 	tx, err := pool.Begin(t.Context())
@@ -170,27 +175,24 @@ func TestAnInstanceFrozenInItsHeartbeatHoldsUpNobodyForLong(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }() // the server has ended it
-	args := pgx.NamedArgs{"kind": "work", "owner": "a", "ttl": ttl.TTL, "partitions": partitions, "drop": []int{}, "ttl_ms": "1000"}
+	args := pgx.NamedArgs{"kind": "work", "owner": "a", "ttl": ttl, "partitions": numbers(0, partitions), "drop": []int{}, "ttl_ms": "1000"}
 	for _, sql := range []string{boundSQL, joinSQL, renewSQL} {
 		if _, err := tx.Exec(t.Context(), sql, args); err != nil {
 			t.Fatal(err)
 		}
 	}
 	start := time.Now()
-	testkit.Eventually(t, 3*ttl.TTL+2*time.Second, "b to take over", func() (bool, error) {
+	testkit.Eventually(t, 3*ttl+2*time.Second, "b to take over", func() (bool, error) {
 		return len(b.Held()) == partitions, b.heartbeat(t.Context())
 	})
-	if took := time.Since(start); took > 3*ttl.TTL+time.Second {
-		t.Errorf("it took %s with leases of %s", took, ttl.TTL)
+	if took := time.Since(start); took > 3*ttl+time.Second {
+		t.Errorf("it took %s with leases of %s", took, ttl)
 	}
 }
 
 func TestRunHandsOverAtOnceWhenStopped(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	g, err := New(Config{TTL: 10 * time.Minute}, pool, "work", "a", partitions, testkit.Logger(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	g := newGroupOf(t, pool, "a", 10*time.Minute, numbers(0, partitions))
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- g.Run(ctx) }()
@@ -231,13 +233,7 @@ func TestStatements(t *testing.T) {
 
 func TestALonePartitionStaysWithItsHolder(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	lone := func(owner string) *Group {
-		g, err := New(Config{TTL: time.Minute}, pool, "lone", owner, 1, testkit.Logger(t))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return g
-	}
+	lone := func(owner string) *Group { return newGroupOf(t, pool, owner, time.Minute, []int{0}) }
 	b, a, c := lone("b"), lone("a"), lone("c")
 	beat(t, b, a, c, b, a, c)
 	if len(b.Held()) != 1 || len(a.Held())+len(c.Held()) != 0 {
@@ -249,5 +245,84 @@ func TestALonePartitionStaysWithItsHolder(t *testing.T) {
 	beat(t, c, a)
 	if len(c.Held()) != 1 || len(a.Held()) != 0 {
 		t.Errorf("b left, c came first: c holds %v, a %v", c.Held(), a.Held())
+	}
+}
+
+// TestPartitionsThatComeAndGoAreSharedAnew: a resize from one partition to four and on to two, while two instances share them.
+func TestPartitionsThatComeAndGoAreSharedAnew(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	a, b := newGroupOf(t, pool, "a", time.Minute, []int{0}), newGroupOf(t, pool, "b", time.Minute, []int{0})
+	share := func(partitions ...int) { a.Share(partitions); b.Share(partitions) }
+	beat(t, a, b, a, b)
+	if diff := cmp.Diff([][]int{{0}, nil}, [][]int{a.Held(), b.Held()}); diff != "" {
+		t.Fatalf("one partition (-want +got):\n%s", diff)
+	}
+
+	share(0, 1, 2, 3, 4) // the old one closes while the new ones are there already
+	beat(t, b, a, b, a)
+	checkSharesOf(t, numbers(0, 5), a, b)
+
+	share(4, 3, 2, 1) // in whichever order
+	beat(t, a, b)
+	for _, g := range []*Group{a, b} {
+		if slices.Contains(g.Held(), 0) {
+			t.Errorf("%s still holds the partition that closed", g.owner)
+		}
+	}
+	beat(t, a, b, a, b)
+	checkSharesOf(t, numbers(1, 4), a, b)
+	var owner string
+	if err := pool.QueryRow(t.Context(), `SELECT owner FROM leases WHERE kind = 'work' AND partition = 0`).Scan(&owner); err != nil || owner != "" {
+		t.Errorf("the closed partition's lease is %q's (%v), want it free", owner, err)
+	}
+
+	share(5, 6)
+	beat(t, a, b, a, b, a, b)
+	checkSharesOf(t, numbers(5, 2), a, b)
+}
+
+// TestThePartitionThatReplacesAnotherIsTakenAtOnce: what is given up does not count against the share, so a repair costs no heartbeat.
+func TestThePartitionThatReplacesAnotherIsTakenAtOnce(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	a := newGroupOf(t, pool, "a", time.Minute, []int{0})
+	beat(t, a)
+	a.Share([]int{1})
+	beat(t, a)
+	if diff := cmp.Diff([]int{1}, a.Held()); diff != "" {
+		t.Errorf("after one heartbeat (-want +got):\n%s", diff)
+	}
+}
+
+// TestAnInstanceThatSharesNothingTakesNobodysShare: one that does not know the partitions yet, or cannot reach any.
+func TestAnInstanceThatSharesNothingTakesNobodysShare(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	a, b, none := newGroup(t, pool, "a"), newGroup(t, pool, "b"), newGroupOf(t, pool, "0", time.Minute, nil)
+	beat(t, none, a, b, a, none, b, a, b)
+	checkShares(t, a, b)
+	if held := none.Held(); len(held) != 0 {
+		t.Errorf("it holds %v", held)
+	}
+	b.Share(nil)
+	beat(t, b) // gives everything up,
+	if held := b.Held(); len(held) != 0 {
+		t.Errorf("b shares nothing and holds %v", held)
+	}
+	beat(t, b, a) // and frees it
+	checkShares(t, a)
+}
+
+func TestAShareThatChangesIsAHeartbeatAtOnce(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	g := newGroupOf(t, pool, "a", 10*time.Minute, nil)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- g.Run(ctx) }()
+	for _, partitions := range [][]int{{0}, {0, 1}} {
+		g.Share(partitions)
+		testkit.Eventually(t, 10*time.Second, "what is to be shared is held", func() (bool, error) { return slices.Equal(g.Held(), partitions), nil })
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }

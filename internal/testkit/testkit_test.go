@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
@@ -147,7 +148,14 @@ func TestFrozenPostgresIsThawedWhenTheTestEnds(t *testing.T) {
 
 func publish(t *testing.T, b *testkit.Broker, js jetstream.JetStream) {
 	t.Helper()
-	if _, err := js.Publish(t.Context(), b.Config().Prefix+".p00.t1.follow.created", []byte("{}"), jetstream.WithRetryAttempts(0)); err != nil {
+	if _, err := js.Publish(t.Context(), b.Config().Prefix+".0.t1.follow.created", []byte("{}"), jetstream.WithRetryAttempts(0)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func declare(t *testing.T, b *testkit.Broker, js jetstream.JetStream) {
+	t.Helper()
+	if _, err := broker.Declare(t.Context(), js, b.Config(), broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -164,25 +172,17 @@ func jetStream(t *testing.T, nc *nats.Conn) jetstream.JetStream {
 func TestEachTestHasAStreamOfItsOwn(t *testing.T) {
 	one, two := testkit.NATS(t), testkit.NATS(t)
 	js1, js2 := jetStream(t, one.Connect(t)), jetStream(t, two.Connect(t))
-	s1, err := broker.EnsureStream(t.Context(), js1, one.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
-	s2, err := broker.EnsureStream(t.Context(), js2, two.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
+	declare(t, one, js1)
+	declare(t, two, js2)
 	publish(t, one, js1)
 	for i, c := range []struct {
-		s    jetstream.Stream
+		b    *testkit.Broker
+		js   jetstream.JetStream
 		want uint64
-	}{{s1, 1}, {s2, 0}} {
-		info, err := c.s.Info(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if info.State.Msgs != c.want {
-			t.Errorf("stream %d has %d messages, want %d", i+1, info.State.Msgs, c.want)
+	}{{one, js1, 1}, {two, js2, 0}} {
+		s, err := broker.ReadStream(t.Context(), c.js, c.b.Config(), 0)
+		if err != nil || s.Messages != c.want {
+			t.Errorf("stream %d has %d messages, %v, want %d", i+1, s.Messages, err, c.want)
 		}
 	}
 }
@@ -191,10 +191,7 @@ func TestNATSProcessKeepsMessagesOverKillAndRestart(t *testing.T) {
 	b := testkit.NATSProcess(t)
 	nc := b.Connect(t)
 	js := jetStream(t, nc)
-	stream, err := broker.EnsureStream(t.Context(), js, b.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
+	declare(t, b, js)
 	publish(t, b, js)
 	b.Kill(t)
 	testkit.Eventually(t, 10*time.Second, "the connection notices", func() (bool, error) { return !nc.IsConnected(), nil })
@@ -204,12 +201,8 @@ func TestNATSProcessKeepsMessagesOverKillAndRestart(t *testing.T) {
 	b.Restart(t)
 	testkit.Eventually(t, 10*time.Second, "the connection comes back", func() (bool, error) { return nc.IsConnected(), nil })
 	publish(t, b, js)
-	info, err := stream.Info(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if info.State.Msgs != 2 {
-		t.Errorf("%d messages are left of 2 acknowledged", info.State.Msgs)
+	if s, err := broker.ReadStream(t.Context(), js, b.Config(), 0); err != nil || s.Messages != 2 {
+		t.Errorf("%d messages are left of 2 acknowledged, %v", s.Messages, err)
 	}
 }
 

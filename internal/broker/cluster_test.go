@@ -1,0 +1,108 @@
+package broker_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+// TestFaultWithoutAMajorityNobodySaysWhatAStreamHas: whichever node is left, what it says of the stream then is not taken for the truth.
+func TestFaultWithoutAMajorityNobodySaysWhatAStreamHas(t *testing.T) {
+	for name, leaderLeft := range map[string]bool{"the leader is left": true, "a follower is left": false} {
+		t.Run(name, func(t *testing.T) {
+			c := testkit.NATSCluster(t, 3)
+			cfg := c.Config()
+			s := js(t, c.Connect(t))
+			stream := declare(t, s, cfg, whole)
+			if stream.Replicas != 3 || stream.Leader == "" {
+				t.Fatalf("declared %+v", stream)
+			}
+			if _, err := s.Publish(t.Context(), cfg.Prefix+".0.t1.follow.created", nil); err != nil {
+				t.Fatal(err)
+			}
+			c.AwaitReplicas(t, stream.Name)
+			leader, others := c.Leader(t, stream.Name)
+			left, gone := leader, others
+			if !leaderLeft {
+				left, gone = others[0], []*testkit.Broker{leader, others[1]}
+			}
+			lone := js(t, left.Connect(t)) // to that node alone
+			cfg.Timeout = time.Second
+			for _, b := range gone {
+				b.Kill(t)
+			}
+			// A leader may answer for as long as it has heard from its followers lately, and then nobody does.
+			testkit.Eventually(t, 60*time.Second, "ErrNoLeader", func() (bool, error) {
+				got, err := broker.ReadStream(t.Context(), lone, cfg, 0)
+				if err == nil && got.Last == 1 {
+					return false, nil
+				}
+				if !errors.Is(err, broker.ErrNoLeader) {
+					return false, err
+				}
+				return true, nil
+			})
+			for what, ask := range map[string]func() error{
+				"the stream":         func() error { _, err := broker.ReadStream(t.Context(), lone, cfg, 0); return err },
+				"a stream never met": func() error { _, err := broker.ReadStream(t.Context(), lone, cfg, 7); return err },
+				"all streams":        func() error { _, err := broker.Streams(t.Context(), lone, cfg); return err },
+				"a declaration":      func() error { _, err := broker.Declare(t.Context(), lone, cfg, whole, testkit.Logger(t)); return err },
+			} {
+				if err := ask(); !errors.Is(err, broker.ErrNoLeader) || errors.Is(err, jetstream.ErrStreamNotFound) {
+					t.Errorf("%s: %v, want ErrNoLeader", what, err)
+				}
+			}
+			testkit.Eventually(t, 60*time.Second, "no message is read any more", func() (bool, error) {
+				_, err := broker.Next(t.Context(), lone, stream.Name, 1)
+				if !errors.Is(err, broker.ErrNoLeader) {
+					return false, err
+				}
+				return true, nil
+			})
+
+			gone[0].Restart(t)
+			testkit.Eventually(t, 60*time.Second, "two of three say it again", func() (bool, error) {
+				got, err := broker.ReadStream(t.Context(), lone, cfg, 0)
+				return err == nil && got.Last == 1, err
+			})
+			if m, err := broker.Next(t.Context(), lone, stream.Name, 1); err != nil || m == nil || m.Seq != 1 {
+				t.Errorf("the message: %+v, %v", m, err)
+			}
+		})
+	}
+}
+
+// TestFaultALeaderThatIsFrozenIsReplaced, and what was acknowledged is there.
+func TestFaultALeaderThatIsFrozenIsReplaced(t *testing.T) {
+	c := testkit.NATSCluster(t, 3)
+	cfg := c.Config()
+	s := js(t, c.Connect(t))
+	stream := declare(t, s, cfg, whole)
+	if _, err := s.Publish(t.Context(), cfg.Prefix+".0.t1.follow.created", nil); err != nil {
+		t.Fatal(err)
+	}
+	c.AwaitReplicas(t, stream.Name)
+	leader, others := c.Leader(t, stream.Name)
+	lone := js(t, others[0].Connect(t))
+	cfg.Timeout = time.Second
+	leader.Freeze(t)
+	testkit.Eventually(t, 60*time.Second, "another leads", func() (bool, error) {
+		got, err := broker.ReadStream(t.Context(), lone, cfg, 0)
+		return err == nil && got.Leader != stream.Leader && got.Last == 1, err
+	})
+	if err := cfg.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	cfg.Replicas, cfg.MaxAge = 1, time.Hour // a process with another environment
+	declare(t, lone, cfg, whole)
+	if got := config(t, lone, stream.Name); got.Replicas != 3 || got.MaxAge != c.Config().MaxAge {
+		t.Errorf("it was shrunk to %d replicas and %s", got.Replicas, got.MaxAge)
+	}
+	leader.Thaw(t)
+	c.AwaitReplicas(t, stream.Name)
+}
