@@ -234,7 +234,7 @@ func (f *finding) missingRows() outbox.Lost {
 // findHoles finds messages that are missing in the middle of the stream, up to the stored tail: no mark in flight tells of those. What has
 // expired is not missing, and what was erased is recorded.
 func (r *repairer) findHoles(ctx context.Context, f *finding) error {
-	if f.stream.Last < f.stream.First || f.stream.Messages == f.stream.Last-f.stream.First+1 {
+	if f.stream.Last == 0 || f.stream.Last < f.stream.First || f.stream.Messages == f.stream.Last-f.stream.First+1 {
 		return nil
 	}
 	stream, err := r.js.Stream(ctx, f.stream.Name)
