@@ -12,8 +12,10 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 )
 
@@ -29,8 +31,7 @@ func aggregateOf(e *event.Event) aggregate {
 
 // outcome is what a transaction did. InTx may run it again, so it is made anew each time and counted after the commit.
 type outcome struct {
-	moved   map[int]bool
-	applied [event.Partitions]int
+	applied int
 	skipped map[string]int
 	dead    []deadLetter
 }
@@ -41,39 +42,49 @@ type deadLetter struct {
 }
 
 // apply runs the batch in one transaction. ctx ending does not stop it: it has ApplyTimeout. An error that may be an event's is
-// looked for event by event. errMoved is returned, after a commit too, when a partition's offset was not where it should be.
-func (c *Consumer) apply(ctx context.Context, b *batch) error {
+// looked for event by event. After one that took too long batches are smaller. errMoved says that the offset was not where it should be.
+func (r *reader) apply(ctx context.Context, stream broker.Stream, b *batch) error {
+	c := r.c
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.ApplyTimeout)
 	defer cancel()
 	c.at("after collect")
 	start := time.Now()
-	out, err := c.transact(ctx, b, false)
+	out, err := r.transact(ctx, stream, b, false)
 	if err != nil && mayBePoison(err) {
-		c.log.WarnContext(ctx, "a batch failed, looking for the event", "events", len(b.deliveries), "err", err)
-		out, err = c.transact(ctx, b, true)
+		c.log.WarnContext(ctx, "a batch failed, looking for the event", "stream", r.name, "events", len(b.deliveries), "err", err)
+		out, err = r.transact(ctx, stream, b, true)
 	}
+	took := time.Since(start)
+	r.resize(took, len(b.deliveries))
 	if err != nil {
 		return err
 	}
 	c.at("after commit")
-	c.metrics.batch.Observe(time.Since(start).Seconds())
-	for p, n := range out.applied {
-		c.metrics.applied[p].Add(float64(n))
-	}
+	c.metrics.batch.Observe(took.Seconds())
+	c.metrics.applied.WithLabelValues(r.label()).Add(float64(out.applied))
 	for reason, n := range out.skipped {
 		c.metrics.skipped[reason].Add(float64(n))
 	}
 	c.metrics.parked.Add(float64(len(out.dead)))
 	for _, d := range out.dead {
 		if d.fault != nil {
-			c.log.ErrorContext(ctx, "poison event parked, with the later ones of its aggregate", "event_id", d.event.ID, "stream_seq", d.event.Seq,
+			c.log.ErrorContext(ctx, "poison event parked, with the later ones of its aggregate", "event_id", d.event.ID, "stream", r.name, "stream_seq", d.event.Seq,
 				"tenant", d.event.TenantID, "aggregate", d.event.AggregateType, "aggregate_id", d.event.AggregateID, "err", d.fault)
 		}
 	}
-	if len(out.moved) < len(b.moves) {
-		return errMoved
-	}
 	return nil
+}
+
+// resize halves the batches that follow one that used up its time, down to one event, and doubles them after one that left most of it.
+func (r *reader) resize(took time.Duration, events int) {
+	limit, most := r.limit.Load(), int64(r.c.cfg.BatchEvents)
+	switch {
+	case took >= r.c.cfg.ApplyTimeout:
+		limit = max(int64(events)/2, 1)
+	case took < r.c.cfg.ApplyTimeout/4 && limit < most:
+		limit = min(2*limit, most)
+	}
+	r.limit.Store(limit)
 }
 
 // checkKnown returns the fault of an event whose type or version this release does not know.
@@ -89,17 +100,25 @@ func mayBePoison(err error) bool {
 	return event.IsPermanent(err) || !postgres.IsTransient(err) && !postgres.IsSystemic(err) && !errors.Is(err, errMoved)
 }
 
-// planSQL suits the planner to batches: each touches some thousand rows of large tables by their keys. Statements are planned for
-// the arrays they get, because a plan made when a table was empty would scan it when it is not; and whole tables are not
-// scanned, which at some hundred thousand rows looks cheaper to the planner and takes twice the time. And the server ends the
-// transaction of a process that is frozen in it: its locks would keep the partitions longer than its leases do.
+// manyEvents is from how many events on a batch is planned for what it has; plans of smaller ones are kept.
+const manyEvents = 200
+
+// planSQL suits the planner to batches, which touch rows of large tables by their keys. The statements of a large batch are planned for the
+// arrays they get. Planning takes 2 to 3 ms, so small batches share plans that are kept. Whole tables are not
+// scanned, which at some hundred thousand rows looks cheaper to the planner and takes twice the time; nor does a kept plan that was made when a
+// table was empty scan it when it is not. And the server ends the
+// transaction of a process that is frozen in it: its locks would keep the partition longer than its lease does.
 const planSQL = `
-SELECT /* consumers.plan */ set_config('plan_cache_mode', 'force_custom_plan', true), set_config('enable_seqscan', 'off', true),
+SELECT /* consumers.plan */ set_config('plan_cache_mode', @plans, true), set_config('enable_seqscan', 'off', true),
        set_config('random_page_cost', '1.1', true), set_config('jit', 'off', true),
        set_config('idle_in_transaction_session_timeout', @idle_ms, true)`
 
-func planArgs(idle time.Duration) pgx.StrictNamedArgs {
-	return pgx.StrictNamedArgs{"idle_ms": strconv.FormatInt(idle.Milliseconds(), 10)}
+func planArgs(idle time.Duration, events int) pgx.StrictNamedArgs {
+	plans := "force_generic_plan"
+	if events >= manyEvents {
+		plans = "force_custom_plan"
+	}
+	return pgx.StrictNamedArgs{"plans": plans, "idle_ms": strconv.FormatInt(idle.Milliseconds(), 10)}
 }
 
 // parkedSQL finds which aggregates are parked, by one probe for each, however many dead letters there are; it costs nothing
@@ -112,15 +131,13 @@ SELECT /* consumers.parked */ a.tenant_id, a.aggregate_type, a.aggregate_id
                         AND d.aggregate_type = a.aggregate_type AND d.aggregate_id = a.aggregate_id LIMIT 1) parked
  WHERE EXISTS (SELECT FROM consumer_dead_letters WHERE consumer_name = @consumer)`
 
-func (c *Consumer) transact(ctx context.Context, b *batch, oneByOne bool) (out outcome, err error) {
+func (r *reader) transact(ctx context.Context, stream broker.Stream, b *batch, oneByOne bool) (out outcome, err error) {
+	c := r.c
 	err = postgres.InTx(ctx, c.deps.Pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		out = outcome{skipped: make(map[string]int)}
-		parked, err := c.begin(ctx, tx, b, &out)
+		parked, err := r.begin(ctx, tx, stream, b)
 		if err != nil {
 			return err
-		}
-		if len(out.moved) == 0 {
-			return errMoved
 		}
 		c.at("after offsets")
 		var events []event.Event
@@ -128,7 +145,7 @@ func (c *Consumer) transact(ctx context.Context, b *batch, oneByOne bool) (out o
 			d := &b.deliveries[i]
 			a := aggregateOf(&d.event)
 			switch {
-			case !out.moved[d.event.Partition]:
+			case d.closing != nil:
 				continue
 			case d.skip != "":
 				out.skipped[d.skip]++
@@ -146,7 +163,7 @@ func (c *Consumer) transact(ctx context.Context, b *batch, oneByOne bool) (out o
 				out.dead = append(out.dead, deadLetter{d, d.fault.Error()})
 				continue
 			}
-			out.applied[d.event.Partition]++
+			out.applied++
 			if !oneByOne {
 				events = append(events, d.event)
 			}
@@ -165,47 +182,47 @@ func (c *Consumer) transact(ctx context.Context, b *batch, oneByOne bool) (out o
 	return out, err
 }
 
-// begin moves the offsets, and finds which of the batch's aggregates are parked once nobody can unpark them.
-func (c *Consumer) begin(ctx context.Context, tx pgx.Tx, b *batch, out *outcome) (map[aggregate]bool, error) {
-	var keys []string
-	var olds, news, generations []int64
-	var times []time.Time
-	for _, p := range b.partitions() {
-		keys = append(keys, event.PartitionKey(p))
-		olds, news = append(olds, int64(b.moves[p].from)), append(news, int64(b.moves[p].to))
-		generations, times = append(generations, b.moves[p].generation), append(times, b.moves[p].stored)
-	}
+// begin moves the offset, and finds which of the batch's aggregates are parked once nobody can unpark them.
+func (r *reader) begin(ctx context.Context, tx pgx.Tx, stream broker.Stream, b *batch) (map[aggregate]bool, error) {
+	c := r.c
 	seen := make(map[aggregate]bool)
 	var tenants, ids []int64
 	var types []string
 	for i := range b.deliveries {
 		d := &b.deliveries[i]
-		if a := aggregateOf(&d.event); d.skip == "" && !seen[a] {
+		if a := aggregateOf(&d.event); d.skip == "" && d.closing == nil && !seen[a] {
 			seen[a] = true
 			tenants, types, ids = append(tenants, a.tenant), append(types, a.kind), append(ids, a.id)
 		}
 	}
-	out.moved = make(map[int]bool)
+	var moved bool
 	parked := make(map[aggregate]bool)
 	var q pgx.Batch
-	q.Queue(planSQL, planArgs(c.cfg.Lease.TTL))
-	q.Queue(moveOffsetsSQL, pgx.StrictNamedArgs{"consumer": c.name, "keys": keys, "olds": olds, "news": news, "generations": generations, "times": times}).Query(func(rows pgx.Rows) error {
-		moved, err := pgx.CollectRows(rows, pgx.RowTo[int])
-		for _, p := range moved {
-			out.moved[p] = true
-		}
-		return err
+	q.Queue(planSQL, planArgs(c.cfg.Lease.TTL, len(b.deliveries)))
+	q.Queue(moveSQL, pgx.StrictNamedArgs{
+		"consumer": c.name, "key": r.name, "old": int64(b.from), "new": int64(b.to), "stored": b.stored, "created": stream.Created, "closed": b.closing != nil,
+	}).Exec(func(tag pgconn.CommandTag) error {
+		moved = tag.RowsAffected() == 1
+		return nil
 	})
-	q.Queue(parkedSQL, pgx.StrictNamedArgs{"consumer": c.name, "tenants": tenants, "types": types, "ids": ids}).Query(func(rows pgx.Rows) error {
-		var a aggregate
-		_, err := pgx.ForEachRow(rows, []any{&a.tenant, &a.kind, &a.id}, func() error {
-			parked[a] = true
-			return nil
+	if b.closing != nil {
+		q.Queue(succeedSQL, succeedArgs(c.name, r.name, b.closing))
+	}
+	if len(ids) > 0 {
+		q.Queue(parkedSQL, pgx.StrictNamedArgs{"consumer": c.name, "tenants": tenants, "types": types, "ids": ids}).Query(func(rows pgx.Rows) error {
+			var a aggregate
+			_, err := pgx.ForEachRow(rows, []any{&a.tenant, &a.kind, &a.id}, func() error {
+				parked[a] = true
+				return nil
+			})
+			return err
 		})
-		return err
-	})
+	}
 	if err := tx.SendBatch(ctx, &q).Close(); err != nil {
-		return nil, fmt.Errorf("move the offsets of %d partitions of %s: %w", len(keys), c.name, err)
+		return nil, fmt.Errorf("move the offset of %s on %s: %w", c.name, r.name, err)
+	}
+	if !moved {
+		return nil, errMoved
 	}
 	return parked, nil
 }
@@ -257,7 +274,7 @@ func park(ctx context.Context, tx pgx.Tx, consumer string, dead []deadLetter) er
 	for i, d := range dead {
 		e := &d.event
 		a := aggregateOf(e)
-		seqs[i], keys[i], tenants[i], aggregateTypes[i], aggregates[i] = int64(e.Seq), event.PartitionKey(e.Partition), a.tenant, a.kind, a.id
+		seqs[i], keys[i], tenants[i], aggregateTypes[i], aggregates[i] = int64(e.Seq), e.Stream, a.tenant, a.kind, a.id
 		types[i], texts[i], payloads[i] = clean(e.Type), clean(d.reason), append([]byte{}, e.Payload...)
 		versions[i] = int16(min(max(e.Version, math.MinInt16), math.MaxInt16))
 		id, err := uuid.Parse(e.ID)

@@ -3,7 +3,6 @@ package consumers_test
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -38,7 +37,7 @@ func BenchmarkCatchUp(b *testing.B) {
 				b.Fatal(err)
 			}
 			cfg, ctx := nats.Config(), context.Background()
-			if _, err := broker.EnsureStream(ctx, js, cfg); err != nil {
+			if _, err := broker.Declare(ctx, js, cfg, broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(b)); err != nil {
 				b.Fatal(err)
 			}
 			fill(b, js, cfg, events, pick)
@@ -71,7 +70,6 @@ func BenchmarkCatchUp(b *testing.B) {
 // fill puts events on an empty stream. Nobody else publishes, so the sequences are known beforehand.
 func fill(b *testing.B, js jetstream.JetStream, cfg broker.Config, events int, pick func(int64) (int64, int64)) {
 	b.Helper()
-	var tails [event.Partitions]int
 	for n := 1; n <= events; n++ {
 		follower, followee := pick(int64(n))
 		payload, err := json.Marshal(event.Follow{FollowerID: event.ID(follower), FolloweeID: event.ID(followee), Status: event.StatusActive, Version: 1,
@@ -80,11 +78,8 @@ func fill(b *testing.B, js jetstream.JetStream, cfg broker.Config, events int, p
 			b.Fatal(err)
 		}
 		e := event.Event{ID: uuid.NewString(), TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: followee, Type: event.Created, Version: 1,
-			OccurredAt: time.Now(), Partition: partition(followee), OutboxID: int64(n)}
-		msg := &nats.Msg{Subject: e.Subject(cfg.Prefix), Header: e.Headers(), Data: payload}
-		msg.Header.Set(event.HeaderPrev, fmt.Sprint(tails[e.Partition]))
-		tails[e.Partition] = n
-		if _, err := js.PublishMsgAsync(msg); err != nil {
+			OccurredAt: time.Now(), OutboxID: int64(n)}
+		if _, err := js.PublishMsgAsync(&nats.Msg{Subject: e.Subject(cfg.Prefix, 0), Header: e.Headers(), Data: payload}); err != nil {
 			b.Fatal(err)
 		}
 	}

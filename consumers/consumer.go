@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"time"
 
@@ -37,8 +36,8 @@ type Config struct {
 	BatchEvents  int           `env:"CONSUMER_BATCH_EVENTS, default=4000"`    // events per transaction at most, 1..20000
 	BatchBytes   int           `env:"CONSUMER_BATCH_BYTES, default=8388608"`  // payload bytes per transaction at most, 1 MiB..256 MiB
 	ApplyTimeout time.Duration `env:"CONSUMER_APPLY_TIMEOUT, default=60s"`    // of one transaction, also of the last one at shutdown
-	LagInterval  time.Duration `env:"CONSUMER_LAG_INTERVAL, default=5s"`      // between looks at the stream for the lag, and for its identity
-	Recheck      time.Duration `env:"CONSUMER_RECHECK_INTERVAL, default=10s"` // between looks at partitions that are stuck
+	LagInterval  time.Duration `env:"CONSUMER_LAG_INTERVAL, default=5s"`      // between looks at the streams for the lag, and for their identity
+	Recheck      time.Duration `env:"CONSUMER_RECHECK_INTERVAL, default=10s"` // between looks at a partition that is stuck
 	Lease        lease.Config
 }
 
@@ -79,17 +78,14 @@ type Consumer struct {
 	metrics    *metrics
 	log        *slog.Logger
 	lag        lagClock
-	step       func(string) // nil but in fault tests: called at the named crash points
+	lookNow    chan struct{} // a look at the streams is due at once
+	step       func(string)  // nil but in fault tests: called at the named crash points
 
-	mu    sync.Mutex
-	stuck map[int]stuck
-	last  error // of the last session; nil once a batch went through
-}
-
-// stuck is why a partition does not go on, and the offset it stands at.
-type stuck struct {
-	offset uint64
-	err    error
+	mu       sync.Mutex
+	streams  map[string]broker.Stream // by name, as they were last seen
+	readers  map[int]*reader          // of the partitions that are held
+	troubles map[int]trouble          // why partitions that are held do not continue
+	cutOff   error                    // why this instance takes no part; nil when it does
 }
 
 // New returns a consumer that applies projection. It starts nothing.
@@ -99,13 +95,14 @@ func New(cfg Config, deps Deps, projection Projection) (*Consumer, error) {
 	}
 	name := projection.Name()
 	log := deps.Log.With("component", "consumer", "consumer", name)
-	group, err := lease.New(cfg.Lease, deps.Pool, name, lease.Owner(name), event.Partitions, log)
+	group, err := lease.New(cfg.Lease, deps.Pool, name, lease.Owner(name), log)
 	if err != nil {
 		return nil, err
 	}
 	c := &Consumer{
 		cfg: cfg, deps: deps, projection: projection, name: name, wants: make(map[string]bool), group: group, log: log,
-		stuck: make(map[int]stuck), lag: lagClock{stale: 3 * cfg.LagInterval},
+		lag: lagClock{stale: 3 * cfg.LagInterval}, lookNow: make(chan struct{}, 1),
+		streams: make(map[string]broker.Stream), readers: make(map[int]*reader), troubles: make(map[int]trouble),
 	}
 	for _, a := range projection.Aggregates() {
 		c.wants[a] = true
@@ -116,16 +113,15 @@ func New(cfg Config, deps Deps, projection Projection) (*Consumer, error) {
 	return c, nil
 }
 
-// Run works until ctx ends: then it takes no more, finishes the batch in hand within ApplyTimeout, frees its leases and returns
+// Run works until ctx ends: then it takes no more, finishes the batches in hand within ApplyTimeout, frees its leases and returns
 // nil. While NATS does not answer that can take 10 s longer: its client does not stop asking before. Failures are logged and
 // tried again.
 func (c *Consumer) Run(ctx context.Context) error {
 	c.lag.start(time.Now())
 	leases, free := context.WithCancel(context.WithoutCancel(ctx))
 	var g errgroup.Group
-	g.Go(func() error { return c.group.Run(leases) })
 	g.Go(func() error {
-		c.watchLag(ctx)
+		c.watch(leases)
 		return nil
 	})
 	g.Go(func() error {
@@ -136,14 +132,14 @@ func (c *Consumer) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// Ready returns why the consumer does not do its work: partitions that are stuck, or the last failure when nothing has gone
-// through since. A consumer that is paused is ready.
+// Ready returns why the consumer does not do its work: no way to the broker, partitions that are stuck or wait for a leader, or a
+// failure when nothing has gone through since. A consumer that is paused is ready.
 func (c *Consumer) Ready(context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	errs := []error{c.last}
-	for _, s := range c.stuck {
-		errs = append(errs, s.err)
+	errs := []error{c.cutOff}
+	for _, t := range c.troubles {
+		errs = append(errs, t.err)
 	}
 	return errors.Join(errs...)
 }
@@ -155,91 +151,102 @@ func (c *Consumer) at(step string) {
 	}
 }
 
-// idle is how long to wait for a lease before looking again, should its news be missed.
+// idle is how long to wait for a lease, or for a predecessor, before looking again.
 const idle = time.Second
 
+// loop has a reader at work on each partition that is held, until ctx ends.
 func (c *Consumer) loop(ctx context.Context) {
-	wait := backoff{least: 50 * time.Millisecond, most: 5 * time.Second}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, end := context.WithCancel(ctx)
+	defer end()
 	for ctx.Err() == nil {
-		held := c.group.Held()
+		held := make(map[int]bool)
+		for _, n := range c.group.Held() {
+			held[n] = true
+		}
 		c.metrics.held.Set(float64(len(held)))
-		c.keepStuck(held)
-		if len(held) == 0 {
-			select {
-			case <-ctx.Done():
-			case <-c.group.Changed():
-			case <-time.After(idle):
+		c.mu.Lock()
+		for n, r := range c.readers {
+			if !held[n] {
+				r.stop() // it leaves when its batch in hand is done
 			}
-			continue
 		}
-		progress, err := c.session(ctx, held)
-		if progress {
-			wait.reset()
+		for n := range held {
+			if c.readers[n] == nil {
+				r := c.newReader(ctx, n)
+				c.readers[n] = r
+				wg.Go(r.run)
+			}
 		}
-		if err == nil || ctx.Err() != nil {
-			continue
+		c.mu.Unlock()
+		select {
+		case <-ctx.Done():
+		case <-c.group.Changed():
+		case <-time.After(idle):
 		}
-		c.setLast(err)
+	}
+}
+
+// trouble is why a partition does not continue.
+type trouble struct {
+	kind troubleKind
+	err  error
+}
+
+type troubleKind int
+
+const (
+	failing troubleKind = iota // the last attempt failed
+	waiting                    // no leader answers for the stream
+	stuck                      // it needs a person
+)
+
+// trouble notes why a partition does not continue, and says so once per reason.
+func (c *Consumer) trouble(ctx context.Context, partition int, kind troubleKind, err error) {
+	c.mu.Lock()
+	before, known := c.troubles[partition]
+	c.troubles[partition] = trouble{kind, err}
+	c.count()
+	c.mu.Unlock()
+	same := known && before.kind == kind && before.err.Error() == err.Error()
+	switch stream := c.deps.Broker.StreamName(partition); {
+	case kind == stuck && !same:
+		c.log.ErrorContext(ctx, "partition stopped", "stream", stream, "err", err)
+	case kind == waiting && !same:
+		c.log.WarnContext(ctx, "partition waits for a leader of its stream", "stream", stream, "err", err)
+	case kind == failing:
 		c.metrics.failures.Inc()
-		c.log.WarnContext(ctx, "reading or applying events, trying again", "err", err)
-		wait.sleep(ctx)
+		c.log.WarnContext(ctx, "reading or applying events failed, trying again", "stream", stream, "err", err)
 	}
 }
 
-func (c *Consumer) setLast(err error) {
+// clear notes that a partition continues.
+func (c *Consumer) clear(ctx context.Context, partition int) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.last = err
-}
-
-// setStuck records that a partition does not go on, and says so once per reason.
-func (c *Consumer) setStuck(ctx context.Context, partition int, offset uint64, err error) {
-	c.mu.Lock()
-	before, known := c.stuck[partition]
-	c.stuck[partition] = stuck{offset, err}
-	n := len(c.stuck)
+	t, known := c.troubles[partition]
+	delete(c.troubles, partition)
+	c.count()
 	c.mu.Unlock()
-	c.metrics.stuck.Set(float64(n))
-	if !known || before.err.Error() != err.Error() {
-		c.log.ErrorContext(ctx, "partition stopped", "partition", event.PartitionKey(partition), "offset", offset, "err", err)
+	if known && t.kind != failing {
+		c.log.InfoContext(ctx, "partition continues", "stream", c.deps.Broker.StreamName(partition))
 	}
 }
 
-func (c *Consumer) clearStuck(ctx context.Context, partition int) {
-	c.mu.Lock()
-	_, known := c.stuck[partition]
-	delete(c.stuck, partition)
-	n := len(c.stuck)
-	c.mu.Unlock()
-	c.metrics.stuck.Set(float64(n))
-	if known {
-		c.log.InfoContext(ctx, "partition goes on", "partition", event.PartitionKey(partition))
+func (c *Consumer) count() {
+	n := make(map[troubleKind]int)
+	for _, t := range c.troubles {
+		n[t.kind]++
 	}
+	c.metrics.stuck.Set(float64(n[stuck]))
+	c.metrics.waiting.Set(float64(n[waiting]))
 }
 
-func (c *Consumer) stuckAt(partition int) (stuck, bool) {
+func (c *Consumer) troubleOf(partition int) (trouble, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s, ok := c.stuck[partition]
-	return s, ok
-}
-
-func (c *Consumer) anyStuck() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return len(c.stuck) > 0
-}
-
-// keepStuck forgets the partitions that are no longer held: they are another instance's to report.
-func (c *Consumer) keepStuck(held []int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for p := range c.stuck {
-		if !slices.Contains(held, p) {
-			delete(c.stuck, p)
-		}
-	}
-	c.metrics.stuck.Set(float64(len(c.stuck)))
+	t, ok := c.troubles[partition]
+	return t, ok
 }
 
 // backoff waits longer after each failure, by chance between half and all of a bound that doubles.
@@ -247,10 +254,16 @@ type backoff struct{ least, most, next time.Duration }
 
 func (b *backoff) reset() { b.next = 0 }
 
-func (b *backoff) sleep(ctx context.Context) {
+func (b *backoff) pause() time.Duration {
 	b.next = min(max(2*b.next, b.least), b.most)
+	return b.next/2 + rand.N(b.next/2)
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
 	select {
 	case <-ctx.Done():
-	case <-time.After(b.next/2 + rand.N(b.next/2)):
+	case <-t.C:
 	}
 }

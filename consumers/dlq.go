@@ -55,7 +55,7 @@ func NewDeadLetters(pool *pgxpool.Pool, projections ...Projection) *DeadLetters 
 type DeadLetter struct {
 	ID            int64 // the order of the stream, within a partition
 	Consumer      string
-	Partition     string // its key: p00 to p31
+	Partition     string // the name of its stream
 	StreamSeq     int64
 	TenantID      int64
 	AggregateType string
@@ -221,10 +221,24 @@ func (d *DeadLetters) Discard(ctx context.Context, r DeadLetterRequest) (DeadLet
 // errDryRun takes a transaction back.
 var errDryRun = errors.New("consumers: dry run")
 
-// lockOffsetSQL keeps the consumer, and every other operator, from the partition.
+// lockOffsetSQL keeps the consumer, and every other operator, from the stream.
 // Index: consumer_offsets_pkey.   Locks: the row.
 const lockOffsetSQL = `
-SELECT /* consumers.lock_offset */ FROM consumer_offsets WHERE consumer_name = @consumer AND partition_key = @key FOR UPDATE`
+SELECT /* consumers.lock_offset */ closed FROM consumer_offsets WHERE consumer_name = @consumer AND partition_key = @key FOR UPDATE`
+
+// lockOffset keeps the consumer from the aggregates of a stream. Those of a stream that is closed have their later events on others, so
+// all are locked then.
+func lockOffset(ctx context.Context, tx pgx.Tx, consumer, stream string) error {
+	var closed bool
+	err := tx.QueryRow(ctx, lockOffsetSQL, pgx.StrictNamedArgs{"consumer": consumer, "key": stream}).Scan(&closed)
+	if err == nil && closed {
+		_, err = tx.Exec(ctx, holdSQL, pgx.StrictNamedArgs{"consumer": consumer})
+	}
+	if err != nil {
+		return fmt.Errorf("lock the offset of consumer %s on %s: %w", consumer, stream, err)
+	}
+	return nil
+}
 
 // act runs do in one transaction that has locked the partition's offset, on an aggregate whose first dead letter is the one that
 // was asked for, or whatever is the first when a retry goes on. res is changed only by a commit, and by a dry run.
@@ -234,12 +248,8 @@ func (d *DeadLetters) act(ctx context.Context, r DeadLetterRequest, res *DeadLet
 	var now DeadLetterResult
 	err := postgres.InTx(ctx, d.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		now = *res
-		tag, err := tx.Exec(ctx, lockOffsetSQL, pgx.StrictNamedArgs{"consumer": now.Consumer, "key": now.Partition})
-		if err != nil {
-			return fmt.Errorf("lock the offset of %s: %w", now.Partition, err)
-		}
-		if tag.RowsAffected() != 1 {
-			return fmt.Errorf("lock the offset of %s: consumer %s has none", now.Partition, now.Consumer)
+		if err := lockOffset(ctx, tx, now.Consumer, now.Partition); err != nil {
+			return err
 		}
 		if err := now.look(ctx, tx); err != nil {
 			return err
@@ -314,12 +324,12 @@ func retryBatch(ctx context.Context, tx pgx.Tx, p Projection, r DeadLetterReques
 		if damaged != nil {
 			return nil
 		}
-		e, fault := event.Decode(fmt.Sprintf("events.%s.t%d.%s.%s", res.Partition, res.TenantID, res.AggregateType, eventType), headers, payload)
+		e, fault := event.Decode(fmt.Sprintf("parked.t%d.%s.%s", res.TenantID, res.AggregateType, eventType), headers, payload)
 		if fault == nil {
 			fault = checkKnown(&e)
 		}
 		if damaged = fault; fault == nil {
-			e.Seq = uint64(seq)
+			e.Stream, e.Seq = res.Partition, uint64(seq)
 			events = append(events, e)
 		}
 		headers, payload = nil, nil // the events keep them
@@ -327,7 +337,7 @@ func retryBatch(ctx context.Context, tx pgx.Tx, p Projection, r DeadLetterReques
 	}); err != nil {
 		return fmt.Errorf("read the dead letters of %s %d: %w", res.AggregateType, res.AggregateID, err)
 	}
-	if _, err := tx.Exec(ctx, planSQL, planArgs(retryIdle)); err != nil {
+	if _, err := tx.Exec(ctx, planSQL, planArgs(retryIdle, len(ids))); err != nil {
 		return fmt.Errorf("set the planner: %w", err)
 	}
 	n, fault, err := applyParked(ctx, tx, p, events)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/testkit"
 )
 
@@ -89,7 +90,7 @@ func TestARetryAppliesWhatWasParkedInItsOrder(t *testing.T) {
 	r.publish(follow(1, 3, 1), follow(1, 3, 2), follow(1, 35, 1), follow(1, 3, 3), follow(1, 3, 4), follow(1, 3, 5))
 	r.awaitLag(0)
 	all := r.letters(consumers.DeadLetterFilter{})
-	if len(all) != 4 || !all[0].First || all[1].First || all[0].StreamSeq != 2 || all[3].StreamSeq != 6 || all[0].Partition != "p03" || all[0].EventType != event.Created {
+	if len(all) != 4 || !all[0].First || all[1].First || all[0].StreamSeq != 2 || all[3].StreamSeq != 6 || all[0].Partition != "EVENTS-0" || all[0].EventType != event.Created {
 		t.Fatalf("dead letters %+v", all)
 	}
 	retry := func(id int64, dry bool) consumers.DeadLetterResult {
@@ -303,7 +304,7 @@ func TestARetryThatIsCutOffHasDoneNothing(t *testing.T) {
 	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}, {1, 3, 3}, {1, 3, 4}, {1, 35, 1}})
 }
 
-// TestDeadLettersOutliveTheirStream repairs a stream that was lost: its sequences come again, with the same events.
+// TestDeadLettersOutliveTheirStream repairs a stream that was lost: another one has the same events.
 func TestDeadLettersOutliveTheirStream(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	var defect bad
@@ -316,12 +317,10 @@ func TestDeadLettersOutliveTheirStream(t *testing.T) {
 	if n := len(r.letters(consumers.DeadLetterFilter{})); n != 2 {
 		t.Fatalf("%d dead letters", n)
 	}
-	r.remake(3)
-	info := r.stream().CachedInfo()
-	if err := consumers.Rebase(t.Context(), r.system, info.Created.UTC().Truncate(time.Microsecond), 1, r.tails); err != nil {
-		t.Fatal(err)
+	r.replace()
+	for v := range int64(4) {
+		r.publish(follow(1, 3, v+1))
 	}
-	r.publish(follow(1, 3, 4))
 	r.awaitLag(0)
 	d := consumers.NewDeadLetters(r.system, logbook{})
 	if res, err := d.Retry(t.Context(), consumers.DeadLetterRequest{ID: r.first(3).ID, Actor: "ann"}); err != nil || res.Gone != 6 || res.Left != 0 {
@@ -329,4 +328,43 @@ func TestDeadLettersOutliveTheirStream(t *testing.T) {
 	}
 	// The logbook has no guard by version, as projections have.
 	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}, {1, 3, 3}, {1, 3, 1}, {1, 3, 2}, {1, 3, 3}, {1, 3, 4}})
+}
+
+// replace has another partition take the place of partition 0, whose stream is lost, as a repair does.
+func (r *rig) replace() {
+	r.t.Helper()
+	r.remake(-1)
+	old := r.open[0].Partition
+	r.open = r.open[1:]
+	s := r.declare(broker.Partition{Number: 7, FirstSlot: old.FirstSlot, LastSlot: old.LastSlot, After: []int{old.Number}})
+	for range 2 { // again changes nothing
+		if err := consumers.Rebase(context.Background(), r.system, r.cfg.StreamName(old.Number), s); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+}
+
+// TestARetryOfAnEndedStreamKeepsItsSuccessorsWaiting holds a retry in its transaction until the consumer waits with the aggregate's next event,
+// which is on another stream than the dead letter was.
+func TestARetryOfAnEndedStreamKeepsItsSuccessorsWaiting(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	var defect bad
+	defect.set(3, 2)
+	r.run(r.system, logbook{hook: defect.hook})
+	r.publish(follow(1, 3, 1), follow(1, 3, 2))
+	r.close(0)
+	r.declare(broker.Partition{Number: 1, FirstSlot: 0, LastSlot: 31, After: []int{0}})
+	r.publish(follow(1, 4, 1))
+	r.awaitLag(0)
+	held := logbook{hook: func(context.Context, pgx.Tx, []event.Event) error {
+		r.publish(follow(1, 3, 3))
+		r.awaitOffsetLock()
+		return nil
+	}}
+	res, err := consumers.NewDeadLetters(r.system, held).Retry(t.Context(), consumers.DeadLetterRequest{ID: r.first(3).ID, Actor: "ann"})
+	if err != nil || res.Gone != 1 || res.Left != 0 {
+		t.Errorf("%+v, %v", res, err)
+	}
+	r.awaitLag(0)
+	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}, {1, 3, 3}, {1, 4, 1}})
 }

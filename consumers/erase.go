@@ -8,38 +8,38 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// notPastSQL finds the consumers that have not applied everything up to some places. A consumer that has offsets has one for every partition,
-// or will make it and read from the beginning.
+// notPastSQL finds the consumers that have not applied everything up to some places. A consumer that has offsets has one for every stream,
+// or will make it and read from the beginning. What is closed is never read again.
 // Index: consumer_offsets_pkey, all of it.   Locks: none.
 const notPastSQL = `
 SELECT /* consumers.not_past */ c.consumer_name, count(*)::int
   FROM (SELECT DISTINCT consumer_name FROM consumer_offsets) c
- CROSS JOIN unnest(@keys::text[], @seqs::bigint[]) AS t(partition_key, seq)
+ CROSS JOIN unnest(@keys::text[], @seqs::bigint[], @createds::timestamptz[]) AS t(partition_key, seq, created)
   LEFT JOIN consumer_offsets o ON o.consumer_name = c.consumer_name AND o.partition_key = t.partition_key
- WHERE o.last_processed_id IS NULL OR o.last_processed_id < t.seq OR o.generation <> @generation OR coalesce(o.stream_created, @created) <> @created
+ WHERE o.last_processed_id IS NULL OR NOT o.closed AND (o.last_processed_id < t.seq OR coalesce(o.stream_created, t.created) <> t.created)
  GROUP BY c.consumer_name`
 
-// NotPast returns which of the consumers that have offsets have not applied everything up to these sequences of the stream, by partition,
-// and in how many partitions. The stream is named by its creation, to the microsecond, and its generation.
-func NotPast(ctx context.Context, pool *pgxpool.Pool, seqs map[int]uint64, created time.Time, generation int64) (map[string]int, error) {
+// NotPast returns which of the consumers that have offsets have not applied everything up to these sequences of the streams, by name,
+// and on how many streams. created says when each stream was, to the microsecond: a sequence means nothing on another one of its name.
+func NotPast(ctx context.Context, pool *pgxpool.Pool, seqs map[string]uint64, created map[string]time.Time) (map[string]int, error) {
 	var keys []string
 	var at []int64
-	for p, seq := range seqs {
-		keys, at = append(keys, event.PartitionKey(p)), append(at, int64(seq))
+	var createds []time.Time
+	for stream, seq := range seqs {
+		keys, at, createds = append(keys, stream), append(at, int64(seq)), append(createds, created[stream])
 	}
 	behind := make(map[string]int)
 	var name string
 	var n int
-	rows, _ := pool.Query(ctx, notPastSQL, pgx.StrictNamedArgs{"keys": keys, "seqs": at, "created": created, "generation": generation})
+	rows, _ := pool.Query(ctx, notPastSQL, pgx.StrictNamedArgs{"keys": keys, "seqs": at, "createds": createds})
 	if _, err := pgx.ForEachRow(rows, []any{&name, &n}, func() error {
 		behind[name] = n
 		return nil
 	}); err != nil {
-		return nil, fmt.Errorf("compare the offsets of consumers in %d partitions: %w", len(keys), err)
+		return nil, fmt.Errorf("compare the offsets of consumers on %d streams: %w", len(keys), err)
 	}
 	return behind, nil
 }
@@ -91,7 +91,7 @@ func RedactDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, ag
 				continue
 			}
 			err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-				if _, err := tx.Exec(ctx, lockOffsetSQL, pgx.StrictNamedArgs{"consumer": l.Consumer, "key": l.Partition}); err != nil {
+				if err := lockOffset(ctx, tx, l.Consumer, l.Partition); err != nil {
 					return err
 				}
 				_, err := tx.Exec(ctx, redactDeadLetterSQL, pgx.StrictNamedArgs{"id": l.ID, "payload": payload, "headers": headers})

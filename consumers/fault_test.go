@@ -182,7 +182,7 @@ func TestAConsumerFrozenPastItsLeaseThawsWithoutEffect(t *testing.T) {
 	for _, step := range steps {
 		t.Run(step, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+			r := newRig(t, testkit.Postgres(t), testkit.NATS(t), partitions)
 			want := r.flood(200)
 			victim := r.child(t, time.Second, step, syscall.SIGSTOP)
 			victim.awaitFrozen()
@@ -198,6 +198,9 @@ func TestAConsumerFrozenPastItsLeaseThawsWithoutEffect(t *testing.T) {
 	}
 }
 
+// partitions is how many the tests of shares have.
+const partitions = 8
+
 // awaitShares waits until so many instances hold all partitions in shares that differ by at most one.
 func (r *rig) awaitShares(within time.Duration, what string, instances int) {
 	r.t.Helper()
@@ -211,11 +214,11 @@ func (r *rig) awaitShares(within time.Duration, what string, instances int) {
 		for _, h := range holders {
 			shares[h.Owner]++
 		}
-		if len(holders) != event.Partitions || len(shares) != instances {
+		if len(holders) != partitions || len(shares) != instances {
 			return false, fmt.Errorf("%d partitions are held: %v", len(holders), shares)
 		}
 		for _, n := range shares {
-			if n < event.Partitions/instances || n > (event.Partitions+instances-1)/instances {
+			if n < partitions/instances || n > (partitions+instances-1)/instances {
 				return false, fmt.Errorf("shares of %v", shares)
 			}
 		}
@@ -228,7 +231,7 @@ func (r *rig) awaitShares(within time.Duration, what string, instances int) {
 func TestPartitionsMoveAsInstancesComeStopFreezeAndDie(t *testing.T) {
 	t.Parallel()
 	const ttl = 3 * time.Second // so that within a lease and after a lease are apart, on a busy machine too
-	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t), partitions)
 	var want []line
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {

@@ -2,8 +2,10 @@ package consumers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strconv"
 	"time"
 
@@ -16,18 +18,17 @@ import (
 
 // Listener is told of events once they are stored. One goroutine calls its methods.
 type Listener interface {
-	// Begin says that from now on every event is heard that is stored behind those that last names, each partition's last one.
-	Begin(last [event.Partitions]uint64)
-	// Hear gets an event, with its sequence. err says what of it cannot be read.
+	// Begin says that from now on every event is heard that is stored behind those that last names: each stream's last one, by its name.
+	Begin(last map[string]uint64)
+	// Hear gets an event, with its stream and sequence. err says what of it cannot be read.
 	Hear(e *event.Event, err error)
 	// End says that events are missed until the next Begin.
 	End()
 }
 
 const (
-	liveQueue      = 16 << 10    // messages that wait to be heard; more of them is a loss
-	liveRetry      = time.Second // between attempts to begin, and looks at a connection that says nothing
-	headerSequence = "Nats-Sequence"
+	liveQueue = 16 << 10    // messages that wait to be heard; more of them is a loss
+	liveRetry = time.Second // between attempts to begin, and looks at a connection that says nothing
 )
 
 // Listen tells l of the events of one aggregate type as the stream republishes them to cfg.LivePrefix.>, over plain NATS, until ctx
@@ -41,7 +42,7 @@ func Listen(ctx context.Context, nc *nats.Conn, cfg broker.Config, aggregate str
 		return fmt.Errorf("use JetStream: %w", err)
 	}
 	messages := make(chan *nats.Msg, liveQueue)
-	sub, err := nc.ChanSubscribe(cfg.LivePrefix+".*.*."+aggregate+".*", messages)
+	sub, err := nc.ChanSubscribe(cfg.LivePrefix+".*."+aggregate+".*", messages)
 	if err != nil {
 		return fmt.Errorf("subscribe to %s.>: %w", cfg.LivePrefix, err)
 	}
@@ -64,6 +65,7 @@ func Listen(ctx context.Context, nc *nats.Conn, cfg broker.Config, aggregate str
 	}
 	begun, refused, due := false, false, true
 	var since history
+	var heard map[string]uint64 // the last of each stream
 	for {
 		now := look()
 		if begun && now != since {
@@ -75,7 +77,8 @@ func Listen(ctx context.Context, nc *nats.Conn, cfg broker.Config, aggregate str
 			last, err := beginning(ctx, nc, js, cfg)
 			switch {
 			case err == nil && look() == now:
-				l.Begin(last)
+				l.Begin(maps.Clone(last))
+				heard = last
 				begun, refused, since = true, false, now
 			case err != nil && !refused && ctx.Err() == nil:
 				refused = true
@@ -95,29 +98,41 @@ func Listen(ctx context.Context, nc *nats.Conn, cfg broker.Config, aggregate str
 		case <-retry.C:
 			due = true
 		case m := <-messages:
-			e, err := event.Decode(m.Subject, m.Header, m.Data)
-			seq, serr := strconv.ParseUint(m.Header.Get(headerSequence), 10, 64)
-			if err == nil {
-				err = serr
+			if !begun {
+				continue
 			}
-			e.Seq = seq
-			if begun {
-				l.Hear(&e, err)
+			e, err := decodeLive(m)
+			if e.Seq > 0 && e.Seq <= heard[e.Stream] { // after a change of leader a server may say it again
+				continue
 			}
+			heard[e.Stream] = e.Seq
+			l.Hear(&e, err)
 		}
 	}
 }
 
-// beginning returns each partition's last sequence once the subscription stands: what is stored behind them is heard.
-func beginning(ctx context.Context, nc *nats.Conn, js jetstream.JetStream, cfg broker.Config) (last [event.Partitions]uint64, err error) {
+// decodeLive reads an event as a stream republished it.
+func decodeLive(m *nats.Msg) (event.Event, error) {
+	e, err := event.Decode(m.Subject, m.Header, m.Data)
+	seq, serr := strconv.ParseUint(m.Header.Get(jetstream.SequenceHeader), 10, 64)
+	e.Stream, e.Seq = m.Header.Get(jetstream.StreamHeader), seq
+	return e, errors.Join(err, serr)
+}
+
+// beginning returns each stream's last sequence once the subscription stands: what is stored behind them is heard.
+func beginning(ctx context.Context, nc *nats.Conn, js jetstream.JetStream, cfg broker.Config) (map[string]uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()
 	if err := nc.FlushWithContext(ctx); err != nil {
-		return last, fmt.Errorf("flush the subscription: %w", err)
+		return nil, fmt.Errorf("flush the subscription: %w", err)
 	}
-	stream, err := js.Stream(ctx, cfg.Stream)
+	streams, err := broker.Streams(ctx, js, cfg)
 	if err != nil {
-		return last, fmt.Errorf("look up stream %s: %w", cfg.Stream, err)
+		return nil, err
 	}
-	return lastSequences(ctx, stream, cfg)
+	last := make(map[string]uint64)
+	for _, s := range streams {
+		last[s.Name] = s.Last
+	}
+	return last, nil
 }

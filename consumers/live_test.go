@@ -22,14 +22,14 @@ type listener struct {
 	hold chan struct{}
 }
 
-func (l *listener) Begin(last [event.Partitions]uint64) { l.told <- fmt.Sprintf("begin %d", last[1]) }
-func (l *listener) End()                                { l.told <- "end" }
+func (l *listener) Begin(last map[string]uint64) { l.told <- fmt.Sprintf("begin %d", last["EVENTS-0"]) }
+func (l *listener) End()                         { l.told <- "end" }
 func (l *listener) Hear(e *event.Event, err error) {
 	if l.hold != nil {
 		<-l.hold
 		return
 	}
-	l.told <- fmt.Sprintf("%d: %d of %d, %t", e.Seq, e.AggregateID, e.TenantID, err == nil)
+	l.told <- fmt.Sprintf("%s %d: %d of %d, %t", e.Stream, e.Seq, e.AggregateID, e.TenantID, err == nil)
 }
 
 func (l *listener) want(t *testing.T, what string) {
@@ -66,22 +66,22 @@ func TestAListenerHearsWhatIsStoredAndIsToldWhenItMissesSomething(t *testing.T) 
 	r := newRig(t, testkit.Postgres(t), b)
 	l.want(t, "begin 0")
 	r.publish(follow(7, 1, 1))
-	l.want(t, "1: 1 of 1, true")
+	l.want(t, "EVENTS-0 1: 1 of 1, true")
 	comment := follow(7, 1, 2)
 	comment.AggregateType = event.AggregateComment
 	r.publish(comment) // not asked for
 	r.publishWith(func(m *nats.Msg) { m.Header.Del(event.HeaderID); m.Header.Set(event.HeaderTime, "soon") }, follow(7, 1, 3))
-	l.want(t, "3: 1 of 1, false")
+	l.want(t, "EVENTS-0 3: 1 of 1, false")
 	b.Kill(t)
 	l.want(t, "end")
 	b.Restart(t)
 	l.want(t, "begin 3")
 	testkit.Eventually(t, 10*time.Second, "a publish", func() (bool, error) { // its connection is another
-		_, err := r.js.Stream(t.Context(), r.cfg.Stream)
+		_, err := broker.ReadStream(t.Context(), r.js, r.cfg, 0)
 		return err == nil, nil
 	})
 	r.publish(follow(8, 1, 1))
-	l.want(t, "4: 1 of 1, true")
+	l.want(t, "EVENTS-0 4: 1 of 1, true")
 	stop()
 	l.want(t, "end")
 }
@@ -93,7 +93,7 @@ func TestAListenerThatIsTooSlowBeginsAnew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := broker.EnsureStream(t.Context(), js, cfg); err != nil {
+	if _, err := broker.Declare(t.Context(), js, cfg, broker.Partition{LastSlot: 31}, testkit.Logger(t)); err != nil {
 		t.Fatal(err)
 	}
 	l := &listener{told: make(chan string, 100), hold: make(chan struct{})}
@@ -102,7 +102,7 @@ func TestAListenerThatIsTooSlowBeginsAnew(t *testing.T) {
 	e := follow(7, 1, 1)
 	publisher := b.Connect(t)
 	for range 20_000 { // more than may wait
-		if err := publisher.PublishMsg(&nats.Msg{Subject: e.Subject(cfg.LivePrefix), Header: e.Headers(), Data: e.Payload}); err != nil {
+		if err := publisher.PublishMsg(&nats.Msg{Subject: cfg.LivePrefix + ".t1.follow.created", Header: e.Headers(), Data: e.Payload}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -10,11 +10,10 @@ import (
 const (
 	skipNotWanted = "not_wanted" // another aggregate of the catalogue
 	skipUnknown   = "unknown"    // an aggregate type that the catalogue does not have
-	skipForeign   = "foreign"    // a subject that names no partition
 )
 
 type metrics struct {
-	applied     [event.Partitions]prometheus.Counter
+	applied     *prometheus.CounterVec
 	skipped     map[string]prometheus.Counter
 	parked      prometheus.Counter
 	deadLetters prometheus.Gauge
@@ -22,6 +21,7 @@ type metrics struct {
 	failures    prometheus.Counter
 	held        prometheus.Gauge
 	stuck       prometheus.Gauge
+	waiting     prometheus.Gauge
 	paused      prometheus.Gauge
 	lagMessages prometheus.Gauge
 }
@@ -50,27 +50,25 @@ func newMetrics(reg prometheus.Registerer, consumer string, lagSeconds func() fl
 	})
 	held := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_partitions_held", Help: "Partitions that this instance works on."})
 	stuck := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_partitions_stuck", Help: "Partitions of this instance that need a person: see its log and /readyz."})
+	waiting := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_waiting_for_leader", Help: "Partitions of this instance whose stream has no leader that answers. They continue by themselves."})
 	paused := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_paused", Help: "1 while the consumer is paused and takes no events."})
 	lagMessages := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "consumer_lag_messages", Help: "Messages on the stream that the consumer, all its instances together, has not applied.",
+		Name: "consumer_lag_messages", Help: "Messages that are not applied, on the streams of the partitions that this instance holds.",
 	})
 	lag := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "consumer_lag_seconds",
-		Help: "Age of the oldest message that the consumer, all its instances together, has not applied; time since the last successful look when looking fails.",
+		Help: "Age of the oldest message that is not applied, on the streams of the partitions that this instance holds; at least the time since all of these could be seen.",
 	}, lagSeconds)
-	for _, c := range []prometheus.Collector{applied, skipped, parked, deadLetters, batch, failures, held, stuck, paused, lagMessages, lag} {
+	for _, c := range []prometheus.Collector{applied, skipped, parked, deadLetters, batch, failures, held, stuck, waiting, paused, lagMessages, lag} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}
 	}
 	m := &metrics{
-		skipped: make(map[string]prometheus.Counter), parked: parked, deadLetters: deadLetters, batch: batch, failures: failures,
-		held: held, stuck: stuck, paused: paused, lagMessages: lagMessages,
+		applied: applied, skipped: make(map[string]prometheus.Counter), parked: parked, deadLetters: deadLetters, batch: batch, failures: failures,
+		held: held, stuck: stuck, waiting: waiting, paused: paused, lagMessages: lagMessages,
 	}
-	for p := range m.applied {
-		m.applied[p] = applied.WithLabelValues(event.PartitionKey(p))
-	}
-	for _, r := range []string{skipNotWanted, skipUnknown, skipForeign} {
+	for _, r := range []string{skipNotWanted, skipUnknown, event.Foreign} {
 		m.skipped[r] = skipped.WithLabelValues(r)
 	}
 	return m, nil

@@ -6,79 +6,150 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
 )
 
-// origin is which stream a sequence belongs to.
-type origin struct {
-	created    time.Time // to the microsecond
-	generation int64
+// offset is how far a consumer has come on one stream.
+type offset struct {
+	Consumer string
+	Stream   string
+	Seq      uint64    // the last that was applied
+	Created  time.Time // of the stream that Seq is of, to the microsecond; the epoch when that was not noted
+	AsOf     time.Time
+	Closed   bool // the stream has ended, and all of it is applied
 }
 
-// position is how far a partition has come.
-type position struct {
-	offset  uint64 // applied and committed when the session began
-	reached uint64 // of the last message taken into a batch
-	origin  origin
-	stopped bool
+// offsetsSQL reads the offsets of some consumers, or of all.
+// Index: consumer_offsets_pkey, a row per consumer and stream that ever was.   Locks: none.
+const offsetsSQL = `
+SELECT /* consumers.offsets */ consumer_name, partition_key, last_processed_id, coalesce(stream_created, 'epoch'), as_of, closed
+  FROM consumer_offsets WHERE cardinality(@consumers::text[]) = 0 OR consumer_name = ANY(@consumers)`
+
+// readOffsets returns the offsets of the consumers, or of all, by consumer and stream.
+func readOffsets(ctx context.Context, q querier, consumers ...string) (map[string]map[string]offset, error) {
+	if consumers == nil {
+		consumers = []string{}
+	}
+	rows, _ := q.Query(ctx, offsetsSQL, pgx.StrictNamedArgs{"consumers": consumers})
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[offset])
+	if err != nil {
+		return nil, fmt.Errorf("read the offsets of consumers: %w", err)
+	}
+	of := make(map[string]map[string]offset)
+	for _, c := range consumers {
+		of[c] = make(map[string]offset)
+	}
+	for _, o := range all {
+		if of[o.Consumer] == nil {
+			of[o.Consumer] = make(map[string]offset)
+		}
+		of[o.Consumer][o.Stream] = o
+	}
+	return of, nil
 }
 
-// openOffsetsSQL makes the rows that are missing: as of its creation, all that was on the stream is applied. A row that nothing
-// was applied under belongs to the stream of today.
-// Index: consumer_offsets_pkey.   Locks: the rows, in key order.
-const openOffsetsSQL = `
-INSERT /* consumers.open_offsets */ INTO consumer_offsets AS o (consumer_name, partition_key, last_processed_id, as_of, generation, stream_created)
-SELECT @consumer, k, 0, @created, @generation, @created FROM unnest(@keys::text[]) AS k ORDER BY k
-    ON CONFLICT (consumer_name, partition_key) DO UPDATE SET generation = excluded.generation, stream_created = excluded.stream_created
- WHERE o.last_processed_id = 0 AND (o.generation, o.stream_created) IS DISTINCT FROM (excluded.generation, excluded.stream_created)`
+// beginSQL makes the offset of a stream: as of its creation, or as of where its predecessors ended, all that was on the streams is applied.
+// Index: consumer_offsets_pkey.   Locks: the new row.
+const beginSQL = `
+INSERT /* consumers.begin */ INTO consumer_offsets (consumer_name, partition_key, last_processed_id, as_of, stream_created)
+SELECT @consumer, @key, 0, coalesce(min(as_of), @created), @created FROM consumer_offsets WHERE consumer_name = @consumer AND partition_key = ANY(@after::text[])
+    ON CONFLICT DO NOTHING`
 
-// readOffsetsSQL reads the offsets of some partitions.
-// Index: consumer_offsets_pkey.   Locks: none.
-const readOffsetsSQL = `
-SELECT /* consumers.read_offsets */ right(partition_key, 2)::int, last_processed_id, generation, coalesce(stream_created, 'epoch')
-  FROM consumer_offsets WHERE consumer_name = @consumer AND partition_key = ANY(@keys)`
-
-func openOffsets(ctx context.Context, pool *pgxpool.Pool, consumer string, partitions []int, now origin) (map[int]*position, error) {
-	keys := make([]string, len(partitions))
-	for i, p := range partitions {
-		keys[i] = event.PartitionKey(p)
+// begin makes the offsets that are missing: of streams without predecessors, and of those whose predecessors are all closed. It makes
+// them together, so that nobody reads an as_of that knows of some alone.
+func (c *Consumer) begin(ctx context.Context, streams []broker.Stream, have map[string]offset) (made bool, err error) {
+	var q pgx.Batch
+	for _, s := range streams {
+		if _, ok := have[s.Name]; ok {
+			continue
+		}
+		after, closed := make([]string, 0, len(s.After)), 0
+		for _, n := range s.After {
+			after = append(after, c.deps.Broker.StreamName(n))
+			if have[c.deps.Broker.StreamName(n)].Closed {
+				closed++
+			}
+		}
+		if closed == len(after) {
+			q.Queue(beginSQL, pgx.StrictNamedArgs{"consumer": c.name, "key": s.Name, "created": s.Created, "after": after})
+		}
 	}
-	if _, err := pool.Exec(ctx, openOffsetsSQL, pgx.StrictNamedArgs{
-		"consumer": consumer, "keys": keys, "generation": now.generation, "created": now.created,
-	}); err != nil {
-		return nil, fmt.Errorf("open the offsets of %d partitions of %s: %w", len(keys), consumer, err)
+	if q.Len() == 0 {
+		return false, nil
 	}
-	rows, _ := pool.Query(ctx, readOffsetsSQL, pgx.StrictNamedArgs{"consumer": consumer, "keys": keys})
-	all := make(map[int]*position, len(keys))
-	var partition int
-	var offset int64
-	var o origin
-	if _, err := pgx.ForEachRow(rows, []any{&partition, &offset, &o.generation, &o.created}, func() error {
-		all[partition] = &position{offset: uint64(offset), reached: uint64(offset), origin: o}
-		return nil
-	}); err != nil {
-		return nil, fmt.Errorf("read the offsets of %d partitions of %s: %w", len(keys), consumer, err)
+	if err := c.deps.Pool.SendBatch(ctx, &q).Close(); err != nil {
+		return false, fmt.Errorf("begin %d streams of %s: %w", q.Len(), c.name, err)
 	}
-	if len(all) != len(keys) {
-		return nil, fmt.Errorf("read the offsets of %d partitions of %s: found %d", len(keys), consumer, len(all))
-	}
-	return all, nil
+	return true, nil
 }
 
-// moveOffsetsSQL is the guard of exactly once: an offset moves only from where this batch begins, and on the stream that it was
-// read from. It comes first in the transaction, so that whoever else has a batch for the partition waits, finds the offset
-// moved, and leaves the partition out.
-// Index: consumer_offsets_pkey.   Locks: the rows, in key order.
-const moveOffsetsSQL = `
-WITH batch AS (
-  SELECT * FROM unnest(@keys::text[], @olds::bigint[], @news::bigint[], @generations::bigint[], @times::timestamptz[])
-      AS b(partition_key, old, new, generation, stored)
-), held AS MATERIALIZED (
-  SELECT partition_key FROM consumer_offsets WHERE consumer_name = @consumer AND partition_key = ANY(@keys) ORDER BY partition_key FOR UPDATE
-)
-UPDATE /* consumers.move_offsets */ consumer_offsets o SET last_processed_id = b.new, last_processed_at = now(), as_of = GREATEST(o.as_of, b.stored)
-  FROM batch b JOIN held USING (partition_key)
- WHERE o.consumer_name = @consumer AND o.partition_key = b.partition_key AND (o.last_processed_id, o.generation) = (b.old, b.generation)
-RETURNING right(o.partition_key, 2)::int`
+// moveSQL is the guard of exactly once: an offset moves only from where this batch begins, and on the stream that it was read from. It
+// comes first in the transaction, so that whoever else has a batch of the stream waits and then moves nothing.
+// Index: consumer_offsets_pkey.   Locks: the row.
+const moveSQL = `
+UPDATE /* consumers.move */ consumer_offsets
+   SET last_processed_id = @new, last_processed_at = now(), as_of = GREATEST(as_of, @stored), stream_created = @created, closed = @closed
+ WHERE consumer_name = @consumer AND partition_key = @key AND last_processed_id = @old AND coalesce(stream_created, @created) = @created AND NOT closed`
+
+// succeedSQL makes the offsets of the streams that take over from one that has ended, in the transaction that closes it. The first of several
+// predecessors makes them.
+// Index: consumer_offsets_pkey.   Locks: the new rows.
+const succeedSQL = `
+INSERT /* consumers.succeed */ INTO consumer_offsets (consumer_name, partition_key, last_processed_id, as_of, stream_created)
+SELECT o.consumer_name, s.key, 0, o.as_of, s.created
+  FROM consumer_offsets o, unnest(@keys::text[], @createds::timestamptz[]) AS s(key, created)
+ WHERE o.consumer_name = @consumer AND o.partition_key = @ended
+    ON CONFLICT DO NOTHING`
+
+func succeedArgs(consumer, ended string, successors []broker.Stream) pgx.StrictNamedArgs {
+	keys, createds := make([]string, len(successors)), make([]time.Time, len(successors))
+	for i, s := range successors {
+		keys[i], createds[i] = s.Name, s.Created
+	}
+	return pgx.StrictNamedArgs{"consumer": consumer, "ended": ended, "keys": keys, "createds": createds}
+}
+
+// confirmSQL notes that a stream had been applied to its end at a time. A batch since then says more.
+// Index: consumer_offsets_pkey.   Locks: the row; one in use is passed over, for its batch will say more.
+const confirmSQL = `
+UPDATE /* consumers.confirm */ consumer_offsets SET as_of = @at
+ WHERE (consumer_name, partition_key) IN (SELECT consumer_name, partition_key FROM consumer_offsets
+        WHERE consumer_name = @consumer AND partition_key = @key AND as_of < @at AND NOT closed FOR NO KEY UPDATE SKIP LOCKED)`
+
+// Progress is how far a consumer has come.
+type Progress struct {
+	// AsOf is a time, by the NATS servers' clocks, up to which the consumer has applied what was on the streams. It moves with each batch of
+	// the stream that is furthest back, and every LagInterval while the consumer has nothing to do. It begins with the creation
+	// of the stream, and is the Unix epoch before the consumer has first run.
+	AsOf time.Time
+	// Offsets are the sequences of the last message that was applied, by the name of the stream.
+	Offsets map[string]uint64
+}
+
+// ReadProgress returns how far the consumer has come, as the transaction of tx sees it.
+func ReadProgress(ctx context.Context, tx pgx.Tx, consumer string) (Progress, error) {
+	offsets, err := readOffsets(ctx, tx, consumer)
+	if err != nil {
+		return Progress{}, err
+	}
+	p := Progress{AsOf: asOf(offsets[consumer]), Offsets: make(map[string]uint64)}
+	for stream, o := range offsets[consumer] {
+		p.Offsets[stream] = o.Seq
+	}
+	return p, nil
+}
+
+// asOf is the earliest of the streams that have not ended.
+func asOf(offsets map[string]offset) time.Time {
+	var at time.Time
+	for _, o := range offsets {
+		if !o.Closed && (at.IsZero() || o.AsOf.Before(at)) {
+			at = o.AsOf
+		}
+	}
+	if at.IsZero() {
+		at = time.Unix(0, 0)
+	}
+	return at.UTC()
+}

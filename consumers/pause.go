@@ -119,7 +119,6 @@ func (c *Consumer) loopUnpaused(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		c.setLast(nil) // a paused consumer is not a broken one
 		c.log.InfoContext(ctx, "paused")
 	}
 }

@@ -15,7 +15,7 @@ import (
 )
 
 func TestAPausedConsumerTakesNothingUntilItIsResumed(t *testing.T) {
-	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t), 2)
 	inBatch, goOn := make(chan struct{}), make(chan struct{})
 	begun := sync.OnceFunc(func() { close(inBatch) })
 	a := r.run(r.system, logbook{hook: func(ctx context.Context, tx pgx.Tx, _ []event.Event) error {

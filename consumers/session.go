@@ -4,13 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nuid"
 	"golang.org/x/sync/errgroup"
@@ -20,423 +17,297 @@ import (
 )
 
 const (
-	pullHeartbeat     = 2 * time.Second // a silent server is noticed after two of these
+	pullHeartbeat     = time.Second // a silent server is noticed after two of these
 	pullExpiry        = 10 * time.Second
 	inactiveThreshold = 30 * time.Second      // then the server forgets a reader that is gone
 	farBehind         = 256                   // messages that are still to come, from which a full batch is worth waiting for
 	moreIsComing      = 20 * time.Millisecond // how long to wait for one of them
-	busyWait          = time.Millisecond      // how long to wait for another message before looking whether the database is free
+	readAhead         = 64                    // messages that are decoded and wait for a place in a batch
+	// pace is the least time between the beginnings of two batches, unless one is full: a transaction costs the same for one event as for ten.
+	pace = 4 * time.Millisecond
 )
 
-// errMoved reports offsets that are no longer where this instance left them: another one applied the same events. What it
-// applied stands, ours was rolled back; the offsets are read again.
-var errMoved = errors.New("consumers: another instance moved the offsets")
-
-// session is one look at the stream: from reading the offsets until leases move or something fails. Its positions belong to the
-// goroutine that reads.
-type session struct {
-	c         *Consumer
-	stream    jetstream.Stream
-	origin    origin
-	positions map[int]*position
+// delivery is one message of a stream.
+type delivery struct {
+	event   event.Event
+	headers map[string][]string
+	stored  time.Time
+	size    int
+	more    bool   // the server said that it has many more
+	fault   error  // the message's own: it is parked
+	skip    string // why it is passed over
+	closing []broker.Stream
 }
 
-// session reads and applies the events of the held partitions until ctx ends, the leases change or it is time to look at stuck
-// partitions again (nil), or something fails. progress says whether a batch was applied.
-func (c *Consumer) session(ctx context.Context, held []int) (progress bool, err error) {
-	s, err := c.open(ctx, held)
+// batch is what one transaction applies.
+type batch struct {
+	from, to   uint64
+	stored     time.Time // when the stream stored the last message: everything before it is applied with the batch
+	deliveries []delivery
+	bytes      int
+	more       bool
+	closing    []broker.Stream // the successors, when the last message closes the stream
+}
+
+// session is one way through the stream, from the offset until something ends it. Its fields belong to the goroutine that reads.
+type session struct {
+	*reader
+	stream   broker.Stream
+	reached  uint64 // the last message that was taken
+	consumer string // that delivered it: the client replaces it after a failure
+}
+
+// session applies events until the reader is stopped, or is to look anew, or the partition is no longer held (nil), or something fails.
+// progress says whether a batch was applied.
+func (r *reader) session() (progress bool, err error) {
+	c := r.c
+	ctx, end := context.WithCancel(r.ctx)
+	defer end()
+	c.mu.Lock()
+	r.again = end
+	c.mu.Unlock()
+	o, stream, err := r.open(ctx)
 	if err != nil {
 		return false, err
 	}
-	var active []int
-	highest := uint64(0)
-	for _, p := range held {
-		if pos := s.positions[p]; !pos.stopped {
-			active = append(active, p)
-			highest = max(highest, pos.offset)
-		}
+	if o.Seq, err = r.passOver(ctx, o, stream); err != nil {
+		return false, err
 	}
-	ctx, end := context.WithCancel(ctx)
+	s := &session{reader: r, stream: stream, reached: o.Seq}
 	var g errgroup.Group
+	deliveries, batches := make(chan delivery, readAhead), make(chan *batch)
 	g.Go(func() error {
-		defer end()
-		c.watch(ctx, s.origin, highest)
+		defer close(deliveries)
+		return s.read(ctx, deliveries)
+	})
+	g.Go(func() error { // the next batch is read while the database works on this one
+		defer close(batches)
+		s.collect(ctx, o.Seq, deliveries, batches)
 		return nil
 	})
-	defer func() { err = errors.Join(err, g.Wait()) }()
-	defer end()
-	if len(active) == 0 {
-		<-ctx.Done()
-		return false, nil
-	}
-	messages, err := s.read(ctx, active)
-	if err != nil {
-		return false, err
-	}
-	batches := make(chan *batch)
-	g.Go(func() error { // the next batch is read and decoded while the database works on this one
-		defer close(batches)
-		return s.collectAll(ctx, messages, batches)
-	})
-	defer func() {
-		end()
-		messages.Stop()
-	}()
-	for b := range batches {
-		if ctx.Err() != nil || !slices.Equal(c.group.Held(), held) {
+	progress, err = r.applyAll(ctx, stream, batches)
+	end()
+	return progress, errors.Join(err, g.Wait())
+}
+
+// applyAll applies batches until there are no more.
+func (r *reader) applyAll(ctx context.Context, stream broker.Stream, batches <-chan *batch) (progress bool, err error) {
+	var begun time.Time
+	for {
+		if wait := pace - time.Since(begun); wait > 0 {
+			sleep(ctx, wait) // meanwhile the batch grows
+		}
+		b, ok := <-batches
+		if !slices.Contains(r.c.group.Held(), r.partition) {
+			r.stop()
+		}
+		if !ok || ctx.Err() != nil {
 			return progress, nil
 		}
-		if err := c.apply(ctx, b); err != nil {
+		begun = time.Now()
+		if err := r.apply(ctx, stream, b); err != nil {
 			return progress, err
 		}
+		if b.more {
+			begun = time.Time{}
+		}
 		progress = true
-		c.setLast(nil)
+		r.c.clear(ctx, r.partition)
 	}
-	return progress, nil
 }
 
-// open reads the offsets and decides which partitions can go on.
-func (c *Consumer) open(ctx context.Context, held []int) (*session, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.deps.Broker.Timeout)
+// passOver moves the offset to behind messages that were erased, as far as no other message follows. It returns where the offset is.
+func (r *reader) passOver(ctx context.Context, o offset, s broker.Stream) (uint64, error) {
+	if o.Seq == s.Last {
+		return o.Seq, nil
+	}
+	rctx, cancel := context.WithTimeout(ctx, r.c.deps.Broker.Timeout)
 	defer cancel()
-	stream, err := c.deps.JetStream.Stream(ctx, c.deps.Broker.Stream)
-	if err != nil {
-		return nil, fmt.Errorf("look up stream %s: %w", c.deps.Broker.Stream, err)
+	next, err := broker.Next(rctx, r.c.deps.JetStream, r.name, o.Seq+1)
+	if err != nil || next != nil && next.Seq == o.Seq+1 {
+		return o.Seq, err
 	}
-	s := &session{c: c, stream: stream, origin: originOf(stream.CachedInfo())}
-	if s.positions, err = openOffsets(ctx, c.deps.Pool, c.name, held, s.origin); err != nil {
-		return nil, err
+	last := s.Last
+	if next != nil {
+		last = next.Seq - 1
 	}
-	info, err := stream.Info(ctx) // after the offsets, so that none can be above it by mere progress
-	if err != nil {
-		return nil, fmt.Errorf("look up stream %s: %w", c.deps.Broker.Stream, err)
+	if err := r.prove(ctx, o.Seq+1, last); err != nil || next != nil {
+		return o.Seq, err
 	}
-	for _, p := range held {
-		pos := s.positions[p]
-		reason := s.foreign(pos, info)
-		if was, ok := c.stuckAt(p); ok && reason == nil && was.offset == pos.offset {
-			if reason, err = s.probe(ctx, p, pos); err != nil {
-				return nil, err
-			}
-		}
-		if reason != nil {
-			s.stop(ctx, p, pos, reason)
-		} else {
-			c.clearStuck(ctx, p)
-		}
-	}
-	return s, nil
+	return last, r.apply(ctx, s, &batch{from: o.Seq, to: last, stored: o.AsOf})
 }
 
-func originOf(info *jetstream.StreamInfo) origin {
-	generation, err := strconv.ParseInt(info.Config.Metadata[broker.MetaGeneration], 10, 64)
-	if err != nil {
-		generation = 1 // a stream that nobody repaired
-	}
-	return origin{created: info.Created.UTC().Truncate(time.Microsecond), generation: generation}
-}
-
-// foreign says why offsets of this stream mean nothing here.
-func (s *session) foreign(pos *position, info *jetstream.StreamInfo) error {
-	if pos.offset == 0 {
-		return nil
-	}
-	now := originOf(info)
-	switch {
-	case pos.origin.created.UnixMicro() != 0 && !pos.origin.created.Equal(now.created):
-		return s.replay("stream %s was made anew at %s, the offset %d belongs to the one of %s", info.Config.Name, now.created.Format(event.TimeFormat), pos.offset, pos.origin.created.Format(event.TimeFormat))
-	case now.generation != pos.origin.generation:
-		return s.replay("stream %s was repaired and is of generation %d, the offset %d belongs to %d", info.Config.Name, now.generation, pos.offset, pos.origin.generation)
-	case pos.offset > info.State.LastSeq:
-		return s.replay("stream %s ends at %d, below the offset %d: it has lost events", info.Config.Name, info.State.LastSeq, pos.offset)
-	}
-	return nil
-}
-
-func (s *session) replay(format string, args ...any) error {
-	return fmt.Errorf(format+"; run `tidings replay --consumer %s`", append(args, s.c.name)...)
-}
-
-// probe looks at the message that a stuck partition stopped at, so that the whole stream need not be read to stop there again.
-func (s *session) probe(ctx context.Context, partition int, pos *position) (reason, err error) {
-	raw, err := s.next(ctx, partition, pos.reached)
-	if err != nil || raw == nil {
-		return nil, err
-	}
-	e, _ := event.Decode(raw.Subject, raw.Header, raw.Data) // what check needs is read even from a damaged event
-	return s.check(ctx, partition, pos, &e, raw.Sequence)
-}
-
-// next returns the partition's first message after a sequence, or nil when there is none.
-func (s *session) next(ctx context.Context, partition int, after uint64) (*jetstream.RawStreamMsg, error) {
-	raw, err := s.stream.GetMsg(ctx, after+1, jetstream.WithGetMsgSubject(event.PartitionFilter(s.c.deps.Broker.Prefix, partition)))
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("look up what follows %d in %s: %w", after, event.PartitionKey(partition), err)
-	}
-	return raw, nil
-}
-
-func (s *session) stop(ctx context.Context, partition int, pos *position, reason error) {
-	pos.stopped = true
-	s.c.setStuck(ctx, partition, pos.reached, fmt.Errorf("partition %s: %w", event.PartitionKey(partition), reason))
-}
-
-// watch ends the session when the leases change, when the stream is no longer the one that it reads, and, when partitions are
-// stuck, after a while.
-func (c *Consumer) watch(ctx context.Context, from origin, highest uint64) {
-	look := time.NewTicker(c.cfg.LagInterval)
-	defer look.Stop()
-	recheck := time.NewTicker(c.cfg.Recheck)
-	defer recheck.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-c.group.Changed():
-			return
-		case <-recheck.C:
-			if c.anyStuck() {
-				return
-			}
-		case <-look.C:
-			rctx, cancel := context.WithTimeout(ctx, c.deps.Broker.Timeout)
-			stream, err := c.deps.JetStream.Stream(rctx, c.deps.Broker.Stream)
-			cancel()
-			if errors.Is(err, jetstream.ErrStreamNotFound) {
-				return
-			}
-			if err == nil { // an answer that does not come is the reader's to notice
-				if info := stream.CachedInfo(); originOf(info) != from || info.State.LastSeq < highest {
-					return
-				}
-			}
-		}
-	}
-}
-
-// read starts an ordered consumer over the active partitions, from the lowest offset.
-func (s *session) read(ctx context.Context, active []int) (jetstream.MessagesContext, error) {
-	prefix := s.c.deps.Broker.Prefix
-	filters := []string{prefix + ".>"}
-	if len(active) < event.Partitions {
-		filters = filters[:0]
-		for _, p := range active {
-			filters = append(filters, event.PartitionFilter(prefix, p))
-		}
-	}
-	from := s.positions[active[0]].offset
-	for _, p := range active {
-		from = min(from, s.positions[p].offset)
-	}
+// subscribe starts an ordered consumer behind what was taken.
+func (s *session) subscribe(ctx context.Context) (jetstream.MessagesContext, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.c.deps.Broker.Timeout)
 	defer cancel()
-	ordered, err := s.c.deps.JetStream.OrderedConsumer(ctx, s.c.deps.Broker.Stream, jetstream.OrderedConsumerConfig{
-		FilterSubjects: filters, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from + 1,
+	ordered, err := s.c.deps.JetStream.OrderedConsumer(ctx, s.name, jetstream.OrderedConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: s.reached + 1,
 		NamePrefix: s.c.name + "-" + nuid.Next(), InactiveThreshold: inactiveThreshold, MaxResetAttempts: 1,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("read stream %s from %d: %w", s.c.deps.Broker.Stream, from+1, err)
+		return nil, fmt.Errorf("read stream %s from %d: %w", s.name, s.reached+1, err)
 	}
 	messages, err := ordered.Messages(jetstream.PullMaxMessagesWithBytesLimit(s.c.cfg.BatchEvents, s.c.cfg.BatchBytes),
 		jetstream.PullExpiry(pullExpiry), jetstream.PullHeartbeat(pullHeartbeat))
 	if err != nil {
-		return nil, fmt.Errorf("read stream %s from %d: %w", s.c.deps.Broker.Stream, from+1, err)
+		return nil, fmt.Errorf("read stream %s from %d: %w", s.name, s.reached+1, err)
 	}
-	if info := ordered.CachedInfo(); info != nil && info.NumPending == 0 {
-		s.c.setLast(nil) // with nothing to apply there is nothing that could fail
+	info := ordered.CachedInfo()
+	if t, ok := s.c.troubleOf(s.partition); ok && (t.kind != failing || info != nil && info.NumPending == 0) {
+		s.c.clear(ctx, s.partition) // with nothing to apply there is nothing that could fail
 	}
-	s.c.log.DebugContext(ctx, "reading", "partitions", len(active), "from", from+1)
+	s.lostSince = time.Time{}
+	s.c.log.DebugContext(ctx, "reading", "stream", s.name, "from", s.reached+1)
 	return messages, nil
 }
 
-// delivery is one message of a batch.
-type delivery struct {
-	event   event.Event
-	headers map[string][]string
-	fault   error  // the message's own: it is parked
-	skip    string // why it is passed over
-}
-
-// move is how a batch moves one partition's offset.
-type move struct {
-	from, to   uint64
-	generation int64     // of the stream that they are of
-	stored     time.Time // when the stream stored the last message: everything before it is applied with the batch
-}
-
-type batch struct {
-	deliveries []delivery
-	moves      map[int]move
-	taken      int  // messages read for it
-	bytes      int  // of their payloads
-	more       bool // with the last message the server said that it has many more
-}
-
-func (s *session) full(b *batch) bool {
-	return b.taken >= s.c.cfg.BatchEvents || b.bytes >= s.c.cfg.BatchBytes
-}
-
-// collectAll reads batches and hands them over until ctx ends (nil) or reading fails. Far behind, a batch is filled. Else it is handed
-// over as soon as the database is free; while that is busy the batch grows, up to its bounds. So a lone event waits for nothing, a
-// stream that never pauses holds no batch back, and the longer a transaction takes the more events share the next one.
-func (s *session) collectAll(ctx context.Context, messages jetstream.MessagesContext, batches chan<- *batch) error {
-	b := &batch{moves: make(map[int]move)}
-	handOver := func() bool {
-		select {
-		case <-ctx.Done():
-			return false
-		case batches <- b:
-			b = &batch{moves: make(map[int]move)}
-			return true
-		}
+// read sends the stream's messages to out until ctx ends (nil), the stream is closed, or reading fails.
+func (s *session) read(ctx context.Context, out chan<- delivery) error {
+	messages, err := s.subscribe(ctx)
+	if err != nil {
+		return s.unless(ctx, err)
 	}
+	defer messages.Stop()
+	next := jetstream.NextContext(ctx)
 	for {
-		wait := jetstream.NextContext(ctx)
-		switch {
-		case len(b.moves) == 0:
-			b.taken, b.bytes, b.more = 0, 0, false // what was read is applied already
-		case s.full(b):
-			if !handOver() {
-				return nil
-			}
-		case b.more:
-			wait = jetstream.NextMaxWait(moreIsComing)
-		default:
-			select {
-			case batches <- b:
-				b = &batch{moves: make(map[int]move)}
-			default:
-				wait = jetstream.NextMaxWait(busyWait)
-			}
-		}
-		msg, err := messages.Next(wait)
-		switch {
-		case errors.Is(err, nats.ErrTimeout):
-			b.more = false
-			continue
-		case err != nil && ctx.Err() != nil:
-			return nil
-		case err != nil:
-			if len(b.moves) > 0 && !handOver() {
-				return nil
-			}
-			return fmt.Errorf("read stream %s: %w", s.c.deps.Broker.Stream, err)
+		msg, err := messages.Next(next)
+		if err != nil {
+			return s.unless(ctx, fmt.Errorf("read stream %s: %w", s.name, err))
 		}
 		meta, err := msg.Metadata()
 		if err != nil {
-			return fmt.Errorf("read stream %s: %w", s.c.deps.Broker.Stream, err)
+			return fmt.Errorf("read stream %s: %w", s.name, err)
 		}
-		b.taken++
-		b.bytes += len(msg.Data())
-		b.more = meta.NumPending >= farBehind
-		if err := s.take(ctx, b, msg.Subject(), msg.Headers(), msg.Data(), meta.Sequence.Stream, meta.Timestamp); err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			return err
+		d, err := s.take(ctx, msg, meta)
+		if err != nil {
+			return s.unless(ctx, err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case out <- d:
+		}
+		if d.closing != nil {
+			return nil
 		}
 	}
 }
 
-// take puts a message into the batch, unless it is applied already or its partition is stopped.
-func (s *session) take(ctx context.Context, b *batch, subject string, headers nats.Header, data []byte, seq uint64, stored time.Time) error {
-	partition, ok := partitionOf(s.c.deps.Broker.Prefix, subject)
-	if !ok {
-		s.c.metrics.skipped[skipForeign].Inc()
+func (s *session) unless(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
 		return nil
 	}
-	pos := s.positions[partition]
-	if pos == nil || pos.stopped || seq <= pos.reached {
-		return nil
+	return err
+}
+
+// take makes a delivery of a message, once it is proven that nothing is missing before it.
+func (s *session) take(ctx context.Context, msg jetstream.Msg, meta *jetstream.MsgMetadata) (d delivery, err error) {
+	seq := meta.Sequence.Stream
+	if meta.Consumer != s.consumer {
+		if err := s.identify(ctx, seq); err != nil {
+			return d, err
+		}
+		s.consumer = meta.Consumer
 	}
-	d := delivery{headers: headers}
-	d.event, d.fault = event.Decode(subject, headers, data)
-	d.event.Seq = seq
-	reason, err := s.check(ctx, partition, pos, &d.event, seq)
+	if seq > s.reached+1 {
+		if err := s.prove(ctx, s.reached+1, seq-1); err != nil {
+			return d, err
+		}
+	}
+	s.reached = seq
+	d = delivery{headers: msg.Headers(), stored: meta.Timestamp, size: len(msg.Data()), more: meta.NumPending >= farBehind}
+	switch {
+	case msg.Headers().Get(event.HeaderClosed) != "" && msg.Subject() == event.ControlSubject(s.c.deps.Broker.Prefix, s.partition):
+		d.closing, err = s.successors(ctx, s.stream)
+		d.event.Seq = seq
+		return d, err
+	case !event.Ours(d.headers):
+		if !s.foreign {
+			s.foreign = true
+			s.c.log.WarnContext(ctx, "skipping messages that no relay of ours published", "stream", s.name, "stream_seq", seq, "subject", msg.Subject())
+		}
+		d.skip = event.Foreign
+	default:
+		d.event, d.fault = event.Decode(msg.Subject(), d.headers, msg.Data())
+		s.c.classify(&d)
+	}
+	d.event.Stream, d.event.Seq = s.name, seq
+	return d, nil
+}
+
+// identify proves that a message that a new consumer delivered is of the stream that is being read: the client makes its
+// consumers anew by the stream's name, and another stream may have it by then.
+func (s *session) identify(ctx context.Context, seq uint64) error {
+	ctx, cancel := context.WithTimeout(ctx, s.c.deps.Broker.Timeout)
+	defer cancel()
+	now, err := broker.ReadStream(ctx, s.c.deps.JetStream, s.c.deps.Broker, s.partition)
 	if err != nil {
 		return err
 	}
-	if reason != nil {
-		s.stop(ctx, partition, pos, reason)
-		return nil
+	if !now.Created.Equal(s.stream.Created) || now.Last < seq {
+		return fmt.Errorf("stream %s is not the one of %s any more", s.name, s.stream.Created.Format(time.RFC3339Nano))
 	}
-	m, ok := b.moves[partition]
-	if !ok {
-		m.from, m.generation = pos.reached, pos.origin.generation
-	}
-	m.to, m.stored, pos.reached = seq, stored, seq
-	b.moves[partition] = m
-	known, _ := event.Known(d.event.AggregateType, d.event.Type, d.event.Version)
+	return nil
+}
+
+// classify decides what becomes of an event: it is applied, parked for its fault, or passed over.
+func (c *Consumer) classify(d *delivery) {
+	e := &d.event
+	known, _ := event.Known(e.AggregateType, e.Type, e.Version)
 	switch {
-	case s.c.wants[d.event.AggregateType]:
+	case c.wants[e.AggregateType]:
 		if d.fault == nil {
-			d.fault = checkKnown(&d.event)
+			d.fault = checkKnown(e)
 		}
 	case known:
 		d.skip = skipNotWanted
 	default:
 		d.skip = skipUnknown
 	}
-	d.event.Partition = partition
-	b.deliveries = append(b.deliveries, d)
-	return nil
 }
 
-// partitionOf reads the partition from a subject under prefix.
-func partitionOf(prefix, subject string) (int, bool) {
-	rest, ok := strings.CutPrefix(subject, prefix+".p")
-	if !ok || len(rest) < 3 || rest[2] != '.' {
-		return 0, false
-	}
-	p, err := strconv.Atoi(rest[:2])
-	return p, err == nil && p >= 0 && p < event.Partitions
-}
-
-// check proves that nothing is missing between the partition's position and the message: the message names the one before it,
-// or stands directly behind it in its publish. reason says why the partition cannot go on; err is a failure to find out.
-func (s *session) check(ctx context.Context, partition int, pos *position, e *event.Event, seq uint64) (reason, err error) {
-	if e.Generation > pos.origin.generation {
-		return s.replay("message %d is of generation %d, the offset %d belongs to %d: the stream was repaired", seq, e.Generation, pos.reached, pos.origin.generation), nil
-	}
-	prev := seq - 1
-	if e.HasPrev {
-		prev = e.Prev
-	}
-	if prev == pos.reached {
-		return nil, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, s.c.deps.Broker.Timeout)
-	defer cancel()
-	info, err := s.stream.Info(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("look up stream %s: %w", s.c.deps.Broker.Stream, err)
-	}
-	first := info.State.FirstSeq
-	if prev < pos.reached {
-		if prev == 0 && first > pos.reached {
-			return nil, nil // all that was before it has expired, and was applied
+// collect makes batches of deliveries and hands them over until ctx ends or there are no more. Far behind, a batch is filled. Else it is handed
+// over as soon as the database is free; while that is busy the batch grows, up to its bounds. So a lone event waits for nothing, a
+// stream that never pauses holds no batch back, and the longer a transaction takes the more events share the next one.
+func (s *session) collect(ctx context.Context, from uint64, deliveries <-chan delivery, batches chan<- *batch) {
+	pause := time.NewTimer(moreIsComing)
+	defer pause.Stop()
+	b := &batch{from: from}
+	for {
+		in, out := deliveries, batches
+		full := len(b.deliveries) >= int(s.limit.Load()) || b.bytes >= s.c.cfg.BatchBytes || b.closing != nil
+		var late <-chan time.Time
+		switch {
+		case len(b.deliveries) == 0:
+			out = nil
+		case full:
+			in = nil
+		case b.more && in != nil:
+			out = nil
+			pause.Reset(moreIsComing)
+			late = pause.C
 		}
-		return s.replay("message %d follows %d, below the offset %d: the stream is not the one that was read", seq, prev, pos.reached), nil
+		if in == nil && out == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case out <- b:
+			b = &batch{from: b.to}
+		case <-late:
+			b.more = false
+		case d, ok := <-in:
+			if !ok {
+				deliveries = nil
+				continue
+			}
+			b.deliveries = append(b.deliveries, d)
+			b.to, b.stored, b.more, b.closing = d.event.Seq, d.stored, d.more, d.closing
+			b.bytes += d.size
+		}
 	}
-	if prev < first && !broker.ErasedAll(info.Config.Metadata, pos.reached+1, prev) {
-		return s.replay("the events after %d have expired: message %d follows %d, and stream %s begins at %d", pos.reached, seq, prev, info.Config.Name, first), nil
-	}
-	raw, err := s.next(ctx, partition, pos.reached)
-	if err != nil {
-		return nil, err
-	}
-	if raw == nil { // there is one: it was delivered. A replica that has not heard of it knows as little of those before it.
-		return nil, fmt.Errorf("message %d of %s was delivered and is not found", seq, event.PartitionKey(partition))
-	}
-	if raw.Sequence < seq {
-		return nil, fmt.Errorf("message %d of %s was not delivered before %d", raw.Sequence, event.PartitionKey(partition), seq)
-	}
-	s.c.log.InfoContext(ctx, "events were erased from the stream", "partition", event.PartitionKey(partition), "after", pos.reached, "before", seq)
-	return nil, nil
 }
 
-// partitions are those that the batch moves, sorted.
-func (b *batch) partitions() []int { return slices.Sorted(maps.Keys(b.moves)) }
+func (r *reader) label() string { return strconv.Itoa(r.partition) }

@@ -7,13 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 )
@@ -21,7 +17,7 @@ import (
 func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := context.Background()
-	for i, sql := range []string{progressSQL, openOffsetsSQL, readOffsetsSQL, moveOffsetsSQL, planSQL, parkedSQL, parkSQL, allOffsetsSQL, deadLettersSQL, rebaseSQL, confirmSQL,
+	for i, sql := range []string{offsetsSQL, beginSQL, moveSQL, succeedSQL, holdSQL, planSQL, parkedSQL, parkSQL, deadLettersSQL, rebaseSQL, confirmSQL,
 		listDeadLettersSQL, getDeadLetterSQL, lockOffsetSQL, leftSQL, parkedEventsSQL, removeSQL, keepSQL, pauseSQL, resumeSQL, pausesSQL,
 		notPastSQL, sweepDeadLettersSQL, redactDeadLetterSQL} {
 		query, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
@@ -49,7 +45,7 @@ func TestManyDeadLettersDoNotSlowABatch(t *testing.T) {
 		tenants[i], types[i], ids[i] = 1, event.AggregateFollow, int64(i+1)
 	}
 	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(t.Context(), planSQL, planArgs(time.Minute)); err != nil {
+		if _, err := tx.Exec(t.Context(), planSQL, planArgs(time.Minute, batch)); err != nil {
 			return err
 		}
 		rows, _ := tx.Query(t.Context(), "EXPLAIN (ANALYZE, TIMING OFF) "+parkedSQL, pgx.StrictNamedArgs{"consumer": "c", "tenants": tenants, "types": types, "ids": ids})
@@ -64,72 +60,48 @@ func TestManyDeadLettersDoNotSlowABatch(t *testing.T) {
 	}
 }
 
-func TestPartitionsAreCountedFromOneStartWhereThatIsExact(t *testing.T) {
-	for name, c := range map[string]struct {
-		lagging []behind
-		want    map[uint64][]int
-	}{
-		"nothing is behind":                      {nil, map[uint64][]int{}},
-		"one instance applies in stream order":   {[]behind{{1, 90, 101}, {2, 10, 105}, {3, 100, 103}}, map[uint64][]int{101: {1, 3, 2}}},
-		"a stuck partition is counted by itself": {[]behind{{1, 90, 101}, {2, 5, 7}, {3, 100, 103}}, map[uint64][]int{7: {2}, 101: {1, 3}}},
-	} {
-		if diff := cmp.Diff(c.want, groups(c.lagging)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
-	}
-}
-
-// endless is a stream on which another message always follows at once, with pending more behind it, until ctx ends.
-type endless struct {
-	ctx context.Context
-	jetstream.MessagesContext
-	jetstream.Msg
-	seq, pending uint64
-}
-
-func (e *endless) Next(...jetstream.NextOpt) (jetstream.Msg, error) {
-	e.seq++
-	return e, e.ctx.Err()
-}
-
-func (e *endless) Metadata() (*jetstream.MsgMetadata, error) {
-	return &jetstream.MsgMetadata{Sequence: jetstream.SequencePair{Stream: e.seq}, NumPending: e.pending}, nil
-}
-func (e *endless) Subject() string      { return "events.p00.t1.follow.created" }
-func (e *endless) Headers() nats.Header { return nil }
-func (e *endless) Data() []byte         { return []byte("{}") }
-
 func TestABatchIsFilledOnlyFarBehind(t *testing.T) {
-	for pending, bound := range map[uint64]int{0: 1 << 24, 1: 1 << 24, farBehind: 1000} { // the first is out of reach, however late its batch is taken
-		s := &session{
-			c:         &Consumer{cfg: Config{BatchEvents: bound, BatchBytes: 1 << 40}, deps: Deps{Broker: broker.Config{Prefix: "events"}}},
-			positions: map[int]*position{0: {origin: origin{generation: 1}}},
-		}
+	const bound = 1000
+	for _, more := range []bool{false, true} {
+		r := &reader{c: &Consumer{cfg: Config{BatchBytes: 1 << 40}}}
+		r.limit.Store(bound)
+		s := &session{reader: r}
+		deliveries, batches := make(chan delivery), make(chan *batch)
 		ctx, cancel := context.WithCancel(t.Context())
-		batches, done := make(chan *batch), make(chan error)
-		go func() { done <- s.collectAll(ctx, &endless{ctx: ctx, pending: pending}, batches) }()
-		b := <-batches
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
+		done := make(chan struct{})
+		go func() { defer close(done); s.collect(ctx, 0, deliveries, batches) }()
+		got := make(chan *batch)
+		go func() { got <- <-batches }()
+		sent := 0
+		var b *batch
+		for b == nil {
+			select {
+			case deliveries <- delivery{more: more, event: event.Event{Seq: uint64(sent + 1)}}:
+				sent++
+			case b = <-got:
+			}
 		}
-		if full := b.taken == bound; full != (pending == farBehind) {
-			t.Errorf("with %d messages still to come a batch has %d", pending, b.taken)
+		cancel()
+		<-done
+		if full := len(b.deliveries) == bound; full != more || b.to != uint64(len(b.deliveries)) {
+			t.Errorf("many more to come: %v, a batch of %d", more, len(b.deliveries))
 		}
 	}
 }
 
-func TestThePartitionIsReadFromTheSubject(t *testing.T) {
-	for subject, want := range map[string]int{
-		"events.p00.t1.follow.created": 0, "events.p31.t1.follow.created": 31, "events.p32.t1.follow.created": -1, "events.p7.t1.follow.created": -1,
-		"events.p-1.t1.follow.created": -1, "events.p07": -1, "events.pxx.t1": -1, "other.p07.t1.follow.created": -1,
+func TestABatchThatTookTooLongIsHalvedAndGrowsAgain(t *testing.T) {
+	r := &reader{c: &Consumer{cfg: Config{BatchEvents: 100, ApplyTimeout: time.Minute}}}
+	r.limit.Store(100)
+	for i, step := range []struct {
+		took   time.Duration
+		events int
+		want   int64
+	}{
+		{time.Minute, 60, 30}, {time.Minute, 30, 15}, {time.Minute, 1, 1}, {time.Minute, 1, 1}, {16 * time.Second, 1, 1}, {time.Second, 1, 2}, {time.Second, 2, 4},
+		{time.Second, 4, 8}, {time.Second, 1, 16}, {time.Second, 1, 32}, {time.Second, 1, 64}, {time.Second, 1, 100}, {time.Second, 1, 100},
 	} {
-		got, ok := partitionOf("events", subject)
-		if !ok {
-			got = -1
-		}
-		if got != want {
-			t.Errorf("%s: %d, want %d", subject, got, want)
+		if r.resize(step.took, step.events); r.limit.Load() != step.want {
+			t.Errorf("step %d: %d events at most, want %d", i, r.limit.Load(), step.want)
 		}
 	}
 }
@@ -142,16 +114,20 @@ func TestTheLagGrowsWhileNobodyLooks(t *testing.T) {
 	if got := at(10 * time.Second); got != 0 {
 		t.Errorf("before the first look: %v", got)
 	}
-	l.set(now, now.Add(-3*time.Second))
+	l.set(now, 3*time.Second, false)
 	if got := at(2 * time.Second); got != 5 {
 		t.Errorf("2 s after a look that found 3 s: %v", got)
 	}
-	l.set(now, time.Time{})
+	l.set(now, 0, false)
 	if got := at(14 * time.Second); got != 0 {
 		t.Errorf("14 s after a look that found nothing: %v", got)
 	}
 	if got := at(60 * time.Second); got != 60 {
 		t.Errorf("a minute after the last look: %v", got)
+	}
+	l.set(now.Add(time.Second), 0, true)
+	if got := at(2 * time.Second); got != 2 {
+		t.Errorf("1 s after a look that did not see all, 2 s after one that did: %v", got)
 	}
 }
 

@@ -11,10 +11,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/tidings/tidings/event"
 )
@@ -70,8 +72,8 @@ type Stream struct {
 // StreamName is the name of a partition's stream.
 func (c Config) StreamName(partition int) string { return c.Stream + "-" + strconv.Itoa(partition) }
 
-// number reads a partition from its stream's name.
-func (c Config) number(name string) (int, bool) {
+// Number reads a partition from its stream's name, if it is one's.
+func (c Config) Number(name string) (int, bool) {
 	rest, ok := strings.CutPrefix(name, c.Stream+"-")
 	n, err := strconv.Atoi(rest)
 	return n, ok && err == nil && n >= 0 && strconv.Itoa(n) == rest
@@ -89,29 +91,42 @@ func ReadStream(ctx context.Context, js jetstream.JetStream, cfg Config, partiti
 	return describe(cfg, stream.CachedInfo())
 }
 
-// Streams returns the streams of all partitions by number, closed ones included as long as the broker has them.
+// maxReads bounds how many streams are asked about at once.
+const maxReads = 8
+
+// Streams returns the streams of all partitions by number, closed ones included as long as the broker has them. An error is about
+// those that are left out (ErrNoLeader), or about all.
 func Streams(ctx context.Context, js jetstream.JetStream, cfg Config) ([]Stream, error) {
+	var mu sync.Mutex
 	var all []Stream
+	var errs []error
+	var g errgroup.Group
+	g.SetLimit(maxReads)
 	names := js.StreamNames(ctx, jetstream.WithStreamListSubject(cfg.Prefix+".>"))
 	for name := range names.Name() {
-		n, ok := cfg.number(name)
+		n, ok := cfg.Number(name)
 		if !ok {
 			continue
 		}
-		s, err := ReadStream(ctx, js, cfg, n)
-		if errors.Is(err, jetstream.ErrStreamNotFound) {
-			continue // deleted meanwhile
-		}
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, s)
+		g.Go(func() error {
+			s, err := ReadStream(ctx, js, cfg, n)
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case err == nil:
+				all = append(all, s)
+			case !errors.Is(err, jetstream.ErrStreamNotFound): // else it was deleted meanwhile
+				errs = append(errs, err)
+			}
+			return nil
+		})
 	}
+	_ = g.Wait() // nobody returns one
 	if err := names.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
 		return nil, fmt.Errorf("list the streams of %s.>: %w", cfg.Prefix, unanswered(js, err))
 	}
 	slices.SortFunc(all, func(a, b Stream) int { return a.Number - b.Number })
-	return all, nil
+	return all, errors.Join(errs...)
 }
 
 // maxSilence is how long a replica may not have been heard by the leader and still count for its quorum. Replicas answer every second.
@@ -148,7 +163,7 @@ func describe(cfg Config, info *jetstream.StreamInfo) (Stream, error) {
 			return Stream{}, fmt.Errorf("%w: %s (leader %q)", ErrNoLeader, c.Name, s.Leader)
 		}
 	}
-	n, ok := cfg.number(c.Name)
+	n, ok := cfg.Number(c.Name)
 	if !ok {
 		return Stream{}, fmt.Errorf("%w: its name is %q", ErrStreamShape, c.Name)
 	}

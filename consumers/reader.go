@@ -1,0 +1,242 @@
+package consumers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/internal/broker"
+)
+
+var (
+	// errMoved reports an offset that is no longer where this instance left it: another one applied the same events. What it
+	// applied stands, ours was rolled back; the offset is read again.
+	errMoved = errors.New("consumers: another instance moved the offset")
+	// errNotYet reports a stream whose time has not come: a predecessor is not applied to its end, or its successors do not exist.
+	errNotYet = errors.New("consumers: not yet")
+	// errClosed reports a stream that has ended and is applied.
+	errClosed = errors.New("consumers: closed")
+)
+
+// stopError says why a stream cannot be read on. A person has to act.
+type stopError struct{ reason error }
+
+func (e *stopError) Error() string { return e.reason.Error() }
+func (e *stopError) Unwrap() error { return e.reason }
+
+// lostAfter is how long the leader of a replicated stream must say that events are lost: one that was elected a moment ago may not
+// have all of them yet.
+const lostAfter = 10 * time.Second
+
+// reader reads one partition's stream while this instance holds it. The readers of an instance know nothing of each other.
+type reader struct {
+	c         *Consumer
+	ctx       context.Context // of its goroutine; stop ends it
+	stop      context.CancelFunc
+	again     context.CancelFunc // ends the session, under c.mu; nil between sessions
+	partition int
+	name      string       // of the stream
+	limit     atomic.Int64 // events of a batch
+	replicas  int          // of the stream, when it was last seen
+	lostSince time.Time    // when the stream first said that events are lost; zero when it does not
+	foreign   bool         // a message that no relay wrote was warned of
+}
+
+func (c *Consumer) newReader(ctx context.Context, partition int) *reader {
+	r := &reader{c: c, partition: partition, name: c.deps.Broker.StreamName(partition)}
+	r.ctx, r.stop = context.WithCancel(ctx)
+	r.limit.Store(int64(c.cfg.BatchEvents))
+	c.metrics.applied.WithLabelValues(r.label()) // begins at 0
+	return r
+}
+
+// run reads the stream until it is stopped.
+func (r *reader) run() {
+	c, ctx := r.c, r.ctx
+	defer func() {
+		c.clear(context.WithoutCancel(ctx), r.partition) // it is another instance's to report
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.readers, r.partition)
+	}()
+	wait := backoff{least: 50 * time.Millisecond, most: 5 * time.Second}
+	for ctx.Err() == nil {
+		progress, err := r.session()
+		if progress {
+			wait.reset()
+		}
+		if err == nil || ctx.Err() != nil {
+			continue
+		}
+		pause := wait.pause()
+		var stop *stopError
+		switch {
+		case errors.Is(err, errClosed):
+			c.clear(ctx, r.partition)
+			c.hurry() // its successors are to be shared
+			pause = min(pause, idle)
+		case errors.Is(err, errNotYet):
+			c.clear(ctx, r.partition)
+			pause = min(pause, idle)
+		case errors.As(err, &stop):
+			c.trouble(ctx, r.partition, stuck, err)
+			c.hurry()
+			pause = c.cfg.Recheck
+		case isWaiting(err):
+			c.trouble(ctx, r.partition, waiting, err)
+			c.hurry()
+			pause = min(pause, idle)
+		default:
+			c.trouble(ctx, r.partition, failing, err)
+			c.hurry()
+		}
+		sleep(ctx, pause)
+	}
+}
+
+// errDoubt reports events that seem lost, and may not be.
+var errDoubt = errors.New("consumers: the leader may be too young to know")
+
+// isWaiting tells a stream of which no leader answers from one that fails otherwise.
+func isWaiting(err error) bool {
+	var api *jetstream.APIError
+	return errors.Is(err, broker.ErrNoLeader) || errors.Is(err, errDoubt) || errors.Is(err, nats.ErrNoResponders) ||
+		errors.As(err, &api) && api.Code == http.StatusServiceUnavailable
+}
+
+// lose returns the error for events that the consumer can no longer read: a stopError, once the leader has said so for long enough.
+func (r *reader) lose(reason error) error {
+	if r.lostSince.IsZero() {
+		r.lostSince = time.Now()
+	}
+	if r.replicas > 1 && time.Since(r.lostSince) < lostAfter {
+		return fmt.Errorf("%w: %w", errDoubt, reason)
+	}
+	return &stopError{fmt.Errorf("partition %d: %w", r.partition, reason)}
+}
+
+// remedy is what an operator does about lost events.
+func (r *reader) remedy() string {
+	return fmt.Sprintf("run `tidings repair stream`; if it has nothing to repair, run `tidings replay --consumer %s`", r.c.name)
+}
+
+// open reads the offset and what the leader says of the stream, and decides whether the consumer can read on from there.
+func (r *reader) open(ctx context.Context) (o offset, s broker.Stream, err error) {
+	c := r.c
+	ctx, cancel := context.WithTimeout(ctx, c.deps.Broker.Timeout)
+	defer cancel()
+	all, err := readOffsets(ctx, c.deps.Pool, c.name)
+	if err != nil {
+		return o, s, err
+	}
+	o, begun := all[c.name][r.name]
+	if o.Closed {
+		return o, s, errClosed
+	}
+	s, err = broker.ReadStream(ctx, c.deps.JetStream, c.deps.Broker, r.partition)
+	switch {
+	case errors.Is(err, jetstream.ErrStreamNotFound) && begun:
+		return o, s, r.lose(fmt.Errorf("stream %s is gone; the offset is %d; %s", r.name, o.Seq, r.remedy()))
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		return o, s, errNotYet
+	case err != nil:
+		return o, s, err
+	}
+	r.replicas = s.Replicas
+	if err := r.mayBegin(ctx, s, all[c.name], begun); err != nil {
+		return o, s, err
+	}
+	if reason := lost(o, s); reason != nil {
+		return o, s, r.lose(fmt.Errorf("%w; %s", reason, r.remedy()))
+	}
+	return o, s, nil
+}
+
+// mayBegin returns nil once all predecessors of the stream are applied to their ends.
+func (r *reader) mayBegin(ctx context.Context, s broker.Stream, offsets map[string]offset, begun bool) error {
+	c := r.c
+	for _, n := range s.After {
+		before := c.deps.Broker.StreamName(n)
+		if o, read := offsets[before]; o.Closed {
+			continue
+		} else if read {
+			return errNotYet
+		}
+		switch _, err := broker.ReadStream(ctx, c.deps.JetStream, c.deps.Broker, n); {
+		case err == nil:
+			return errNotYet
+		case !errors.Is(err, jetstream.ErrStreamNotFound):
+			return err
+		case !begun:
+			return r.lose(fmt.Errorf("stream %s came before %s and is gone, and the consumer has not read it; run `tidings replay --consumer %s`", before, s.Name, c.name))
+		}
+	}
+	if !begun {
+		c.hurry() // it makes the offset
+		return errNotYet
+	}
+	return nil
+}
+
+// prove returns nil when the messages from first to last, which are not on the stream, may be passed over: they were erased on purpose.
+func (r *reader) prove(ctx context.Context, first, last uint64) error {
+	c := r.c
+	ctx, cancel := context.WithTimeout(ctx, c.deps.Broker.Timeout)
+	defer cancel()
+	next, err := broker.Next(ctx, c.deps.JetStream, r.name, first)
+	if err != nil {
+		return err
+	}
+	if next != nil && next.Seq <= last {
+		return fmt.Errorf("message %d of %s is on the stream and was not delivered", next.Seq, r.name)
+	}
+	erased, err := broker.Erased(ctx, c.deps.JetStream, c.deps.Broker, r.name, first, last)
+	if err != nil {
+		return err
+	}
+	if erased {
+		c.log.InfoContext(ctx, "passing over events that were erased", "stream", r.name, "first", first, "last", last)
+		return nil
+	}
+	s, err := broker.ReadStream(ctx, c.deps.JetStream, c.deps.Broker, r.partition)
+	switch {
+	case err != nil:
+		return err
+	case first < s.First:
+		return r.lose(fmt.Errorf("messages %d to %d of stream %s have expired or were purged before the consumer had read them; run `tidings replay --consumer %s`",
+			first, min(last, s.First-1), r.name, c.name))
+	}
+	return r.lose(fmt.Errorf("messages %d to %d of stream %s are missing, and not all of them were erased on purpose; %s", first, last, r.name, r.remedy()))
+}
+
+// successors returns the streams that take over from a closed one, or errNotYet while the broker has not all of them.
+func (r *reader) successors(ctx context.Context, s broker.Stream) (next []broker.Stream, err error) {
+	ctx, cancel := context.WithTimeout(ctx, r.c.deps.Broker.Timeout)
+	defer cancel()
+	streams, err := broker.Streams(ctx, r.c.deps.JetStream, r.c.deps.Broker)
+	if err != nil {
+		return nil, err
+	}
+	slots := make(map[int]bool)
+	for _, o := range streams {
+		if slices.Contains(o.After, s.Number) {
+			next = append(next, o)
+			for slot := o.FirstSlot; slot <= o.LastSlot; slot++ {
+				slots[slot] = true
+			}
+		}
+	}
+	for slot := s.FirstSlot; slot <= s.LastSlot; slot++ {
+		if !slots[slot] {
+			return nil, fmt.Errorf("%w: stream %s is closed, and nothing has its slot %d", errNotYet, s.Name, slot)
+		}
+	}
+	return next, nil
+}

@@ -1,0 +1,216 @@
+package consumers
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/internal/broker"
+)
+
+const (
+	patience    = 3                      // looks that fail in a row before the instance leaves its partitions to others
+	lookTimeout = 2 * time.Second        // of one look
+	lookRetry   = 200 * time.Millisecond // between looks that fail
+	// settled is how long before a stream's description a message surely was counted: the server takes the time after the count.
+	settled = 100 * time.Millisecond
+)
+
+// watch looks at the streams until ctx ends: every LagInterval, and soon when a reader fails. While it sees them the instance takes part in
+// sharing the partitions; an instance that is cut off leaves, so that another one may have them.
+func (c *Consumer) watch(ctx context.Context) {
+	var leave func()
+	defer func() {
+		if leave != nil {
+			leave()
+		}
+	}()
+	failures := 0
+	for ctx.Err() == nil {
+		wait := c.cfg.LagInterval
+		err := c.look(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err == nil:
+			failures = 0
+			c.setCutOff(nil)
+			if leave == nil {
+				leave = c.join(ctx)
+			}
+		default:
+			c.log.WarnContext(ctx, "looking at the streams failed, trying again", "err", err)
+			c.lag.fail()
+			wait = lookRetry
+			if failures++; failures < patience {
+				break
+			}
+			c.setCutOff(fmt.Errorf("cut off from the streams, the partitions are left to other instances: %w", err))
+			if leave != nil {
+				leave()
+				leave = nil
+			}
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+		case <-c.lookNow:
+			sleep(ctx, min(lookRetry, wait))
+		case <-t.C:
+		}
+		t.Stop()
+	}
+}
+
+// join takes part in sharing the partitions until leave is called.
+func (c *Consumer) join(ctx context.Context) (leave func()) {
+	ctx, end := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = c.group.Run(ctx) // it logs what fails
+	}()
+	return func() {
+		end()
+		<-done
+	}
+}
+
+func (c *Consumer) setCutOff(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cutOff = err
+}
+
+// hurry has watch look at the streams soon.
+func (c *Consumer) hurry() {
+	select {
+	case c.lookNow <- struct{}{}:
+	default:
+	}
+}
+
+// look reads the offsets and then what the leaders say of the streams, says which partitions there are to share, and measures those that this
+// instance holds. An error means that none of the streams that it needs can be seen.
+func (c *Consumer) look(ctx context.Context) error {
+	qctx, cancel := context.WithTimeout(ctx, c.deps.Broker.Timeout)
+	defer cancel()
+	all, dbErr := readOffsets(qctx, c.deps.Pool, c.name)
+	bctx, cancel := context.WithTimeout(ctx, min(lookTimeout, c.deps.Broker.Timeout))
+	defer cancel()
+	streams, err := broker.Streams(bctx, c.deps.JetStream, c.deps.Broker)
+	held := c.group.Held()
+	if err != nil && !slices.ContainsFunc(streams, func(s broker.Stream) bool { return len(held) == 0 || slices.Contains(held, s.Number) }) {
+		return err
+	}
+	c.remember(streams, err == nil)
+	offsets := all[c.name]
+	if dbErr == nil && err == nil {
+		var begun bool
+		if begun, dbErr = c.begin(qctx, streams, offsets); begun && dbErr == nil {
+			if all, dbErr = readOffsets(qctx, c.deps.Pool, c.name); dbErr == nil {
+				offsets = all[c.name]
+			}
+		}
+	}
+	if dbErr == nil {
+		c.group.Share(c.open(offsets))
+		dbErr = c.measure(qctx, bctx, held, offsets, streams, err == nil)
+	}
+	if dbErr != nil && ctx.Err() == nil {
+		c.log.WarnContext(ctx, "measuring the lag failed, trying again", "err", dbErr)
+	}
+	return nil
+}
+
+// remember keeps what the streams were when they were last seen. Those that are missing from a complete list are gone.
+func (c *Consumer) remember(streams []broker.Stream, complete bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if complete {
+		clear(c.streams)
+	}
+	for _, s := range streams {
+		c.streams[s.Name] = s
+	}
+}
+
+// open returns the partitions that there are to read: those with a stream, or with an offset whose stream is gone, but for those that are closed.
+func (c *Consumer) open(offsets map[string]offset) (partitions []int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for name, s := range c.streams {
+		if !offsets[name].Closed {
+			partitions = append(partitions, s.Number)
+		}
+	}
+	for name, o := range offsets {
+		if _, ok := c.streams[name]; ok || o.Closed {
+			continue
+		}
+		if n, ok := c.deps.Broker.Number(name); ok {
+			partitions = append(partitions, n)
+		}
+	}
+	return partitions
+}
+
+// measure notes how far the partitions that this instance holds are behind, and up to when the others are complete. It has a reader
+// look again that stands before messages that are not there, or reads a stream that is another one now.
+func (c *Consumer) measure(qctx, bctx context.Context, held []int, offsets map[string]offset, streams []broker.Stream, complete bool) error {
+	now := time.Now()
+	var messages int64
+	var oldest time.Duration
+	blind := false
+	for _, n := range held {
+		name := c.deps.Broker.StreamName(n)
+		i := slices.IndexFunc(streams, func(s broker.Stream) bool { return s.Number == n })
+		o := offsets[name]
+		if o.Closed {
+			continue
+		}
+		if i < 0 || lost(o, streams[i]) != nil {
+			blind = true
+			messages++ // at least
+			if complete {
+				c.kick(n)
+			}
+			continue
+		}
+		count, age, found, err := behind(bctx, c.deps.JetStream, streams[i], o.Seq)
+		if err != nil {
+			blind = true
+			continue
+		}
+		messages += count
+		oldest = max(oldest, age)
+		switch {
+		case count > 0 && !found:
+			c.kick(n)
+		case count == 0 && o.Stream != "":
+			at := streams[i].At.Add(-settled)
+			if _, err := c.deps.Pool.Exec(qctx, confirmSQL, pgx.StrictNamedArgs{"consumer": c.name, "key": name, "at": at}); err != nil {
+				return fmt.Errorf("note that stream %s is applied to its end: %w", name, err)
+			}
+		}
+	}
+	c.metrics.lagMessages.Set(float64(messages))
+	c.lag.set(now, oldest, blind)
+	letters, err := countDeadLetters(qctx, c.deps.Pool, c.name)
+	if err == nil {
+		c.metrics.deadLetters.Set(float64(letters))
+	}
+	return err
+}
+
+// kick ends what a reader has under way, so that it looks at its stream anew.
+func (c *Consumer) kick(partition int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r := c.readers[partition]; r != nil && r.again != nil {
+		r.again()
+	}
+}

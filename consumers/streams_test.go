@@ -1,0 +1,413 @@
+package consumers_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/lease"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/projections/followercounts"
+)
+
+// readersOf returns the server's consumers of a stream, with the sequence that each began at.
+func (r *rig) readersOf(partition int) map[string]uint64 {
+	r.t.Helper()
+	all := map[string]uint64{}
+	list := r.stream(partition).ListConsumers(context.Background())
+	for info := range list.Info() {
+		all[info.Name] = info.Config.OptStartSeq
+	}
+	if err := list.Err(); err != nil {
+		r.t.Fatal(err)
+	}
+	return all
+}
+
+// oneReader returns the only consumer of a stream.
+func (r *rig) oneReader(partition int) (name string, from uint64) {
+	r.t.Helper()
+	testkit.Eventually(r.t, 10*time.Second, "one reader of the stream", func() (bool, error) {
+		all := r.readersOf(partition)
+		for n, seq := range all {
+			name, from = n, seq
+		}
+		return len(all) == 1, fmt.Errorf("readers %v", all)
+	})
+	return name, from
+}
+
+// TestReadersKnowNothingOfEachOther: a quiet stream is read on from its offset, and one that is stuck is looked at again without a reader
+// of another one starting anew. Nor does measuring the lag make readers.
+func TestReadersKnowNothingOfEachOther(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t), 2)
+	in := r.run(r.system, logbook{})
+	r.publish(follow(1, 3, 1), follow(1, 3, 2), follow(1, 20, 1), follow(1, 20, 2))
+	r.awaitLag(0)
+	in.stop()
+	r.publish(follow(1, 20, 3), follow(1, 20, 4))
+	for p := range 2 {
+		testkit.Eventually(t, 10*time.Second, "the readers to be gone", func() (bool, error) {
+			for name := range r.readersOf(p) {
+				if err := r.stream(p).DeleteConsumer(context.Background(), name); err != nil {
+					return false, err
+				}
+			}
+			return len(r.readersOf(p)) == 0, nil
+		})
+	}
+	r.delete(1, 3)
+	in = r.run(r.system, logbook{})
+	r.awaitStuck(in, 1, "messages 3 to 3 of stream EVENTS-1 are missing")
+	name, from := r.oneReader(0)
+	if from != 3 {
+		t.Errorf("the quiet stream is read from %d, want 3", from)
+	}
+	before := r.lag().AsOf
+	for v := range int64(20) { // 2 s, in which the stuck one is looked at ten times
+		r.publish(follow(1, 3, v+3))
+		testkit.Eventually(t, 5*time.Second, "the event", func() (bool, error) { return len(r.lines()) == int(5+v), nil })
+		testkit.Eventually(t, 5*time.Second, "the next look", tick(100*time.Millisecond))
+	}
+	if now, _ := r.oneReader(0); now != name {
+		t.Errorf("the healthy stream has the reader %s, it was %s", now, name)
+	}
+	if all := r.readersOf(1); len(all) > 0 {
+		t.Errorf("the stuck stream has readers: %v", all)
+	}
+	if after := r.lag().AsOf; !after.Equal(before) {
+		t.Errorf("as of %s, it was %s before, and a stream is stuck", after, before)
+	}
+	if got := in.metric(t, "consumer_failures_total"); got > 0 {
+		t.Errorf("%v failures", got)
+	}
+}
+
+// tick is a condition that is true once a time has passed.
+func tick(d time.Duration) func() (bool, error) {
+	begun := time.Now()
+	return func() (bool, error) { return time.Since(begun) >= d, nil }
+}
+
+// stray publishes a message that no relay wrote.
+func (r *rig) stray(subject string) {
+	r.t.Helper()
+	r.send(r.cfg.StreamName(0), &nats.Msg{Subject: r.cfg.Prefix + ".0." + subject, Header: nats.Header{}, Data: []byte("hello")})
+}
+
+func TestMessagesThatNoRelayWroteAreSkippedAndCounted(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	in := r.run(r.system, logbook{})
+	r.publish(follow(1, 3, 1))
+	r.stray("x")
+	r.publish(follow(1, 3, 2))
+	r.stray("t1.follow.created")
+	r.stray("closed")
+	r.publish(follow(1, 3, 3))
+	r.awaitLag(0)
+	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}, {1, 3, 3}})
+	testkit.Eventually(t, 10*time.Second, "all of them to be counted", func() (bool, error) {
+		return in.metric(t, "consumer_skipped_total") == 3, nil
+	})
+	if err := in.Ready(context.Background()); err != nil {
+		t.Errorf("ready: %v", err)
+	}
+	if n := len(r.deadLetters()); n > 0 {
+		t.Errorf("%d dead letters", n)
+	}
+}
+
+func TestTheSameEventTwiceIsHarmless(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	reg := prometheus.NewRegistry()
+	c, err := consumers.New(config(), consumers.Deps{Pool: r.system, JetStream: r.js, Broker: r.cfg, Registry: reg, Log: testkit.Logger(t)}, followercounts.New())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- c.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	once := follow(1, 3, 1)
+	fresh := func(m *nats.Msg) { m.Header.Del(event.HeaderMsgID) }
+	r.publishWith(fresh, once)
+	r.publishWith(fresh, once, follow(2, 3, 1), once)
+	testkit.Eventually(t, 10*time.Second, "all to be applied", func() (bool, error) {
+		all, err := consumers.Lag(context.Background(), r.system, r.js, r.cfg, followercounts.Name)
+		return err == nil && all[0].Messages == 0, err
+	})
+	var followers int
+	if err := r.owner.QueryRow(t.Context(), `SELECT followers FROM follower_counts WHERE user_id = 3`).Scan(&followers); err != nil || followers != 2 {
+		t.Errorf("%d followers, %v", followers, err)
+	}
+	if err := c.Ready(t.Context()); err != nil {
+		t.Errorf("ready: %v", err)
+	}
+}
+
+// TestABatchThatIsTooSlowIsHalved has a batch of more than 10 events take longer than its time.
+func TestABatchThatIsTooSlowIsHalved(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	want := r.flood(300)
+	cfg := config()
+	cfg.ApplyTimeout = 300 * time.Millisecond
+	var mu sync.Mutex
+	var sizes []int
+	in := r.runWith(cfg, r.js, r.system, logbook{hook: func(ctx context.Context, _ pgx.Tx, events []event.Event) error {
+		mu.Lock()
+		defer mu.Unlock()
+		sizes = append(sizes, len(events))
+		if len(events) > 10 {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return nil
+	}})
+	r.awaitLag(0)
+	r.wantLines(want)
+	mu.Lock()
+	defer mu.Unlock()
+	if slices.Max(sizes) < 300 || sizes[len(sizes)-1] > 10 {
+		t.Errorf("batches of %v", sizes)
+	}
+	in.stop()
+}
+
+// wire is a TCP proxy that can be cut: then nothing passes in either direction, and connections stay open.
+type wire struct {
+	mu   sync.Mutex
+	cut  bool
+	cond *sync.Cond
+}
+
+func newWire(t *testing.T, to string) (w *wire, url string) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w = &wire{}
+	w.cond = sync.NewCond(&w.mu)
+	ctx, stop := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	pass := func(from, to net.Conn) {
+		defer to.Close()
+		b := make([]byte, 64<<10)
+		for {
+			n, err := from.Read(b)
+			w.mu.Lock()
+			for w.cut && ctx.Err() == nil {
+				w.cond.Wait()
+			}
+			w.mu.Unlock()
+			if _, werr := to.Write(b[:n]); err != nil || werr != nil {
+				return
+			}
+		}
+	}
+	wg.Go(func() {
+		for {
+			in, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", strings.TrimPrefix(to, "nats://"))
+			if err != nil {
+				_ = in.Close()
+				continue
+			}
+			wg.Go(func() { pass(in, out) })
+			wg.Go(func() { pass(out, in) })
+			context.AfterFunc(ctx, func() { _, _ = in.Close(), out.Close() })
+		}
+	})
+	t.Cleanup(func() {
+		stop()
+		w.set(false)
+		_ = listener.Close()
+		wg.Wait()
+	})
+	return w, "nats://" + listener.Addr().String()
+}
+
+func (w *wire) set(cut bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.cut = cut
+	w.cond.Broadcast()
+}
+
+// TestAnInstanceThatIsCutOffFromNATSLeavesItsPartitions: it still reaches the database, and must not renew its leases there.
+func TestAnInstanceThatIsCutOffFromNATSLeavesItsPartitions(t *testing.T) {
+	b := testkit.NATS(t)
+	r := newRig(t, testkit.Postgres(t), b)
+	w, url := newWire(t, b.URL)
+	cfg := r.cfg
+	cfg.URL, cfg.Timeout, cfg.Ping = url, 500*time.Millisecond, 200*time.Millisecond
+	nc, err := broker.Connect(cfg, "cut", testkit.Logger(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conf := config()
+	conf.Lease.TTL = time.Minute // it does not end by itself here
+	victim := r.runWith(conf, js, r.system, logbook{})
+	testkit.Eventually(t, 10*time.Second, "the first instance to have the partition", func() (bool, error) {
+		return victim.metric(t, "consumer_partitions_held") == 1, nil
+	})
+	want := r.flood(50)
+	r.awaitLag(0)
+	other := r.runWith(conf, r.js, r.system, logbook{})
+	w.set(true)
+	want = append(want, r.flood(50)...)
+	r.awaitLag(0)
+	r.wantLines(want)
+	if got := other.metric(t, "consumer_partitions_held"); got != 1 {
+		t.Errorf("the other instance has %v partitions", got)
+	}
+	testkit.Eventually(t, 10*time.Second, "the first one to say so", func() (bool, error) {
+		err := victim.Ready(context.Background())
+		return err != nil && strings.Contains(err.Error(), "cut off") && victim.metric(t, "consumer_lag_seconds") > 0, err
+	})
+	w.set(false)
+	testkit.Eventually(t, 20*time.Second, "the first one to be back", func() (bool, error) { err := victim.Ready(context.Background()); return err == nil, err })
+	other.stop()
+	testkit.Eventually(t, 20*time.Second, "the first one to have the partition again", func() (bool, error) {
+		return victim.metric(t, "consumer_partitions_held") == 1, nil
+	})
+	want = append(want, r.flood(50)...)
+	r.awaitLag(0)
+	r.wantLines(want)
+}
+
+// layouts are two ways from some partitions to others.
+var layouts = map[string]struct {
+	from int
+	to   []broker.Partition
+}{
+	"one to two": {1, []broker.Partition{{Number: 2, FirstSlot: 0, LastSlot: 15, After: []int{0}}, {Number: 3, FirstSlot: 16, LastSlot: 31, After: []int{0}}}},
+	"two to one": {2, []broker.Partition{{Number: 2, FirstSlot: 0, LastSlot: 31, After: []int{0, 1}}}},
+}
+
+// TestOldStreamsAreFinishedBeforeNewOnes resizes while instances are killed between the steps.
+func TestOldStreamsAreFinishedBeforeNewOnes(t *testing.T) {
+	for what, c := range layouts {
+		for _, step := range append([]string{""}, steps...) {
+			t.Run(what+", killed at "+step, func(t *testing.T) {
+				r := newRig(t, testkit.Postgres(t), testkit.NATS(t), c.from)
+				want := r.flood(100)
+				kill := func() {
+					if step != "" {
+						r.child(t, time.Second, step, syscall.SIGKILL).awaitEnd()
+					}
+				}
+				kill()
+				// All of it is there before anybody reads, the new ones first in the broker's list and with more to read.
+				for p := range c.from {
+					r.close(p)
+				}
+				kill()
+				for _, p := range c.to {
+					r.declare(p)
+				}
+				want = append(want, r.flood(300)...)
+				kill()
+				kill()
+				in := r.run(r.system, logbook{})
+				r.awaitLag(0)
+				want = append(want, r.flood(50)...)
+				r.awaitLag(0)
+				r.wantLines(want)
+				if err := in.Ready(context.Background()); err != nil {
+					t.Errorf("ready: %v", err)
+				}
+				holders, err := lease.Holders(t.Context(), r.system, name)
+				testkit.Eventually(t, 10*time.Second, "only the new ones to be held", func() (bool, error) {
+					holders, err = lease.Holders(t.Context(), r.system, name)
+					return len(holders) == len(c.to) && holders[0].Partition == 2, err
+				})
+				at := r.asOf()
+				testkit.Eventually(t, 10*time.Second, "as_of to move", func() (bool, error) { return r.asOf().After(at), nil })
+			})
+		}
+	}
+}
+
+// TestAStreamIsNotClosedBeforeItsSuccessorsExist: the consumer would not know where the events continue, and as_of would have nothing to go by.
+func TestAStreamIsNotClosedBeforeItsSuccessorsExist(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	in := r.run(r.system, logbook{})
+	r.publish(follow(1, 3, 1))
+	r.close(0)
+	r.awaitLag(1) // the closing message
+	r.declare(broker.Partition{Number: 1, FirstSlot: 0, LastSlot: 15, After: []int{0}})
+	r.publish(follow(1, 3, 2))
+	r.awaitLag(2)
+	r.wantLines([]line{{1, 3, 1}})
+	r.declare(broker.Partition{Number: 2, FirstSlot: 16, LastSlot: 31, After: []int{0}})
+	r.awaitLag(0)
+	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}})
+	if err := in.Ready(context.Background()); err != nil {
+		t.Errorf("ready: %v", err)
+	}
+	for want, seqs := range map[int]map[string]uint64{0: {"EVENTS-0": 2, "EVENTS-1": 1}, 1: {"EVENTS-0": 2, "EVENTS-1": 2}} {
+		created := map[string]time.Time{"EVENTS-0": {}, "EVENTS-1": r.open[0].Created}
+		behind, err := consumers.NotPast(t.Context(), r.system, seqs, created)
+		if err != nil || behind[name] != want {
+			t.Errorf("not past %v: %v, %v", seqs, behind, err)
+		}
+	}
+}
+
+// TestALostPredecessorStopsItsSuccessors: what was on it is lost to this consumer. A repair says otherwise (Rebase).
+func TestALostPredecessorStopsItsSuccessors(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	in := r.run(r.system, logbook{})
+	r.publish(follow(1, 3, 1))
+	r.awaitLag(0)
+	in.stop()
+	r.publish(follow(1, 3, 2))
+	r.close(0)
+	s := r.declare(broker.Partition{Number: 1, FirstSlot: 0, LastSlot: 31, After: []int{0}})
+	r.publish(follow(1, 3, 3))
+	if err := r.js.DeleteStream(t.Context(), r.cfg.StreamName(0)); err != nil {
+		t.Fatal(err)
+	}
+	in = r.run(r.system, logbook{})
+	r.awaitStuck(in, 1, "stream EVENTS-0 is gone")
+	r.wantLines([]line{{1, 3, 1}})
+	if err := consumers.Rebase(t.Context(), r.system, r.cfg.StreamName(0), s); err != nil {
+		t.Fatal(err)
+	}
+	r.awaitLag(0)
+	r.wantLines([]line{{1, 3, 1}, {1, 3, 3}})
+
+	// One that never ran is told, too.
+	if _, err := r.owner.Exec(t.Context(), `DELETE FROM consumer_offsets`); err != nil {
+		t.Fatal(err)
+	}
+	r.awaitStuck(in, 1, "stream EVENTS-0 came before EVENTS-1 and is gone")
+}
