@@ -220,6 +220,7 @@ func TestAPartitionWhoseStreamIsLostIsReplaced(t *testing.T) {
 			d := wrote(t, testkit.NATS(t))
 			erased := insertRow(t, d.pool, 1, "created")
 			d.write(1)
+			d.exec(`UPDATE outbox_partitions SET floor_id = (SELECT max(id) FROM outbox_messages)`) // as it is some seconds later
 			lose(d)
 			d.refused()
 			if err := appendPairs(t.Context(), d.pool, seeded(t), 20); err != nil { // they wait
@@ -282,6 +283,7 @@ func TestAStreamThatLostItsEndIsContinuedByAnother(t *testing.T) {
 	left := d.count(`SELECT tail_seq FROM outbox_partitions`)
 	d.write(20)
 	all := d.count(`SELECT tail_seq FROM outbox_partitions`)
+	d.exec(`UPDATE outbox_partitions SET floor_id = (SELECT max(id) FROM outbox_messages)`) // as it is some seconds later
 	putBack()
 	d.refused()
 	if err := appendPairs(t.Context(), d.pool, seeded(t), 20); err != nil {
