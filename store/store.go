@@ -101,7 +101,7 @@ func (s *Store) write(ctx context.Context, tenant int64, lockTimeout time.Durati
 	var touched uint32 // a bit per partition
 	for i := range events {
 		if events[i].OutboxID != 0 { // else the answer to COMMIT was lost, and the relay's polling finds them
-			touched |= 1 << events[i].Partition
+			touched |= 1 << events[i].Slot
 		}
 	}
 	for ; touched != 0; touched &= touched - 1 {
