@@ -574,8 +574,8 @@ func TestARowThatTheOutboxHasAgainIsNotRestoredBesideIt(t *testing.T) {
 	r.exec(`DELETE FROM outbox_messages`) // ids up to 5 were handed out
 	r.exec(`WITH gone AS (DELETE FROM outbox_messages_archive WHERE id = 3 RETURNING *)
 		INSERT INTO outbox_messages (id, tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, available_at, event_id, inserted_at, processed_at, stream_seq)
-		OVERRIDING SYSTEM VALUE SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, occurred_at, event_id, occurred_at, now() - interval '8 d', 77 FROM gone`)
-	r.exec(`INSERT INTO outbox_messages (id, tenant_id, aggregate_type, aggregate_id, event_type, payload) OVERRIDING SYSTEM VALUE VALUES (4, 1, 'post', 1, 'created', '{}')`) // another event
+		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, occurred_at, event_id, occurred_at, now() - interval '8 d', 77 FROM gone`)
+	r.exec(`INSERT INTO outbox_messages (id, tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (4, 1, 'post', 1, 'created', '{}')`) // another event
 	r.exec(`DELETE FROM outbox_messages_archive WHERE id = 4`)
 	if got, err := r.Restore(t.Context(), august, "", unprepared); err != nil || got.Read != 5 || got.Restored != 1 {
 		t.Errorf("%+v, %v; want the row back that is nowhere", got, err)

@@ -87,9 +87,23 @@ func up(ctx context.Context, db *sql.DB, set Set) (int, error) {
 	if err != nil {
 		return len(results), err
 	}
-	_, err = db.ExecContext(ctx, `GRANT SELECT ON `+set.table()+` TO tidings_api, tidings_system`) // for Check
+	_, err = db.ExecContext(ctx, fmt.Sprintf(rightsSQL, set.table()))
 	return len(results), err
 }
+
+// rightsSQL grants what Check reads, and takes away what would let a login put its own object before one that a function of the owner's names:
+// temporary objects, and lasting ones where the schema is open to everybody (public was, before PostgreSQL 15). A repair of the stream needs a
+// temporary table. Up runs it every time, because neither a dump nor a clone of the database has the rights on the database itself. If the
+// login owns neither database nor schema, PostgreSQL warns and leaves their rights as they are. The lock keeps concurrent runs apart:
+// PostgreSQL refuses the second of two concurrent changes.
+const rightsSQL = `
+DO $$ BEGIN
+  PERFORM pg_advisory_xact_lock(x'74647267'::bigint); -- "tdrg"
+  GRANT SELECT ON %s TO tidings_api, tidings_system;
+  EXECUTE format('REVOKE CREATE ON SCHEMA %%I FROM PUBLIC', current_schema());
+  EXECUTE format('REVOKE TEMPORARY ON DATABASE %%I FROM PUBLIC', current_database());
+  EXECUTE format('GRANT TEMPORARY ON DATABASE %%I TO tidings_system', current_database());
+END $$`
 
 // Latest returns the version that this program needs of the set.
 func Latest(set Set) int64 {

@@ -55,16 +55,6 @@ func check(e *event.Event) error {
 // When one of them could never be published, nothing is written: the error is an *event.InvalidError that names the column, and the
 // transaction can go on.
 func Append(ctx context.Context, tx pgx.Tx, events []event.Event) error {
-	var batch pgx.Batch
-	if err := Queue(&batch, events); err != nil || batch.Len() == 0 {
-		return err
-	}
-	return tx.SendBatch(ctx, &batch).Close()
-}
-
-// Queue is Append as the next statement of a batch of that transaction: what is filled in is there once the batch was read. Its error is
-// about the events, and leaves the batch as it was.
-func Queue(batch *pgx.Batch, events []event.Event) error {
 	n := len(events)
 	if n == 0 {
 		return nil
@@ -94,21 +84,44 @@ func Queue(batch *pgx.Batch, events []event.Event) error {
 			traces[i] = &e.TraceParent
 		}
 	}
-	batch.Queue(appendSQL, pgx.StrictNamedArgs{
+	rows, _ := tx.Query(ctx, appendSQL, pgx.StrictNamedArgs{
 		"tenant_ids": tenants, "aggregate_types": aggregateTypes, "aggregate_ids": aggregates, "event_types": types,
 		"event_versions": versions, "payloads": payloads, "occurred_ats": occurred, "trace_ids": traces,
-	}).Query(func(rows pgx.Rows) error {
-		got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[appended])
-		if err != nil {
-			return fmt.Errorf("append %d outbox messages: %w", n, err)
-		}
-		if len(got) != n {
-			return fmt.Errorf("append %d outbox messages: %d came back", n, len(got))
-		}
-		for i, a := range got {
-			events[i].OutboxID, events[i].ID, events[i].Slot = a.ID, a.EventID, a.Slot
-		}
-		return nil
 	})
+	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[appended])
+	if err != nil {
+		return fmt.Errorf("append %d outbox messages: %w", n, err)
+	}
+	if len(got) != n {
+		return fmt.Errorf("append %d outbox messages: %d came back", n, len(got))
+	}
+	for i, a := range got {
+		events[i].OutboxID, events[i].ID, events[i].Slot = a.ID, a.EventID, a.Slot
+	}
 	return nil
+}
+
+// appendedSQL looks for events wherever they can be: pending or published, given up, taken out of the DLQ, archived. Their ids alone would not
+// name them: after a crash they are given to others.
+// Index: outbox_messages_pkey, outbox_messages_dlq_event_id_key, outbox_dlq_actions_tenant_event_idx, outbox_messages_archive_event_idx.
+// Locks: none.
+const appendedSQL = `
+SELECT /* outbox.appended */
+       EXISTS (SELECT FROM unnest(@ids::bigint[], @event_ids::uuid[]) AS w(id, event_id) JOIN outbox_messages m ON m.id = w.id AND m.event_id = w.event_id)
+    OR EXISTS (SELECT FROM outbox_messages_dlq WHERE event_id = ANY(@event_ids::uuid[]))
+    OR EXISTS (SELECT FROM outbox_dlq_actions WHERE tenant_id = @tenant::bigint AND event_id = ANY(@event_ids::uuid[]))
+    OR EXISTS (SELECT FROM outbox_messages_archive WHERE event_id = ANY(@event_ids::uuid[]))`
+
+// Appended reports whether the transaction in which Append filled these events in was committed. They are of one tenant, whose rows tx sees. Of a
+// transaction that has not ended it reports false.
+func Appended(ctx context.Context, tx pgx.Tx, events []event.Event) (there bool, err error) {
+	ids, eventIDs := make([]int64, len(events)), make([]string, len(events))
+	for i, e := range events {
+		ids[i], eventIDs[i] = e.OutboxID, e.ID
+	}
+	err = tx.QueryRow(ctx, appendedSQL, pgx.StrictNamedArgs{"tenant": events[0].TenantID, "ids": ids, "event_ids": eventIDs}).Scan(&there)
+	if err != nil {
+		return false, fmt.Errorf("look for %d outbox messages: %w", len(events), err)
+	}
+	return there, nil
 }

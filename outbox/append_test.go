@@ -53,6 +53,58 @@ func TestWhatCannotBePublishedIsNotAppended(t *testing.T) {
 	}
 }
 
+func TestWhatWasAppendedIsFoundWhereverItHasMoved(t *testing.T) {
+	const columns = `id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts, event_id, inserted_at, partition`
+	const toDLQ = `WITH gone AS (DELETE FROM outbox_messages RETURNING *) INSERT INTO outbox_messages_dlq (` + columns + `) SELECT ` + columns + ` FROM gone`
+	const toArchive = `WITH gone AS (DELETE FROM outbox_messages RETURNING *)
+		INSERT INTO outbox_messages_archive (` + columns + `, processed_at) SELECT ` + columns + `, now() FROM gone`
+	const taken = `WITH gone AS (DELETE FROM outbox_messages RETURNING *)
+		INSERT INTO outbox_dlq_actions (actor, action, dlq_id, event_id, tenant_id, aggregate_type, aggregate_id, event_type)
+		SELECT 'somebody', 'discard', id, event_id, tenant_id, aggregate_type, aggregate_id, event_type FROM gone`
+	for name, c := range map[string]struct {
+		sql    string
+		tenant int64
+		want   bool
+	}{
+		"where it was written":                        {`SELECT`, 1, true},
+		"published":                                   {`UPDATE outbox_messages SET processed_at = now()`, 1, true},
+		"in the DLQ":                                  {toDLQ, 1, true},
+		"in the archive":                              {toArchive, 1, true},
+		"discarded from the DLQ":                      {taken, 1, true},
+		"not where its id was given to another":       {`UPDATE outbox_messages SET event_id = gen_random_uuid()`, 1, false},
+		"not where it is not":                         {`DELETE FROM outbox_messages`, 1, false},
+		"not by a tenant who does not see its tables": {`SELECT`, 2, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			db := testkit.Postgres(t)
+			api := db.Pool(t, postgres.RoleAPI)
+			events := []event.Event{newEvent(1, `1`), newEvent(2, `2`)}
+			appended := func(tenant int64, in bool) (there bool) {
+				t.Helper()
+				err := postgres.InTenant(t.Context(), api, tenant, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {
+					if in {
+						err = Append(t.Context(), tx, events)
+					} else {
+						there, err = Appended(t.Context(), tx, events)
+					}
+					return err
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return there
+			}
+			appended(1, true)
+			if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), c.sql); err != nil {
+				t.Fatal(err)
+			}
+			if got := appended(c.tenant, false); got != c.want {
+				t.Errorf("found: %t, want %t", got, c.want)
+			}
+		})
+	}
+}
+
 // TestWhatIsAppendedCanBePublished has events as large as they may be, whose text in the table is longer than what was given.
 func TestWhatIsAppendedCanBePublished(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)

@@ -208,7 +208,7 @@ gone AS (
 const actionColumns = `at, actor, action, dlq_id, event_id::text, tenant_id, aggregate_type, aggregate_id, event_type, coalesce(new_id, 0), reason`
 
 // retryDLQSQL moves messages back into the outbox and notes it. The new rows get new ids, which no floor has passed, in the
-// order of the old ones: all are deleted, which gives the transaction its id, before the first new id is taken.
+// order of the old ones.
 // Index: outbox_messages_dlq_pkey, or that of tenant and aggregate.   Locks: the messages chosen.
 const retryDLQSQL = takeDLQSQL + `
 fresh AS (

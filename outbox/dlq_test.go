@@ -213,7 +213,7 @@ func TestARetryIsANewRowOfTheSameEvent(t *testing.T) {
 	if err := pool.QueryRow(t.Context(), `SELECT partition FROM outbox_messages WHERE id = $1`, did[0].NewID).Scan(&partition); err != nil || woken[0] != partition {
 		t.Errorf("woke partition %d, the message went to %d, %v", woken[0], partition, err)
 	}
-	batches, err := Claim(t.Context(), pool, []Ask{{Partition: partition}}, 10, 1<<20, 1<<20)
+	batches, err := Claim(t.Context(), pool, []int{partition}, 10, 1<<20, 1<<20)
 	if err != nil || len(batches) != 1 || len(batches[0].Rows) != 3 {
 		t.Fatalf("claimed %+v, %v", batches, err)
 	}

@@ -29,11 +29,11 @@ func newEvent(aggregate int64, payload string) event.Event {
 	return event.Event{TenantID: 1, AggregateType: "post", AggregateID: aggregate, Type: "created", Payload: json.RawMessage(payload)}
 }
 
-func everything() (asks []Ask) {
+func everything() (partitions []int) {
 	for p := range event.Partitions {
-		asks = append(asks, Ask{Partition: p})
+		partitions = append(partitions, p)
 	}
-	return asks
+	return partitions
 }
 
 func TestWhatIsAppendedIsClaimedInItsOrder(t *testing.T) {
@@ -151,8 +151,8 @@ func TestTheSpecsInsertWorksAndPartitionsAreStable(t *testing.T) {
 func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	for name, sql := range map[string]string{
-		"append": appendSQL, "claim": claimSQL, "park": parkSQL, "release": releaseSQL, "fail": failSQL, "mark": markSQL,
-		"tail": tailSQL, "stream": streamSQL, "bind": bindSQL, "stats": statsSQL, "oldest": oldestSQL, "last id": lastIDSQL, "snapshot": snapshotSQL, "fence": fenceSQL, "published": countPublishedSQL,
+		"append": appendSQL, "appended": appendedSQL, "claim": claimSQL, "park": parkSQL, "release": releaseSQL, "fail": failSQL, "mark": markSQL,
+		"tail": tailSQL, "stream": streamSQL, "bind": bindSQL, "stats": statsSQL, "last id": lastIDSQL, "lock floors": lockFloorsSQL, "raise floors": raiseFloorsSQL, "below floor": belowFloorSQL, "lower floors": lowerFloorsSQL, "fence": fenceSQL, "published": countPublishedSQL,
 		"list DLQ": listDLQSQL, "count DLQ": countDLQSQL, "get of DLQ": getDLQSQL, "retry": retryDLQSQL, "discard": discardDLQSQL,
 		"slice": sliceSQL, "cursor": cursorSQL, "move cursor": moveCursorSQL, "plan": planSQL, "months": monthsSQL, "make month": makeMonthSQL,
 		"drop month": dropMonthSQL, "bound locks": boundLocksSQL, "trim default": trimDefaultSQL, "count default": countDefaultSQL,
@@ -188,9 +188,10 @@ func TestAClaimWalksThePendingIndexAndMeetsNoDelayedRow(t *testing.T) {
 				sql  string
 				args pgx.StrictNamedArgs
 			}{
-				"claim":  {claimSQL, pgx.StrictNamedArgs{"partitions": []int16{1, 2, 3}, "floors": []int64{0, 0, 0}, "limit": 50}},
-				"oldest": {oldestSQL, pgx.StrictNamedArgs{"partitions": []int16{1, 2, 3}, "above": []int64{0, 0, 0}, "upto": []int64{9e9, 9e9, 9e9}}},
-				"stats":  {statsSQL, pgx.StrictNamedArgs{"bound": 1000, "partitions": event.Partitions, "sample": 100}},
+				"claim": {claimSQL, pgx.StrictNamedArgs{"partitions": []int16{1, 2, 3}, "limit": 50}},
+				"raise": {raiseFloorsSQL, pgx.StrictNamedArgs{"partitions": []int16{1, 2, 3}, "last": 60000}},
+				"below": {belowFloorSQL, pgx.StrictNamedArgs{"partitions": []int16{1, 2, 3}, "depth": belowFloorDepth}},
+				"stats": {statsSQL, pgx.StrictNamedArgs{"bound": 1000, "partitions": event.Partitions, "sample": 100}},
 			} {
 				rows, _ := pool.Query(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF) "+q.sql, pgx.QueryExecModeExec, q.args)
 				lines, err := pgx.CollectRows(rows, pgx.RowTo[string])

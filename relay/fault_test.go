@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -37,6 +38,7 @@ type childConfig struct {
 	TTL         time.Duration
 	MaxConns    int
 	AtomicFrom  int
+	FloorEvery  time.Duration
 	crash
 }
 
@@ -100,7 +102,7 @@ func child() {
 		panic(err)
 	}
 	point := &crashPoint{next: c.crash}
-	r.step, r.pace.from = point.at, c.AtomicFrom
+	r.step, r.pace.from, r.floorEvery = point.at, c.AtomicFrom, c.FloorEvery
 	go func() {
 		for in := json.NewDecoder(os.Stdin); ; {
 			var next crash
@@ -125,8 +127,12 @@ type fleet struct {
 	binary string // that runs as a relay when it is told so: this one, or a mutant of it
 
 	writers sync.WaitGroup
+	quiet   sync.RWMutex                    // keeps all writers but its holder from beginning
+	write   func(func(ctx context.Context)) // adds a writer, which ends with ctx
 	stop    context.CancelFunc
 	written atomic.Int64
+
+	belowFloor atomic.Int64 // rows that the relays say they found there
 }
 
 func newFleet(t *testing.T, db *testkit.DB) *fleet { return seededFleet(t, db, seeded(t)) }
@@ -135,11 +141,15 @@ func seededFleet(t *testing.T, db *testkit.DB, rng *rand.Rand) *fleet {
 	f := &fleet{t: t, url: db.URL, pool: db.Pool(t, postgres.RoleSystem), b: testkit.NATSProcess(t), binary: os.Args[0]}
 	ctx, stop := context.WithCancel(t.Context())
 	f.stop = stop
+	f.write = func(writer func(ctx context.Context)) { f.writers.Go(func() { writer(ctx) }) }
 	for range 3 {
 		rng := newRand(rng.Uint64())
-		f.writers.Go(func() {
+		f.write(func(ctx context.Context) {
 			for ctx.Err() == nil {
-				if err := appendPairs(ctx, f.pool, rng, 5); err == nil {
+				f.quiet.RLock()
+				err := appendPairs(ctx, f.pool, rng, 5)
+				f.quiet.RUnlock()
+				if err == nil {
 					f.written.Add(5)
 				} // else the server is away, or the test is over: the transaction counts only if its rows are there
 				select {
@@ -192,6 +202,7 @@ type options struct {
 	ttl        time.Duration // leaseTTL when 0
 	maxConns   int           // 8 when 0
 	atomicFrom int           // as measured when 0
+	floorEvery time.Duration // as usual when 0
 	via        links         // directly when nil
 }
 
@@ -207,7 +218,7 @@ func (f *fleet) relay(step string, sig syscall.Signal) *process {
 // start starts a relay process.
 func (f *fleet) start(o options) *process {
 	f.t.Helper()
-	c := childConfig{DatabaseURL: f.url, Broker: f.b.Config(), TTL: cmp.Or(o.ttl, leaseTTL), MaxConns: cmp.Or(o.maxConns, 8), AtomicFrom: o.atomicFrom, crash: o.crash}
+	c := childConfig{DatabaseURL: f.url, Broker: f.b.Config(), TTL: cmp.Or(o.ttl, leaseTTL), MaxConns: cmp.Or(o.maxConns, 8), AtomicFrom: o.atomicFrom, FloorEvery: cmp.Or(o.floorEvery, floorEvery), crash: o.crash}
 	if o.via != (links{}) {
 		c.DatabaseURL, c.Broker.URL = withHost(f.t, f.url, o.via.db), withHost(f.t, f.b.URL, o.via.nats)
 	}
@@ -217,7 +228,7 @@ func (f *fleet) start(o options) *process {
 	}
 	cmd := exec.Command(f.binary)
 	cmd.Env = append(os.Environ(), childEnv+"="+string(cfg))
-	p := &process{t: f.t, cmd: cmd, ended: make(chan struct{})}
+	p := &process{t: f.t, cmd: cmd, ended: make(chan struct{}), log: tail{belowFloor: &f.belowFloor}}
 	cmd.Stderr = &p.log
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -245,16 +256,18 @@ type process struct {
 	log   tail
 }
 
-// tail keeps the end of a relay's log.
+// tail keeps the end of a relay's log, and counts what it says of rows below a floor.
 type tail struct {
-	mu   sync.Mutex
-	text []byte
+	mu         sync.Mutex
+	text       []byte
+	belowFloor *atomic.Int64
 }
 
 func (l *tail) Write(p []byte) (int, error) {
 	const most = 64 << 10
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.belowFloor.Add(int64(bytes.Count(p, []byte(`msg="a row below the floor`))))
 	l.text = append(l.text, p...)
 	l.text = l.text[max(0, len(l.text)-most):]
 	return len(p), nil
@@ -330,6 +343,9 @@ func (f *fleet) check() {
 	f.writers.Wait()
 	awaitDrained(f.t, f.t.Context(), f.pool, 40*time.Second)
 	checkStream(f.t, f.t.Context(), f.pool, f.b)
+	if n := f.belowFloor.Load(); n > 0 {
+		f.t.Errorf("the relays found %d rows below a floor", n)
+	}
 }
 
 func TestARelayKilledAtAnyStepLosesAndDoublesNothing(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
@@ -153,6 +154,7 @@ type damage struct {
 	Unmarked   int // rows on the stream that are not marked with their sequence
 	FalseMarks int // rows that are marked and not on the stream
 	Pending    int // rows that are not marked
+	BelowFloor int // rows that a relay found below a floor
 }
 
 // any reports that a promise is broken.
@@ -255,7 +257,15 @@ func start(t *testing.T, r *Relay) (stop func()) {
 		}
 	})
 	var once sync.Once
-	stop = func() { once.Do(func() { cancel(); wg.Wait() }) }
+	stop = func() {
+		once.Do(func() {
+			cancel()
+			wg.Wait()
+			if n := testutil.ToFloat64(r.metrics.belowFloor); n > 0 {
+				t.Errorf("the relay found %v rows below a floor", n)
+			}
+		})
+	}
 	t.Cleanup(stop)
 	return stop
 }

@@ -19,6 +19,9 @@ import (
 // seedEnv repeats the faults of a run: the same ones in the same order, though not at the same instants.
 const seedEnv = "TIDINGS_TEST_SEED"
 
+// mixFloors is between two raises of the floors by a relay of a mix.
+const mixFloors = 20 * time.Millisecond
+
 // mix is a fleet of three relays, each behind proxies of its own, on servers that the test may do anything to.
 type mix struct {
 	*fleet
@@ -36,6 +39,7 @@ func newMix(t *testing.T, binary string, seed uint64) *mix {
 	server := testkit.PostgresProcess(t)
 	m := &mix{fleet: seededFleet(t, server.DB(t), rng), rng: rng, server: server}
 	m.binary, m.stray = binary, m.b.Connect(t)
+	m.writeLong(newRand(rng.Uint64()))
 	for i := range m.relays {
 		m.links[i] = m.fleet.links()
 		m.replace(i)
@@ -49,7 +53,7 @@ func (m *mix) replace(i int) {
 	if m.relays[i] != nil {
 		m.relays[i].kill()
 	}
-	o := options{via: m.links[i]}
+	o := options{via: m.links[i], floorEvery: mixFloors}
 	if m.rng.IntN(2) == 0 {
 		o.atomicFrom = batches
 	}
@@ -243,7 +247,9 @@ func (m *mix) settle() damage {
 		}
 		m.within(ctx, 20*time.Millisecond)
 	}
-	return inspect(m.t, m.t.Context(), m.pool, m.b)
+	d := inspect(m.t, m.t.Context(), m.pool, m.b)
+	d.BelowFloor = int(m.belowFloor.Load())
+	return d
 }
 
 // runMix is one run from its seed.

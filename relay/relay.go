@@ -69,8 +69,9 @@ type Relay struct {
 	state   error         // why nothing is published; nil while a session runs
 	trouble map[int]error // why a partition is not
 
-	pace pace         // what publishes cost, of all partitions
-	step func(string) // nil but in fault tests: called at the named crash points
+	pace       pace          // what publishes cost, of all partitions
+	floorEvery time.Duration // between samples of the horizon while there is nothing to mark; the constant but in tests
+	step       func(string)  // nil but in fault tests: called at the named crash points
 }
 
 // New returns a relay over pool, which acts as the system role. It starts nothing.
@@ -80,7 +81,7 @@ func New(cfg Config, pool *pgxpool.Pool, brokerCfg broker.Config, log *slog.Logg
 	}
 	return &Relay{
 		cfg: cfg, pool: pool, broker: brokerCfg, owner: lease.Owner("relay"), log: log.With("component", "relay"), metrics: newMetrics(reg),
-		state: errors.New("starting"), trouble: make(map[int]error),
+		state: errors.New("starting"), trouble: make(map[int]error), floorEvery: floorEvery,
 	}, nil
 }
 

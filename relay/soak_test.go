@@ -82,29 +82,37 @@ func overlay(t *testing.T, file string, edits ...[2]string) (binary string) {
 	return binary
 }
 
+func doubled(d damage) bool { return d.Duplicates > 0 }
+
 func TestSoakTheMixFindsARelayWithoutItsGuards(t *testing.T) {
-	for name, build := range map[string]func(t *testing.T) string{
-		"the tail check is taken out": func(t *testing.T) string {
+	for name, mutant := range map[string]struct {
+		build func(t *testing.T) string
+		found func(d damage) bool
+	}{
+		"the tail check is taken out": {func(t *testing.T) string {
 			return overlay(t, "publish.go", [2]string{`			m.Header[headerExpectLastSequence] = []string{strconv.FormatUint(at.expect, 10)}
 			m.Header[headerExpectLastSubject] = []string{event.PartitionFilter(s.broker.Prefix, partition)}
 `, ""})
-		},
-		"the rows are read before the tail": func(t *testing.T) string {
+		}, doubled},
+		"the rows are read before the tail": {func(t *testing.T) string {
 			return overlay(t, "publish.go", [2]string{`	batch := rand.Text()
 `, `	batch := rand.Text()
 	if at.expect, err = s.lastOf(ctx, event.PartitionFilter(s.broker.Prefix, partition)); err != nil {
 		return 0, err
 	}
 `})
-		},
+		}, doubled},
+		"a floor rises past transactions above the end of a snapshot": {func(t *testing.T) string {
+			return overlay(t, "../outbox/floor.go", [2]string{`next_floor_xid = pg_current_xact_id()`, `next_floor_xid = pg_snapshot_xmax(pg_current_snapshot())`})
+		}, func(d damage) bool { return d.Inversions > 0 && d.BelowFloor > 0 }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			binary := build(t)
+			binary := mutant.build(t)
 			for n := range mutantSeeds {
 				seed, fixed := seedFromEnv(t)
 				var d damage
 				t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) { d = runMix(t, binary, seed, mixRounds) })
-				if d.Duplicates > 0 {
+				if mutant.found(d) {
 					t.Logf("found with seed %d, number %d: %+v", seed, n+1, d)
 					return
 				}

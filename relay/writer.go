@@ -40,8 +40,8 @@ type writer struct {
 const (
 	pipelineFrom = 64                     // rows from which the next claim is made while they are published
 	dueEvery     = 100 * time.Millisecond // between looks for waiting rows that have fallen due
-	sampleEvery  = time.Second            // between samples of the horizon while there is nothing to mark
-	lookEvery    = 10 * time.Second       // between looks below the floor
+	floorEvery   = time.Second            // between samples of the horizon while there is nothing to mark
+	looksPer     = 5                      // of these, one look below the floor
 	lookDepth    = 50_000                 // ids that one such look covers at most
 	unparkEvery  = 10 * time.Second       // between looks for rows that wait for nothing any more
 	maxSamples   = 64
@@ -234,7 +234,7 @@ func (w *writer) exchange(ctx context.Context, publishing []outbox.Row, mark *ou
 		mark = &outbox.Mark{OldTail: w.stored, NewTail: w.stored}
 	}
 	if mark != nil {
-		w.nextSample = now.Add(sampleEvery)
+		w.nextSample = now.Add(w.floorEvery)
 		mark.Created, mark.Floor = w.p.Created, w.floor
 		r.Mark = mark
 	}
@@ -378,7 +378,7 @@ func (w *writer) keep(ctx context.Context) error {
 			return err
 		}
 	}
-	if due(&w.nextLook, lookEvery) {
+	if due(&w.nextLook, looksPer*w.floorEvery) {
 		return w.lookBelow(ctx)
 	}
 	return nil

@@ -47,7 +47,7 @@ func (c *cutConn) Write(b []byte) (int, error) {
 func TestAnAnswerLostAtCommitIsFoundOut(t *testing.T) {
 	for name, marks := range map[string]struct{ read, write string }{
 		"the server has committed": {read: "\x0bCOMMIT\x00"},
-		"COMMIT never arrived":     {write: `"actor":"tester"`},
+		"COMMIT never arrived":     {write: "commit\x00"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var seen, cuts atomic.Int64
@@ -89,6 +89,53 @@ func TestAnAnswerLostAtCommitIsFoundOut(t *testing.T) {
 				t.Errorf("%d events, want %d", got, 1+2*n)
 			}
 		})
+	}
+}
+
+// lateCommit is a network that has lost the client, and still has its COMMIT on the way to the server until somebody has asked what became of it.
+type lateCommit struct {
+	net.Conn
+	armed *atomic.Bool
+	asked chan struct{}
+	late  *sync.WaitGroup
+}
+
+func (c *lateCommit) Write(b []byte) (int, error) {
+	if ends := bytes.Contains(b, []byte("rollback\x00")) || bytes.Contains(b, []byte("commit\x00")); ends && !c.armed.Load() {
+		select {
+		case c.asked <- struct{}{}:
+		default:
+		}
+	}
+	if !bytes.Contains(b, []byte("commit\x00")) || !c.armed.CompareAndSwap(true, false) {
+		return c.Conn.Write(b)
+	}
+	server, message := c.Conn, bytes.Clone(b)
+	c.Conn, _ = net.Pipe()
+	c.late.Go(func() {
+		defer server.Close()
+		<-c.asked
+		_, _ = server.Write(message)
+		_, _ = server.Read(make([]byte, 1))
+	})
+	return 0, errors.Join(io.ErrClosedPipe, c.Conn.Close())
+}
+
+// The transaction goes on for longer than the connection, and commits after it was asked for.
+func TestACommitThatArrivesLateIsWaitedFor(t *testing.T) {
+	db := testkit.Postgres(t)
+	var armed atomic.Bool
+	var late sync.WaitGroup
+	asked := make(chan struct{})
+	f := fixture{through(t, db, 4, func(c net.Conn) net.Conn { return &lateCommit{c, &armed, asked, &late} }), db.Pool(t, postgres.RoleSystem)}
+	f.follow(t, 1, 2)
+	armed.Store(true)
+	if out := f.follow(t, 3, 2); !out.Changed || out.Follow.Version != 1 {
+		t.Errorf("%+v", out)
+	}
+	late.Wait()
+	if n := len(f.events(t)); n != 2 || armed.Load() {
+		t.Errorf("%d events, want 2", n)
 	}
 }
 

@@ -77,7 +77,7 @@ func New(pool *pgxpool.Pool, wake func(partition int)) *Store {
 	return s
 }
 
-// unit is one write transaction and the events of the state that it has written. They are appended last, together with COMMIT.
+// unit is one write transaction and the events of the state that it has written. They are appended last.
 type unit struct {
 	pgx.Tx
 	events []event.Event
@@ -87,22 +87,24 @@ type unit struct {
 // so it starts its outcomes afresh. No lock is waited for longer than lockTimeout; 0 is no limit.
 func (s *Store) write(ctx context.Context, tenant int64, lockTimeout time.Duration, fn func(tx *unit) error) error {
 	var events []event.Event
-	err := postgres.WriteInTenant(ctx, s.pool, tenant, lockTimeout, func(tx pgx.Tx, last *pgx.Batch) error {
+	err := postgres.WriteInTenant(ctx, s.pool, tenant, lockTimeout, func(tx pgx.Tx) (postgres.Landed, error) {
 		u := unit{Tx: tx}
 		if err := fn(&u); err != nil {
-			return err
+			return nil, err
 		}
 		events = u.events
-		return outbox.Queue(last, events)
+		if len(events) == 0 { // nothing has changed
+			return nil, nil
+		}
+		landed := func(ctx context.Context, tx pgx.Tx) (bool, error) { return outbox.Appended(ctx, tx, events) }
+		return landed, outbox.Append(ctx, tx, events)
 	})
 	if err != nil {
 		return err
 	}
 	var touched uint32 // a bit per partition
 	for i := range events {
-		if events[i].OutboxID != 0 { // else the answer to COMMIT was lost, and the relay's polling finds them
-			touched |= 1 << events[i].Slot
-		}
+		touched |= 1 << events[i].Slot
 	}
 	for ; touched != 0; touched &= touched - 1 {
 		s.wake(bits.TrailingZeros32(touched))

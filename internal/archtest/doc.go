@@ -1,4 +1,5 @@
-// Package archtest holds the import rules of this module as a test: which package may know which. It has no code of its own.
+// Package archtest holds the import rules of this module as a test: which package may know which. It also
+// tests that the licenses of all that the binaries import are compatible with ours. It has no code of its own.
 //
 //	cmd ─> everything
 //	api ─> store, outbox, projections, versioned, event          consumers ─> event, lease, broker, postgres

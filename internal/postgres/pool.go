@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"strconv"
 	"time"
 
@@ -97,9 +98,7 @@ const maxAttempts = 4
 // discards a connection whose rollback fails. An error of COMMIT leaves the outcome unknown unless it is an error that the
 // server reported.
 func InTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(tx pgx.Tx) error) error {
-	return retry(func() error {
-		return inTx(ctx, pool, opts, func(tx pgx.Tx, _ *pgx.Batch) error { return fn(tx) })
-	})
+	return retry(func() error { return inTx(ctx, pool, opts, fn) })
 }
 
 func retry(once func() error) error {
@@ -111,9 +110,8 @@ func retry(once func() error) error {
 	}
 }
 
-// inTx runs fn once. What fn leaves in last goes to the server with COMMIT; then an error of COMMIT that leaves the outcome unknown
-// is a *lostCommit.
-func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(tx pgx.Tx, last *pgx.Batch) error) (err error) {
+// inTx runs fn once. An error of COMMIT that leaves the outcome unknown is a *lostCommit.
+func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(tx pgx.Tx) error) (err error) {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
@@ -134,27 +132,17 @@ func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(t
 			err = fmt.Errorf("%w (and rollback: %w)", err, rerr)
 		}
 	}()
-	var last pgx.Batch
-	if err := fn(tx, &last); err != nil {
+	if err := fn(tx); err != nil {
 		return err
 	}
-	var xid, timeline string
-	if last.Len() == 0 {
-		err = tx.Commit(ctx)
-	} else {
-		if err := tx.QueryRow(ctx, xidSQL).Scan(&xid, &timeline); err != nil {
-			return fmt.Errorf("ask for the transaction's id: %w", err)
-		}
-		last.Queue("commit")
-		err = conn.SendBatch(ctx, &last).Close()
-	}
+	err = tx.Commit(ctx)
 	switch {
 	case err == nil:
 		done = true
 		return nil
-	case xid != "" && !decided(err):
+	case !decided(err):
 		done = true // one way or the other
-		return &lostCommit{xid: xid, timeline: timeline, err: err}
+		return &lostCommit{err}
 	}
 	return fmt.Errorf("commit: %w", err)
 }
@@ -175,22 +163,30 @@ func setTenant(tenant int64) string {
 	return "; set local tidings.tenant = '" + strconv.FormatInt(tenant, 10) + "'"
 }
 
-// WriteInTenant is InTenant for the small writes that a client waits for. What fn leaves in last goes to the server together with
-// COMMIT, in one round trip, and the server commits only if all of it succeeds; what a callback of last returns comes after that
-// and takes nothing back. No statement waits longer than lockTimeout for one lock (IsLockTimeout), in milliseconds; 0 sets no limit.
+// durably has the transaction's COMMIT wait for the disk, whatever a database or a login has been given as its default. More than that stays.
+const durably = `set_config('synchronous_commit', coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), true)`
+
+// WriteInTenant is InTenant for the small writes that a client waits for. No statement waits longer than lockTimeout for one lock
+// (IsLockTimeout), in milliseconds; 0 sets no limit. fn returns how to find out that what it wrote is there; nil when it wrote nothing.
 //
-// When the answer to COMMIT is lost and last had something, the server is asked what became of the transaction, for settleTimeout
-// at most: it counts as committed, though the callbacks of last may not have run, or fn runs again. An ErrUnknown says that the
-// server could not be asked.
-func WriteInTenant(ctx context.Context, pool *pgxpool.Pool, tenant int64, lockTimeout time.Duration, fn func(tx pgx.Tx, last *pgx.Batch) error) error {
-	opts := pgx.TxOptions{BeginQuery: "begin" + setTenant(tenant)}
+// When the answer to COMMIT is lost, and the transaction can run no longer, landed is asked in another one, for settleTimeout at most: the
+// write counts as committed, or fn runs again. An ErrUnknown says that the server could not be asked. A write of nothing is not looked for: the
+// error is that of COMMIT, and the same write may be tried again.
+func WriteInTenant(ctx context.Context, pool *pgxpool.Pool, tenant int64, lockTimeout time.Duration, fn func(tx pgx.Tx) (landed Landed, err error)) error {
+	begin := "begin" + setTenant(tenant)
 	if lockTimeout > 0 {
-		opts.BeginQuery += "; set local lock_timeout = " + strconv.FormatInt(lockTimeout.Milliseconds(), 10)
+		begin += "; set local lock_timeout = " + strconv.FormatInt(lockTimeout.Milliseconds(), 10)
 	}
 	return retry(func() error {
-		err := inTx(ctx, pool, opts, fn)
-		if lost, ok := errors.AsType[*lostCommit](err); ok {
-			return lost.settle(ctx, pool)
+		lock := rand.Int64() // nobody else's, as far as 63 bits go: who gets it knows that this transaction has ended
+		opts := pgx.TxOptions{BeginQuery: begin + "; select pg_advisory_xact_lock(" + strconv.FormatInt(lock, 10) + "), " + durably}
+		var landed Landed
+		err := inTx(ctx, pool, opts, func(tx pgx.Tx) (err error) {
+			landed, err = fn(tx)
+			return err
+		})
+		if lost, ok := errors.AsType[*lostCommit](err); ok && landed != nil {
+			return settle(ctx, pool, tenant, lock, landed, lost)
 		}
 		return err
 	})

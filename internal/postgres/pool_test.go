@@ -1,7 +1,6 @@
 package postgres_test
 
 import (
-	"errors"
 	"strings"
 	"testing"
 
@@ -56,21 +55,5 @@ func TestInTenantSetsTheTenantForItsTransactionAlone(t *testing.T) {
 	})
 	if err != nil {
 		t.Error(err)
-	}
-}
-
-// A standby that takes over gives the ids anew that it had not heard of.
-func TestACommitOfAnotherServersLogIsUnknown(t *testing.T) {
-	db := testkit.Postgres(t)
-	owner, pool := db.Pool(t, postgres.RoleOwner), db.Pool(t, postgres.RoleAPI)
-	var xid string
-	if err := owner.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text`).Scan(&xid); err != nil {
-		t.Fatal(err)
-	}
-	if err := postgres.Settle(t.Context(), pool, xid, "00000001"); err != nil {
-		t.Errorf("on the same timeline: %v", err)
-	}
-	if err := postgres.Settle(t.Context(), pool, xid, "00000002"); !errors.Is(err, postgres.ErrUnknown) || !postgres.IsTransient(err) {
-		t.Errorf("on another timeline: %v", err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -16,31 +17,24 @@ var ErrUnknown = errors.New("postgres: it is unknown whether the transaction was
 // errAborted reports a transaction whose COMMIT had no answer, and which has done nothing.
 var errAborted = errors.New("postgres: the transaction was aborted")
 
-// xidSQL names the transaction to those who will have to ask about it, by its id, empty as long as it has written nothing, and the
-// timeline of the server's log.
-// Index: none.   Locks: none.
-const xidSQL = `SELECT /* postgres.xid */ coalesce(pg_current_xact_id_if_assigned()::text, ''), left(pg_walfile_name(pg_current_wal_lsn()), 8)`
+// errRunning reports a transaction that may still commit, or a server that cannot tell.
+var errRunning = errors.New("postgres: the transaction still runs, or the server is a standby")
 
-// xactStatusSQL reads what became of a transaction, empty when that is forgotten, and the timeline of the server's log.
-// Index: none.   Locks: none.
-const xactStatusSQL = `
-SELECT /* postgres.xact_status */ coalesce(pg_xact_status($1::text::xid8), ''), left(pg_walfile_name(pg_current_wal_lsn()), 8)`
+// Landed looks for what a transaction made and no other one can have made. It reports whether that is there, and so was committed.
+type Landed func(ctx context.Context, tx pgx.Tx) (bool, error)
+
+// lostCommit is a COMMIT without an answer.
+type lostCommit struct{ err error }
+
+func (l *lostCommit) Error() string { return fmt.Sprintf("commit: %v", l.err) }
+func (l *lostCommit) Unwrap() error { return l.err }
 
 // decided reports an error of COMMIT that says that nothing was committed: one of the server's, which goes on with the connection.
 // What ends the connection may come after the commit.
 func decided(err error) bool {
 	pg, ok := errors.AsType[*pgconn.PgError](err)
-	return ok && pg.SeverityUnlocalized == "ERROR"
+	return ok && pg.SeverityUnlocalized == "ERROR" || errors.Is(err, pgx.ErrTxCommitRollback)
 }
-
-// lostCommit is a COMMIT without an answer.
-type lostCommit struct {
-	xid, timeline string
-	err           error
-}
-
-func (l *lostCommit) Error() string { return fmt.Sprintf("commit transaction %s: %v", l.xid, l.err) }
-func (l *lostCommit) Unwrap() error { return l.err }
 
 // How long and how often settle asks.
 const (
@@ -48,30 +42,51 @@ const (
 	settleInterval = 10 * time.Millisecond
 )
 
-// settle returns nil when the transaction was committed, errAborted when it was not, else ErrUnknown. The connection may have ended
-// before the transaction did, so it may run for a moment yet. ctx may have ended with the connection; the answer is owed all the same.
+// endedSQL takes the lock that the transaction holds until it has ended: a committed one is visible before its locks are free, and a crash
+// ends every transaction before the server answers again. A standby may not have heard of the transaction yet.
+// Index: none.   Locks: the advisory lock, if it is free.
+const endedSQL = `SELECT /* postgres.ended */ NOT pg_is_in_recovery() AND pg_try_advisory_xact_lock($1::bigint)`
+
+// durableSQL is for a COMMIT that waits until what was committed before it is as durable as its own record: on disk, and where the server
+// waits for standbys, there too. A crash takes away the wait of the lost COMMIT, not the transaction.
+// Index: none.   Locks: none.
+const durableSQL = `SELECT /* postgres.durable */ pg_logical_emit_message(true, 'tidings', ''), ` + durably
+
+// settle returns nil when the transaction that held the lock was committed, errAborted when it was not, else ErrUnknown. The connection may
+// have ended before the transaction did, so it may run for a moment yet. ctx may have ended with the connection; the answer is owed all the
+// same.
 //
-// A standby that was promoted meanwhile gives ids anew that it had not heard of, so a committed one may be a stranger's there: that is unknown.
-func (l *lostCommit) settle(ctx context.Context, pool *pgxpool.Pool) error {
+// The transaction's id proves nothing: after a crash or a failover the server gives the ids that it has forgotten to other transactions.
+func settle(ctx context.Context, pool *pgxpool.Pool, tenant, lock int64, landed Landed, lost error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
 	for {
-		var status, timeline string
-		err := pool.QueryRow(ctx, xactStatusSQL, l.xid).Scan(&status, &timeline)
+		var there bool
+		err := InTenant(ctx, pool, tenant, pgx.TxOptions{}, func(tx pgx.Tx) error {
+			var ended bool
+			if err := tx.QueryRow(ctx, endedSQL, lock).Scan(&ended); err != nil {
+				return err
+			}
+			if !ended {
+				return errRunning
+			}
+			var err error
+			if there, err = landed(ctx, tx); err != nil || !there { // in a statement of its own: it sees what the lock has waited for
+				return err
+			}
+			_, err = tx.Exec(ctx, durableSQL)
+			return err
+		})
 		switch {
-		case err == nil && status == "committed" && timeline != l.timeline:
-			return fmt.Errorf("%w: the server has been replaced (timeline %s): %w", ErrUnknown, timeline, l)
-		case err == nil && status == "committed":
+		case err == nil && there:
 			return nil
-		case err == nil && status == "aborted":
-			return fmt.Errorf("%w: %w", errAborted, l)
-		case err == nil && status == "":
-			return fmt.Errorf("%w: the server has forgotten it: %w", ErrUnknown, l)
+		case err == nil:
+			return fmt.Errorf("%w: %w", errAborted, lost)
 		}
 		select {
 		case <-time.After(settleInterval):
 		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", ErrUnknown, errors.Join(l, err))
+			return fmt.Errorf("%w: %w", ErrUnknown, errors.Join(lost, err))
 		}
 	}
 }

@@ -34,7 +34,7 @@ type docker struct {
 
 // startContainer runs the image TEST_POSTGRES_IMAGE. The port on the host is fixed, because a port that the engine chooses
 // changes with each start of the container.
-func startContainer() (_ server, err error) {
+func startContainer(settings ...string) (_ server, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	port, err := pglocal.FreePort()
@@ -45,8 +45,11 @@ func startContainer() (_ server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	ctr, err := tcpostgres.Run(ctx, cmp.Or(os.Getenv("TEST_POSTGRES_IMAGE"), "postgres:17-alpine"),
-		testcontainers.WithCmd("postgres", "-c", "fsync=off", "-c", "full_page_writes=off", "-c", "max_connections=300"),
+	cmd := []string{"postgres"}
+	for _, s := range append([]string{"fsync=off", "full_page_writes=off", "max_connections=300", "max_prepared_transactions=20"}, settings...) {
+		cmd = append(cmd, "-c", s)
+	}
+	ctr, err := tcpostgres.Run(ctx, cmp.Or(os.Getenv("TEST_POSTGRES_IMAGE"), "postgres:17-alpine"), testcontainers.WithCmd(cmd...),
 		testcontainers.WithHostConfigModifier(func(h *container.HostConfig) {
 			h.PortBindings = network.PortMap{network.MustParsePort("5432/tcp"): {{HostIP: bind, HostPort: strconv.Itoa(port)}}}
 		}))
@@ -187,6 +190,13 @@ func (d *docker) restart(ctx context.Context) error {
 	}
 	d.state = "running"
 	return d.awaitReady(ctx)
+}
+
+func (d *docker) killBackend(pid int) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	_, _, err := d.ctr.Exec(ctx, []string{"kill", "-KILL", strconv.Itoa(pid)}) // an exit code of 1: it has gone
+	return err
 }
 
 // containerNATS runs the image TEST_NATS_IMAGE for one test.

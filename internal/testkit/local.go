@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"syscall"
 	"time"
 
@@ -17,7 +18,7 @@ type local struct {
 	s   *pglocal.Server
 }
 
-func startLocal() (server, error) {
+func startLocal(settings ...string) (server, error) {
 	if _, err := pglocal.Find(0); err != nil {
 		return nil, err
 	}
@@ -28,10 +29,15 @@ func startLocal() (server, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	cfg := pglocal.Config{Dir: dir, Unsafe: true, Settings: map[string]string{
-		"wal_level":       "minimal",
-		"max_wal_senders": "0",
-		"shared_buffers":  "64MB", // several test binaries run at once
+		"wal_level":                 "minimal",
+		"max_wal_senders":           "0",
+		"max_prepared_transactions": "20",
+		"shared_buffers":            "64MB", // several test binaries run at once
 	}}
+	for _, s := range settings {
+		name, value, _ := strings.Cut(s, "=")
+		cfg.Settings[name] = value
+	}
 	s, err := pglocal.Start(ctx, cfg)
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
@@ -116,6 +122,8 @@ func (l *local) restart(ctx context.Context) error {
 	}
 	return nil
 }
+
+func (l *local) killBackend(pid int) error { return signal(pid, syscall.SIGKILL) }
 
 // freezeTree stops pid and its descendants and returns them, pid first, once every one of them has stopped.
 func freezeTree(pid int) ([]int, error) {

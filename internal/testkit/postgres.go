@@ -30,6 +30,7 @@ type server interface {
 	freeze() error
 	thaw() error
 	restart(ctx context.Context) error // immediate shutdown, then start on the same data and port
+	killBackend(pid int) error         // one process, by the id that the server itself gives
 }
 
 // DB is a test's own database, with all migrations of the truth and the projections. It is dropped when the test ends.
@@ -64,11 +65,11 @@ func (db *DB) Pool(t testing.TB, role postgres.Role) *pgxpool.Pool {
 type PG struct{ s server }
 
 // PostgresProcess starts a server that the test may kill, freeze and restart. It does not sync to disk, but as the machine
-// does not fail, a kill loses nothing that was committed. TEST_DATABASE_URL is not used.
-func PostgresProcess(t testing.TB) *PG {
+// does not fail, a kill loses nothing that was committed. Settings ("name=value") go to the server. TEST_DATABASE_URL is not used.
+func PostgresProcess(t testing.TB, settings ...string) *PG {
 	t.Helper()
 	skipIfShort(t)
-	s, err := startServer()
+	s, err := startServer(settings...)
 	if err != nil {
 		t.Fatalf("PostgreSQL for the test: %v", err)
 	}
@@ -90,6 +91,12 @@ func (p *PG) DB(t testing.TB) *DB {
 func (p *PG) Kill(t testing.TB) {
 	t.Helper()
 	check(t, "kill PostgreSQL", p.s.kill())
+}
+
+// KillBackend ends one process of the server with SIGKILL. The server ends all the others, recovers and goes on by itself.
+func (p *PG) KillBackend(t testing.TB, pid int) {
+	t.Helper()
+	check(t, "kill a process of PostgreSQL", p.s.killBackend(pid))
 }
 
 // Freeze stops the server and all its processes with SIGSTOP: connections stay open and nobody answers. It is thawed at the
@@ -137,13 +144,13 @@ func findServer() (server, error) {
 }
 
 // startServer starts a server of our own: from local binaries, else in Docker.
-func startServer() (server, error) {
+func startServer(settings ...string) (server, error) {
 	if forceDocker() {
-		return startContainer()
+		return startContainer(settings...)
 	}
-	s, err := startLocal()
+	s, err := startLocal(settings...)
 	if errors.Is(err, pglocal.ErrNoBinaries) {
-		s, derr := startContainer()
+		s, derr := startContainer(settings...)
 		if derr == nil {
 			return s, nil
 		}
@@ -184,6 +191,7 @@ func (e external) kill() error                   { return errExternal }
 func (e external) freeze() error                 { return errExternal }
 func (e external) thaw() error                   { return errExternal }
 func (e external) restart(context.Context) error { return errExternal }
+func (e external) killBackend(int) error         { return errExternal }
 
 // templateLock keeps test binaries that share a server from making the same template at once. The number is of no meaning.
 const templateLock = 4_771_207_533
@@ -234,6 +242,10 @@ func cloneDB(t testing.TB, s server) *DB {
 	name := "tidings_test_" + strings.ToLower(rand.Text()[:12])
 	if err := admin(ctx, s, `CREATE DATABASE `+name+` TEMPLATE `+pgx.Identifier{template}.Sanitize()); err != nil {
 		t.Fatalf("make the test's database: %v", err)
+	}
+	// CREATE DATABASE does not copy the rights on the template itself: here they are as migrations.Up sets them.
+	if err := admin(ctx, s, `REVOKE TEMPORARY ON DATABASE `+name+` FROM PUBLIC; GRANT TEMPORARY ON DATABASE `+name+` TO tidings_system`); err != nil {
+		t.Fatalf("set the rights on the test's database: %v", err)
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)

@@ -1,23 +1,7 @@
 -- +goose Up
 -- The projections: all that the consumers write. Every table here but the histories can be rebuilt from the stream or the truth.
 
--- +goose StatementBegin
-DO $$
-DECLARE r text;
-BEGIN
-  FOREACH r IN ARRAY ARRAY['tidings_api', 'tidings_system'] LOOP
-    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = r) THEN
-      BEGIN
-        EXECUTE format('CREATE ROLE %I NOLOGIN', r);
-      EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
-      END;
-    END IF;
-    IF NOT pg_has_role(current_user, r, 'MEMBER') THEN
-      EXECUTE format('GRANT %I TO %I', r, current_user);
-    END IF;
-  END LOOP;
-END $$;
--- +goose StatementEnd
+-- ==== Tables ====
 
 -- consumer_offsets: the last stream sequence that a consumer has applied, per partition (partition_key is the stream's name),
 -- written in the transaction of its effect; stream_created says of which stream of that name, for a sequence means nothing on another.
@@ -60,7 +44,6 @@ CREATE TABLE consumer_dead_letters (
   error          text        NOT NULL,
   dead_at        timestamptz NOT NULL DEFAULT now()
 );
-CREATE INDEX consumer_dead_letters_aggregate_idx ON consumer_dead_letters (consumer_name, tenant_id, aggregate_type, aggregate_id, id);
 
 -- consumer_dead_letter_actions: who retried or discarded which dead letter, and why. A row with an error is a retry that failed
 -- with it: the dead letter stayed. Rows are added and never changed.
@@ -80,7 +63,6 @@ CREATE TABLE consumer_dead_letter_actions (
   error          text        NOT NULL DEFAULT '',
   reason         text        NOT NULL DEFAULT ''
 );
-CREATE INDEX consumer_dead_letter_actions_tenant_event_idx ON consumer_dead_letter_actions (tenant_id, event_id);
 
 -- The same tables as in the truth, where they are explained.
 CREATE TABLE IF NOT EXISTS leases (
@@ -109,8 +91,6 @@ CREATE TABLE follow_edges (
   shard_id      int         NOT NULL DEFAULT 0,
   PRIMARY KEY (tenant_id, follower_id, followee_id)
 );
-CREATE INDEX follow_edges_forward_idx ON follow_edges (tenant_id, follower_id, positioned_at DESC, followee_id DESC) WHERE active;
-CREATE INDEX follow_edges_reverse_idx ON follow_edges (tenant_id, followee_id, shard_id, positioned_at DESC, follower_id DESC) WHERE active;
 
 -- follower_shards: the accounts whose followers are spread over several shards of follow_edges_reverse_idx; every other one has
 -- one. It only ever rises, and edges stay in the shard that they were written to.
@@ -152,16 +132,6 @@ CREATE TABLE thread_comments (
   PRIMARY KEY (tenant_id, comment_id),
   CONSTRAINT thread_comments_shown_check CHECK (shown = (visible OR visible_descendants > 0))
 ) WITH (fillfactor = 85);
-CREATE UNIQUE INDEX thread_comments_path_idx ON thread_comments (tenant_id, post_id, path);
-CREATE INDEX thread_comments_threaded_idx ON thread_comments (tenant_id, post_id, path) WHERE shown;
-CREATE INDEX thread_comments_oldest_idx ON thread_comments (tenant_id, post_id, created_at, comment_id) WHERE visible;
-CREATE INDEX thread_comments_author_idx ON thread_comments (tenant_id, author_id, created_at, comment_id) WHERE visible;
--- Without the post: the writer's probes by path are to find one index that begins with tenant and post, and a slug is rare enough.
-CREATE INDEX thread_comments_slug_idx ON thread_comments (tenant_id, slug);
-CREATE INDEX thread_comments_pending_idx ON thread_comments (tenant_id, created_at, comment_id)
-  WHERE moderation_state = 'PENDING' AND author_state = 'ACTIVE';
-CREATE INDEX thread_comments_pending_post_idx ON thread_comments (tenant_id, post_id, created_at, comment_id)
-  WHERE moderation_state = 'PENDING' AND author_state = 'ACTIVE';
 
 -- thread_buckets: how many visible comments there are in each range of a post's chronological order. Level 0 are buckets of
 -- 100 to 200 comments, level 1 groups of 100 to 200 buckets; fewer after deletions, for ranges are split and never joined. A range
@@ -210,8 +180,6 @@ CREATE TABLE comment_history (
   CONSTRAINT comment_history_created_by_check CHECK (coalesce(metadata ->> 'created_by', '') <> ''),
   CONSTRAINT comment_history_last_update_time_check CHECK (metadata ->> 'last_update_time' IS NOT NULL)
 );
-CREATE UNIQUE INDEX comment_history_head_idx ON comment_history (tenant_id, comment_id) WHERE version_state IN ('LATEST', 'DELETED');
-CREATE UNIQUE INDEX comment_history_version_idx ON comment_history (tenant_id, comment_id, version);
 CREATE TABLE follow_history (
   tenant_id     bigint NOT NULL,
   object        jsonb  NOT NULL,
@@ -226,30 +194,110 @@ CREATE TABLE follow_history (
   CONSTRAINT follow_history_created_by_check CHECK (coalesce(metadata ->> 'created_by', '') <> ''),
   CONSTRAINT follow_history_last_update_time_check CHECK (metadata ->> 'last_update_time' IS NOT NULL)
 );
+
+-- comment_history_purged and follow_history_purged: up to which version a history was physically deleted. No event brings those
+-- versions back, and nobody misses them.
+CREATE TABLE comment_history_purged (
+  tenant_id  bigint      NOT NULL,
+  comment_id uuid        NOT NULL,
+  version    bigint      NOT NULL,
+  purged_at  timestamptz NOT NULL DEFAULT now(),
+  PRIMARY KEY (tenant_id, comment_id)
+);
+CREATE TABLE follow_history_purged (
+  tenant_id   bigint      NOT NULL,
+  follower_id bigint      NOT NULL,
+  followee_id bigint      NOT NULL,
+  version     bigint      NOT NULL,
+  purged_at   timestamptz NOT NULL DEFAULT now(),
+  PRIMARY KEY (tenant_id, follower_id, followee_id)
+);
+
+-- The same table as in the truth, where it is explained.
+CREATE TABLE IF NOT EXISTS retention_cursors (
+  table_name   text        PRIMARY KEY,
+  step         text        NOT NULL CHECK (step IN ('delete', 'purge')),
+  after_tenant bigint      NOT NULL DEFAULT 0,
+  after_key    text[]      NOT NULL DEFAULT '{}',
+  moved_at     timestamptz NOT NULL DEFAULT now()
+);
+
+-- ==== Indexes ====
+
+CREATE INDEX consumer_dead_letters_aggregate_idx ON consumer_dead_letters (consumer_name, tenant_id, aggregate_type, aggregate_id, id);
+CREATE INDEX consumer_dead_letter_actions_tenant_event_idx ON consumer_dead_letter_actions (tenant_id, event_id);
+CREATE INDEX follow_edges_forward_idx ON follow_edges (tenant_id, follower_id, positioned_at DESC, followee_id DESC) WHERE active;
+CREATE INDEX follow_edges_reverse_idx ON follow_edges (tenant_id, followee_id, shard_id, positioned_at DESC, follower_id DESC) WHERE active;
+CREATE UNIQUE INDEX thread_comments_path_idx ON thread_comments (tenant_id, post_id, path);
+CREATE INDEX thread_comments_threaded_idx ON thread_comments (tenant_id, post_id, path) WHERE shown;
+CREATE INDEX thread_comments_oldest_idx ON thread_comments (tenant_id, post_id, created_at, comment_id) WHERE visible;
+CREATE INDEX thread_comments_author_idx ON thread_comments (tenant_id, author_id, created_at, comment_id) WHERE visible;
+-- Without the post: the writer's probes by path are to find one index that begins with tenant and post, and a slug is rare enough.
+CREATE INDEX thread_comments_slug_idx ON thread_comments (tenant_id, slug);
+CREATE INDEX thread_comments_pending_idx ON thread_comments (tenant_id, created_at, comment_id)
+  WHERE moderation_state = 'PENDING' AND author_state = 'ACTIVE';
+CREATE INDEX thread_comments_pending_post_idx ON thread_comments (tenant_id, post_id, created_at, comment_id)
+  WHERE moderation_state = 'PENDING' AND author_state = 'ACTIVE';
+CREATE UNIQUE INDEX comment_history_head_idx ON comment_history (tenant_id, comment_id) WHERE version_state IN ('LATEST', 'DELETED');
+CREATE UNIQUE INDEX comment_history_version_idx ON comment_history (tenant_id, comment_id, version);
+-- Comments as they are by author, for `tidings history author`.
+CREATE INDEX comment_history_author_idx ON comment_history (tenant_id, ((object ->> 'author_id')::bigint), comment_id) WHERE version_state = 'LATEST';
 CREATE UNIQUE INDEX follow_history_head_idx ON follow_history (tenant_id, follower_id, followee_id) WHERE version_state IN ('LATEST', 'DELETED');
 CREATE UNIQUE INDEX follow_history_version_idx ON follow_history (tenant_id, follower_id, followee_id, version);
+
+-- ==== Roles ====
+
+-- The same as in the truth, where they are explained.
+-- +goose StatementBegin
+DO $$
+DECLARE r text;
+BEGIN
+  FOREACH r IN ARRAY ARRAY['tidings_api', 'tidings_system', 'tidings_reader'] LOOP
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = r) THEN
+      BEGIN
+        EXECUTE format('CREATE ROLE %I NOLOGIN', r);
+      EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
+      END;
+    END IF;
+    IF r <> 'tidings_reader' AND NOT pg_has_role(current_user, r, 'MEMBER') THEN
+      EXECUTE format('GRANT %I TO %I', r, current_user);
+    END IF;
+  END LOOP;
+END $$;
+-- +goose StatementEnd
+
+-- ==== Row-level security ====
 
 -- +goose StatementBegin
 DO $$
 DECLARE t text;
 BEGIN
   FOREACH t IN ARRAY ARRAY['consumer_dead_letters', 'consumer_dead_letter_actions', 'follow_edges', 'follower_shards', 'follower_counts', 'thread_comments',
-                           'thread_buckets', 'thread_totals', 'thread_settings', 'comment_history', 'follow_history'] LOOP
+                           'thread_buckets', 'thread_totals', 'thread_settings', 'comment_history', 'follow_history', 'comment_history_purged', 'follow_history_purged'] LOOP
     EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', t);
     EXECUTE format($p$CREATE POLICY tenant ON %I TO tidings_api
       USING (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)
       WITH CHECK (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)$p$, t);
     EXECUTE format('CREATE POLICY system ON %I TO tidings_system USING (true) WITH CHECK (true)', t);
+    EXECUTE format('CREATE POLICY reader ON %I FOR SELECT TO tidings_reader USING (true)', t);
   END LOOP;
 END $$;
 -- +goose StatementEnd
+
+-- ==== Rights ====
 
 GRANT SELECT ON consumer_dead_letters, follow_edges, follower_shards, follower_counts, thread_comments,
   thread_buckets, thread_totals, thread_settings, comment_history, follow_history, consumer_offsets TO tidings_api;
 -- The API writes only in transactions that it rolls back: it reads as if a projection had applied something (docs/adr/0007-reading-ones-writes.md).
 GRANT INSERT, UPDATE ON follow_edges, follower_shards, follower_counts, thread_comments, thread_buckets, thread_totals, thread_settings TO tidings_api;
+
 GRANT USAGE ON SEQUENCE history_version_id TO tidings_system;
 GRANT SELECT, INSERT ON consumer_dead_letter_actions TO tidings_system; -- an audit: nobody changes it
 GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_pauses TO tidings_system;
 GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_offsets, consumer_dead_letters, leases, lease_members, follow_edges, follower_shards, follower_counts,
-  thread_comments, thread_buckets, thread_totals, thread_settings, comment_history, follow_history TO tidings_system;
+  thread_comments, thread_buckets, thread_totals, thread_settings, comment_history, follow_history, comment_history_purged, follow_history_purged,
+  retention_cursors TO tidings_system;
+
+GRANT SELECT ON consumer_offsets, consumer_pauses, consumer_dead_letters, consumer_dead_letter_actions, leases, lease_members, follow_edges, follower_shards,
+  follower_counts, thread_comments, thread_buckets, thread_totals, thread_settings, comment_history, follow_history, comment_history_purged,
+  follow_history_purged, retention_cursors, tidings_projections_migrations TO tidings_reader;

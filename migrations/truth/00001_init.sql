@@ -5,24 +5,7 @@
 --     the ids of one entity are in commit order;
 --   * ids are given out one at a time (sequences stay at CACHE 1) for the same reason.
 
--- Roles are global to the server: another database of it may have made them already, or may be making them now.
--- +goose StatementBegin
-DO $$
-DECLARE r text;
-BEGIN
-  FOREACH r IN ARRAY ARRAY['tidings_api', 'tidings_system', 'tidings_writer'] LOOP
-    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = r) THEN
-      BEGIN
-        EXECUTE format('CREATE ROLE %I NOLOGIN', r);
-      EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
-      END;
-    END IF;
-    IF NOT pg_has_role(current_user, r, 'MEMBER') THEN
-      EXECUTE format('GRANT %I TO %I', r, current_user);
-    END IF;
-  END LOOP;
-END $$;
--- +goose StatementEnd
+-- ==== Tables ====
 
 -- follows: one row per pair, kept for ever; REMOVED is a state. positioned_at moves only on REMOVED -> ACTIVE and orders pages.
 CREATE TABLE follows (
@@ -37,7 +20,6 @@ CREATE TABLE follows (
   PRIMARY KEY (tenant_id, follower_id, followee_id),
   CONSTRAINT follows_no_self CHECK (follower_id <> followee_id)
 );
-CREATE INDEX follows_forward_idx ON follows (tenant_id, follower_id, positioned_at DESC, followee_id DESC) WHERE status = 'ACTIVE';
 
 -- comments: the author's axis (author_state) and the moderator's (moderation_state) are apart, so that neither undoes the other.
 -- path: one segment per level joined by '/', each 14 hexadecimal digits of microseconds and the slug; sorts as the thread reads.
@@ -72,6 +54,61 @@ CREATE TABLE comment_keys (
   PRIMARY KEY (tenant_id, author_id, idempotency_key)
 );
 
+-- The archive of comments (ADR 0008): threads that nobody has written in for long stand here, out of the way of the table that is written.
+-- A comment is in exactly one of the two tables at any time. What reads the truth reads all_comments.
+
+-- comments_archive: rows of comments, column for column, as they were. They are written once and read seldom: full pages, and the
+-- two indexes that reads and the way back need. Redacting rows of both tables goes from here to comments: API instances bring threads back at
+-- any time, and a row that does so in between is met in comments.
+CREATE TABLE comments_archive (
+  tenant_id        bigint      NOT NULL,
+  comment_id       uuid        NOT NULL,
+  post_id          bigint      NOT NULL,
+  parent_id        uuid,
+  slug             text        COLLATE "C" NOT NULL,
+  path             text        COLLATE "C" NOT NULL,
+  author_id        bigint      NOT NULL,
+  body             text        NOT NULL,
+  author_state     text        NOT NULL,
+  moderation_state text        NOT NULL,
+  version          bigint      NOT NULL,
+  created_at       timestamptz NOT NULL,
+  updated_at       timestamptz NOT NULL,
+  PRIMARY KEY (tenant_id, comment_id) WITH (fillfactor = 100),
+  CONSTRAINT comments_archive_path_key UNIQUE (tenant_id, post_id, path) WITH (fillfactor = 100)
+);
+
+-- archived_threads: each move of a thread. All but the RETURNED ones are stubs: they tell writers to bring the thread back first.
+--   ARCHIVING   nobody writes in the thread any more; its comments are on their way to the archive
+--   ARCHIVED    all of them are there
+--   RETURNING   somebody wrote, or an operator took the archive back: they are on their way back
+--   RETURNED    all of them are back: a record
+CREATE TABLE archived_threads (
+  tenant_id   bigint      NOT NULL,
+  post_id     bigint      NOT NULL,
+  archive_id  bigint      NOT NULL, -- of one run of the job, over all tenants: what an operator can take back
+  state       text        NOT NULL DEFAULT 'ARCHIVING' CHECK (state IN ('ARCHIVING', 'ARCHIVED', 'RETURNING', 'RETURNED')),
+  comments    bigint      NOT NULL DEFAULT 0, -- moved to the archive
+  started_at  timestamptz NOT NULL DEFAULT now(),
+  returned_at timestamptz,
+  returned_by text        CHECK (returned_by IN ('write', 'undo', 'job')),
+  PRIMARY KEY (tenant_id, post_id, archive_id),
+  CONSTRAINT archived_threads_returned_check CHECK (state NOT IN ('RETURNING', 'RETURNED') OR returned_at IS NOT NULL AND returned_by IS NOT NULL)
+);
+CREATE SEQUENCE comment_archive_id AS bigint;
+
+-- comment_archive_walk: the thread up to which the search for quiet ones has come.
+CREATE TABLE comment_archive_walk (
+  singleton    boolean PRIMARY KEY DEFAULT true CHECK (singleton),
+  after_tenant bigint  NOT NULL,
+  after_post   bigint  NOT NULL
+);
+
+CREATE VIEW all_comments WITH (security_invoker = true) AS
+SELECT tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at FROM comments
+UNION ALL
+SELECT tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at FROM comments_archive;
+
 -- threads: a post's settings as a versioned object (package versioned).
 CREATE SEQUENCE object_version_id AS bigint START 100000000001;
 CREATE TABLE threads (
@@ -86,18 +123,33 @@ CREATE TABLE threads (
   CONSTRAINT threads_created_by_check CHECK (coalesce(metadata ->> 'created_by', '') <> ''),
   CONSTRAINT threads_last_update_time_check CHECK (metadata ->> 'last_update_time' IS NOT NULL)
 );
-CREATE UNIQUE INDEX threads_head_idx ON threads (tenant_id, post_id) WHERE version_state IN ('LATEST', 'DELETED');
 
--- api_tokens: bearer tokens by their SHA-256; looked up through authenticate_token(), before the tenant is known.
+-- threads_purged: the version that purged settings of a thread were at. They were the defaults, so nothing else of them is in force,
+-- and the next settings go on from that version: consumers know it.
+CREATE TABLE threads_purged (
+  tenant_id bigint      NOT NULL,
+  post_id   bigint      NOT NULL,
+  version   bigint      NOT NULL,
+  purged_at timestamptz NOT NULL DEFAULT now(),
+  PRIMARY KEY (tenant_id, post_id)
+);
+
+-- api_tokens: bearer tokens by their SHA-256; looked up through find_token(), before the tenant is known.
+-- A name has one current token and any number of former ones: revoked, or replaced and working until their end, so that a service can be given
+-- another token without an outage, and a name that is free again can be used again.
+--   replaced_at           when another token of the name took its place; it goes on working until expires_at;
+--   rate_read, rate_write the token's own limits instead of the configured ones: "N/WINDOW" with the window in seconds, or "off".
 CREATE TABLE api_tokens (
-  token_hash bytea       PRIMARY KEY CHECK (length(token_hash) = 32),
-  tenant_id  bigint      NOT NULL CHECK (tenant_id > 0),
-  name       text        NOT NULL CHECK (name <> ''),
-  roles      text[]      NOT NULL CHECK (roles <@ ARRAY['read', 'write', 'moderate', 'admin']),
-  created_at timestamptz NOT NULL DEFAULT now(),
-  expires_at timestamptz,
-  revoked_at timestamptz,
-  CONSTRAINT api_tokens_name_key UNIQUE (tenant_id, name)
+  token_hash  bytea       PRIMARY KEY CHECK (length(token_hash) = 32),
+  tenant_id   bigint      NOT NULL CHECK (tenant_id > 0),
+  name        text        NOT NULL CHECK (name <> ''),
+  roles       text[]      NOT NULL CHECK (roles <@ ARRAY['read', 'write', 'moderate', 'admin']),
+  created_at  timestamptz NOT NULL DEFAULT now(),
+  expires_at  timestamptz,
+  revoked_at  timestamptz,
+  replaced_at timestamptz,
+  rate_read   text        CONSTRAINT api_tokens_rate_read_check CHECK (rate_read ~ '^(off|[1-9][0-9]{0,6}/[1-9][0-9]{0,4}s)$'),
+  rate_write  text        CONSTRAINT api_tokens_rate_write_check CHECK (rate_write ~ '^(off|[1-9][0-9]{0,6}/[1-9][0-9]{0,4}s)$')
 );
 
 -- outbox_messages: the events, each written in the transaction of its state change and published by the relay.
@@ -132,6 +184,8 @@ CREATE TABLE outbox_messages (
   slot           smallint    NOT NULL GENERATED ALWAYS AS
     ((get_byte(decode(md5(tenant_id::text || '/' || aggregate_type || '/' || aggregate_id::text), 'hex'), 0) & 31)::smallint) STORED,
   delayed        boolean     NOT NULL GENERATED ALWAYS AS (available_at > inserted_at AND processed_at IS NULL) STORED,
+  -- A time that no header can carry is refused where it is written: infinity is none to the relay, whose claims would fail.
+  CONSTRAINT outbox_messages_occurred_at_check CHECK (occurred_at >= '0001-01-01 00:00:00Z' AND occurred_at < '10000-01-01 00:00:00Z'),
   CONSTRAINT outbox_messages_available_at_check CHECK (available_at < inserted_at + interval '366 days')
 -- Each row is written twice, pending and published. No index has a column that the second version changes, so it goes into the
 -- room that the page has left and touches no index (heap-only; docs/adr/0004-floor.md).
@@ -139,13 +193,7 @@ CREATE TABLE outbox_messages (
 
 ALTER SEQUENCE outbox_messages_id_seq OWNED BY outbox_messages.id;
 
--- A claim walks the primary key from the partition's floor. Rows that wait are elsewhere, so any number of them costs a claim
--- nothing. These indexes hold waiting rows alone: by when they fall due, by age, and by aggregate, to hold back the later rows of theirs.
-CREATE INDEX outbox_messages_delayed_idx ON outbox_messages (available_at, id) WHERE delayed;
-CREATE INDEX outbox_messages_delayed_id_idx ON outbox_messages (id) WHERE delayed;
-CREATE INDEX outbox_messages_held_idx ON outbox_messages (tenant_id, aggregate_type, aggregate_id, id) WHERE delayed;
-
--- Given up after too many attempts; kept until somebody retries or discards it. The tenant index stands here and on the
+-- outbox_messages_dlq: given up after too many attempts; kept until somebody retries or discards it. The tenant index stands here and on the
 -- archive, not on the outbox, where it would cost a third of the relay's speed.
 CREATE TABLE outbox_messages_dlq (
   id             bigint      PRIMARY KEY,
@@ -165,8 +213,6 @@ CREATE TABLE outbox_messages_dlq (
   slot           smallint    NOT NULL,
   dead_at        timestamptz NOT NULL DEFAULT now()
 );
-CREATE INDEX outbox_messages_dlq_attempts_idx ON outbox_messages_dlq (attempts);
-CREATE INDEX outbox_messages_dlq_tenant_aggregate_idx ON outbox_messages_dlq (tenant_id, aggregate_type, aggregate_id);
 
 -- outbox_dlq_actions: who took what out of the DLQ, and why. Rows are added and never changed. A discarded message's payload is
 -- kept nowhere, here neither; new_id is the outbox message that a retry made.
@@ -185,9 +231,8 @@ CREATE TABLE outbox_dlq_actions (
   reason         text        NOT NULL DEFAULT '',
   CONSTRAINT outbox_dlq_actions_new_id_check CHECK ((action = 'retry') = (new_id IS NOT NULL))
 );
-CREATE INDEX outbox_dlq_actions_tenant_event_idx ON outbox_dlq_actions (tenant_id, event_id);
 
--- Processed rows of the past. Any occurred_at is possible, hence the default partition.
+-- outbox_messages_archive: processed rows of the past. Any occurred_at is possible, hence the default partition.
 CREATE TABLE outbox_messages_archive (
   id             bigint      NOT NULL,
   tenant_id      bigint      NOT NULL,
@@ -210,8 +255,69 @@ CREATE TABLE outbox_messages_archive (
   PRIMARY KEY (occurred_at, id)
 ) PARTITION BY RANGE (occurred_at);
 CREATE TABLE outbox_messages_archive_default PARTITION OF outbox_messages_archive DEFAULT;
-CREATE INDEX outbox_messages_archive_id_idx ON outbox_messages_archive (id);
-CREATE INDEX outbox_messages_archive_tenant_aggregate_idx ON outbox_messages_archive (tenant_id, aggregate_type, aggregate_id);
+
+-- outbox_archive_cursor: how far the archiving of processed outbox messages has come (outbox/archive.go). Written once per slice.
+--   front   the messages up to this id were looked at
+--   rewalk  from here the next run looks again: what was a moment too young then
+--   sweep   a sweep over everything below rewalk has come this far; swept_at is when the last one ended
+CREATE TABLE outbox_archive_cursor (
+  singleton boolean     PRIMARY KEY DEFAULT true CHECK (singleton),
+  front     bigint      NOT NULL DEFAULT 0,
+  rewalk    bigint      NOT NULL DEFAULT 0,
+  sweep     bigint      NOT NULL DEFAULT 0,
+  swept_at  timestamptz NOT NULL DEFAULT '-infinity'
+) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
+INSERT INTO outbox_archive_cursor DEFAULT VALUES;
+
+-- outbox_archive_months: the months of the archive that have a partition. rows is how many were moved there, and
+-- last_processed_at when the last of them was published: a month whose rows came late is kept as much longer.
+CREATE TABLE outbox_archive_months (
+  month             date        PRIMARY KEY CHECK (month = date_trunc('month', month)),
+  rows              bigint      NOT NULL DEFAULT 0,
+  last_processed_at timestamptz NOT NULL DEFAULT '-infinity'
+);
+
+-- outbox_archive_holds: what of the archive is not dropped whatever its age, because somebody says so. Rows stay after the release.
+CREATE TABLE outbox_archive_holds (
+  hold_id     bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  tenant_id   bigint      CHECK (tenant_id > 0), -- NULL: of every tenant
+  from_month  date        CHECK (from_month = date_trunc('month', from_month)), -- NULL: from the beginning
+  to_month    date        CHECK (to_month = date_trunc('month', to_month)),     -- and with this one; NULL: without end
+  reason      text        NOT NULL CHECK (reason <> ''),
+  created_by  text        NOT NULL CHECK (created_by <> ''),
+  created_at  timestamptz NOT NULL DEFAULT now(),
+  released_by text,
+  released_at timestamptz,
+  CONSTRAINT outbox_archive_holds_range_check CHECK (from_month <= to_month),
+  CONSTRAINT outbox_archive_holds_released_check CHECK ((released_by IS NULL) = (released_at IS NULL))
+);
+
+-- outbox_archive_exports: which months of the archive stand outside the database, and where (package coldstore). Each attempt has a row
+-- before it has a file, so that the files of one that died are known and removed. A month may have several that are COMPLETE:
+-- what came late, after the month was dropped, is exported beside what was exported before.
+--   WRITING  begun; it counts for nothing
+--   COMPLETE every file was written and read back
+--   OVER     superseded, or given up: its files are being removed, and the row goes with them
+CREATE TABLE outbox_archive_exports (
+  export_id       text        COLLATE "C" PRIMARY KEY CHECK (export_id ~ '^[0-9]{8}t[0-9]{6}[.][0-9]{6}z-[a-z0-9]+$'),
+  month           date        NOT NULL CHECK (extract(day FROM month) = 1),
+  url             text        NOT NULL CHECK (url <> ''),
+  state           text        NOT NULL DEFAULT 'WRITING' CHECK (state IN ('WRITING', 'COMPLETE', 'OVER')),
+  started_at      timestamptz NOT NULL DEFAULT now(),
+  exported_at     timestamptz,
+  verified_at     timestamptz, -- when its files were last read and found right
+  stale_at        timestamptz, -- when it was found that the table holds something else, or that a file is damaged
+  released_at     timestamptz, -- when the month was given free to be dropped: what it holds may be nowhere else since
+  over_at         timestamptz,
+  swept_at        timestamptz, -- when its files were last removed
+  manifest_sha256 bytea,
+  content_sha256  bytea,
+  rows            bigint,
+  bytes           bigint,
+  CONSTRAINT outbox_archive_exports_complete_check CHECK (state <> 'COMPLETE' OR
+    num_nulls(exported_at, verified_at, manifest_sha256, content_sha256, rows, bytes) = 0),
+  CONSTRAINT outbox_archive_exports_over_check CHECK ((state = 'OVER') = (over_at IS NOT NULL))
+);
 
 -- outbox_partitions: the partitions, each a JetStream stream that holds a range of slots and has one writer at a time. A number
 -- is never used again: a resize, or a repair of a stream that is lost, adds partitions with new numbers (docs/adr/0003-exactly-once-publish.md).
@@ -255,47 +361,281 @@ CREATE TABLE IF NOT EXISTS lease_members (
   PRIMARY KEY (kind, owner)
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_cost_delay = 0);
 
--- authenticate_token finds a token by its hash for a caller that has no tenant yet. It runs as the owner of the tables.
--- +goose StatementBegin
-CREATE FUNCTION authenticate_token(hash bytea)
-RETURNS TABLE (tenant_id bigint, name text, roles text[])
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $$
-  SELECT t.tenant_id, t.name, t.roles FROM api_tokens t
-   WHERE t.token_hash = hash AND t.revoked_at IS NULL AND (t.expires_at IS NULL OR t.expires_at > now())
-$$;
--- +goose StatementEnd
-REVOKE ALL ON FUNCTION authenticate_token(bytea) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION authenticate_token(bytea) TO tidings_api, tidings_system;
+-- job_runs: when each scheduled job last started and ended, and what came of it, for the whole fleet (package internal/jobs). Written
+-- twice per run. A row whose started_at is the latest of its times is of a run that goes on, or that ended without a word.
+CREATE TABLE job_runs (
+  job          text        PRIMARY KEY,
+  owner        text        NOT NULL,
+  started_at   timestamptz NOT NULL,
+  succeeded_at timestamptz,
+  failed_at    timestamptz,
+  last_error   text        NOT NULL DEFAULT '',
+  counts       jsonb       NOT NULL DEFAULT '{}'
+);
 
--- Row-level security: the API sees the tenant of its transaction; the relay and the commands see all by policy, never by
--- BYPASSRLS (a superuser's to grant); direct SQL writers may append events and write state for any tenant.
+-- retention_cursors: in which step retention of a table is, and how far among its heads; no row while it rests. The projections have a
+-- table of the same name and shape.
+CREATE TABLE IF NOT EXISTS retention_cursors (
+  table_name   text        PRIMARY KEY,
+  step         text        NOT NULL CHECK (step IN ('delete', 'purge')),
+  after_tenant bigint      NOT NULL DEFAULT 0,
+  after_key    text[]      NOT NULL DEFAULT '{}',
+  moved_at     timestamptz NOT NULL DEFAULT now()
+);
+
+-- erasures: whose comments were erased, when, on whose word, and what was redacted where (package erasure). Written first, before
+-- anything is redacted, so that an erasure that was interrupted is known and goes on when it is asked for again. counts is by store,
+-- over all its runs. Rows are kept for good: they answer an auditor, and hold nothing of what was erased.
+CREATE TABLE erasures (
+  tenant_id    bigint      NOT NULL,
+  author_id    bigint      NOT NULL CHECK (author_id > 0),
+  requested_at timestamptz NOT NULL DEFAULT now(),
+  requested_by text        NOT NULL CHECK (requested_by <> ''),
+  reason       text        NOT NULL DEFAULT '',
+  runs         int         NOT NULL DEFAULT 1,
+  finished_at  timestamptz,
+  counts       jsonb       NOT NULL DEFAULT '{}',
+  PRIMARY KEY (tenant_id, author_id, requested_at)
+);
+
+-- ==== Indexes ====
+
+CREATE INDEX follows_forward_idx ON follows (tenant_id, follower_id, positioned_at DESC, followee_id DESC) WHERE status = 'ACTIVE';
+CREATE UNIQUE INDEX archived_threads_stub_idx ON archived_threads (tenant_id, post_id) WHERE state <> 'RETURNED';
+CREATE INDEX archived_threads_archive_idx ON archived_threads (archive_id, tenant_id, post_id);
+CREATE INDEX archived_threads_unfinished_idx ON archived_threads (tenant_id, post_id) WHERE state IN ('ARCHIVING', 'RETURNING');
+CREATE UNIQUE INDEX threads_head_idx ON threads (tenant_id, post_id) WHERE version_state IN ('LATEST', 'DELETED');
+CREATE UNIQUE INDEX api_tokens_current_key ON api_tokens (tenant_id, name) WHERE revoked_at IS NULL AND replaced_at IS NULL;
+CREATE INDEX api_tokens_name_idx ON api_tokens (tenant_id, name);
+-- A claim walks the primary key from the partition's floor. Rows that wait are elsewhere, so any number of them costs a claim
+-- nothing. These indexes hold waiting rows alone: by when they fall due, by age, and by aggregate, to hold back the later rows of theirs.
+CREATE INDEX outbox_messages_delayed_idx ON outbox_messages (available_at, id) WHERE delayed;
+CREATE INDEX outbox_messages_delayed_id_idx ON outbox_messages (id) WHERE delayed;
+CREATE INDEX outbox_messages_held_idx ON outbox_messages (tenant_id, aggregate_type, aggregate_id, id) WHERE delayed;
+CREATE INDEX outbox_messages_dlq_attempts_idx ON outbox_messages_dlq (attempts);
+CREATE INDEX outbox_messages_dlq_tenant_aggregate_idx ON outbox_messages_dlq (tenant_id, aggregate_type, aggregate_id);
+CREATE INDEX outbox_messages_dlq_occurred_idx ON outbox_messages_dlq (occurred_at, id);
+CREATE INDEX outbox_dlq_actions_tenant_event_idx ON outbox_dlq_actions (tenant_id, event_id);
+CREATE INDEX outbox_messages_archive_id_idx ON outbox_messages_archive (id);
+-- The archive is found by aggregate in the order of ids, and by event.
+CREATE INDEX outbox_messages_archive_tenant_aggregate_idx ON outbox_messages_archive (tenant_id, aggregate_type, aggregate_id, id);
+CREATE INDEX outbox_messages_archive_event_idx ON outbox_messages_archive (event_id);
+CREATE INDEX outbox_archive_exports_month_idx ON outbox_archive_exports (month);
+CREATE UNIQUE INDEX erasures_unfinished_idx ON erasures (tenant_id, author_id) WHERE finished_at IS NULL;
+
+-- ==== Roles ====
+
+-- Roles are global to the server: another database of it may have made them already, or may be making them now.
+--   tidings_api     the API: the tenant of its transaction
+--   tidings_system  the relay, the archiver and the commands: all tenants
+--   tidings_writer  direct SQL writers (docs/upstream.md)
+--   tidings_reader  a person who looks at rows (docs/runbook/looking-at-rows.md): reads every table of every tenant and writes none. A table that is
+--                   made later grants it SELECT, and has a policy for it where it has row-level security.
+-- +goose StatementBegin
+DO $$
+DECLARE r text;
+BEGIN
+  FOREACH r IN ARRAY ARRAY['tidings_api', 'tidings_system', 'tidings_writer', 'tidings_reader'] LOOP
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = r) THEN
+      BEGIN
+        EXECUTE format('CREATE ROLE %I NOLOGIN', r);
+      EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
+      END;
+    END IF;
+    IF r <> 'tidings_reader' AND NOT pg_has_role(current_user, r, 'MEMBER') THEN
+      EXECUTE format('GRANT %I TO %I', r, current_user);
+    END IF;
+  END LOOP;
+END $$;
+-- +goose StatementEnd
+
+-- ==== Row-level security ====
+
+-- The API sees the tenant of its transaction; the relay and the commands see all by policy, never by BYPASSRLS (a superuser's to grant);
+-- direct SQL writers may append events and write state for any tenant.
 -- +goose StatementBegin
 DO $$
 DECLARE t text;
 BEGIN
-  FOREACH t IN ARRAY ARRAY['follows', 'comments', 'comment_keys', 'threads', 'api_tokens',
-                           'outbox_messages', 'outbox_messages_dlq', 'outbox_dlq_actions', 'outbox_messages_archive'] LOOP
+  FOREACH t IN ARRAY ARRAY['follows', 'comments', 'comment_keys', 'comments_archive', 'archived_threads', 'threads', 'threads_purged', 'api_tokens',
+                           'outbox_messages', 'outbox_messages_dlq', 'outbox_dlq_actions', 'outbox_messages_archive', 'outbox_archive_holds', 'erasures'] LOOP
     EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', t);
     EXECUTE format($p$CREATE POLICY tenant ON %I TO tidings_api
       USING (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)
       WITH CHECK (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)$p$, t);
     EXECUTE format('CREATE POLICY system ON %I TO tidings_system USING (true) WITH CHECK (true)', t);
+    EXECUTE format('CREATE POLICY reader ON %I FOR SELECT TO tidings_reader USING (true)', t);
+  END LOOP;
+  FOREACH t IN ARRAY ARRAY['follows', 'comments', 'comment_keys', 'comments_archive', 'archived_threads', 'threads', 'api_tokens',
+                           'outbox_messages', 'outbox_messages_dlq', 'outbox_dlq_actions', 'outbox_messages_archive'] LOOP
     EXECUTE format('CREATE POLICY writer ON %I TO tidings_writer USING (true) WITH CHECK (true)', t);
   END LOOP;
 END $$;
 -- +goose StatementEnd
 
-GRANT SELECT, INSERT, UPDATE ON follows, comments, comment_keys, threads TO tidings_api, tidings_writer;
+-- ==== Rights ====
+
+GRANT SELECT, INSERT, UPDATE ON follows, comments, comment_keys, threads TO tidings_api;
 GRANT DELETE ON comment_keys TO tidings_api; -- the key of a create that is refused after all is given back
-GRANT SELECT ON outbox_messages_archive, api_tokens TO tidings_api;
-GRANT SELECT ON outbox_messages TO tidings_api, tidings_writer;
+GRANT SELECT ON outbox_messages_archive, api_tokens, threads_purged TO tidings_api;
+GRANT SELECT ON outbox_messages TO tidings_api;
 GRANT INSERT (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, trace_id, event_id)
-  ON outbox_messages TO tidings_api, tidings_writer;
+  ON outbox_messages TO tidings_api;
 GRANT SELECT, DELETE ON outbox_messages_dlq TO tidings_api;
 GRANT UPDATE (last_error) ON outbox_messages_dlq TO tidings_api; -- SELECT FOR UPDATE wants it for some column
 GRANT SELECT, INSERT ON outbox_dlq_actions TO tidings_api, tidings_system; -- an audit: nobody changes it
+GRANT USAGE ON SEQUENCE object_version_id TO tidings_api, tidings_system;
+-- The API brings threads back and archives none.
+GRANT SELECT ON all_comments, comments_archive, archived_threads TO tidings_api, tidings_writer;
+GRANT DELETE ON comments_archive TO tidings_api;
+GRANT UPDATE (state, returned_at, returned_by) ON archived_threads TO tidings_api;
+
+GRANT SELECT, INSERT, UPDATE, DELETE ON follows, comments, comment_keys, comments_archive, archived_threads, comment_archive_walk, threads, threads_purged,
+  api_tokens, outbox_messages, outbox_messages_dlq, outbox_messages_archive, outbox_archive_exports, outbox_partitions, leases, lease_members,
+  retention_cursors TO tidings_system;
+GRANT SELECT ON all_comments TO tidings_system;
+GRANT SELECT, UPDATE ON outbox_archive_cursor, outbox_archive_months TO tidings_system;
+GRANT SELECT, INSERT, UPDATE ON outbox_archive_holds, job_runs TO tidings_system;
+GRANT SELECT, INSERT, UPDATE ON erasures TO tidings_system; -- the API has no business with it
+GRANT SELECT, DELETE ON outbox_messages_archive_default TO tidings_system; -- its rows of dropped months are deleted there, and nowhere else
 GRANT USAGE ON SEQUENCE outbox_messages_id_seq TO tidings_api, tidings_writer, tidings_system;
 GRANT SELECT ON SEQUENCE outbox_messages_id_seq TO tidings_system; -- for the floors
-GRANT USAGE ON SEQUENCE object_version_id TO tidings_api, tidings_writer, tidings_system;
-GRANT SELECT, INSERT, UPDATE, DELETE ON follows, comments, comment_keys, threads, api_tokens, outbox_messages, outbox_messages_dlq,
-  outbox_messages_archive, outbox_partitions, leases, lease_members TO tidings_system;
+GRANT USAGE ON SEQUENCE comment_archive_id TO tidings_system;
+
+-- Direct SQL writers append events, and write follows and comments; nothing else. What the relay writes on an outbox row
+-- (processed_at, attempts, stream_seq...) and what names a row (id, event_id) is not theirs, and neither is a row's key once it stands.
+GRANT SELECT, INSERT ON follows, comments TO tidings_writer;
+GRANT UPDATE (status, version, positioned_at, updated_at) ON follows TO tidings_writer;
+GRANT UPDATE (body, author_state, version, updated_at) ON comments TO tidings_writer;
+GRANT INSERT (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, trace_id)
+  ON outbox_messages TO tidings_writer;
+GRANT SELECT (id, event_id, slot, delayed) ON outbox_messages TO tidings_writer; -- for RETURNING
+
+GRANT SELECT ON follows, comments, comment_keys, comments_archive, archived_threads, comment_archive_walk, all_comments, threads, threads_purged,
+  outbox_messages, outbox_messages_dlq, outbox_dlq_actions, outbox_messages_archive, outbox_archive_cursor, outbox_archive_months, outbox_archive_holds,
+  outbox_archive_exports, outbox_partitions, leases, lease_members, job_runs, retention_cursors, erasures, tidings_truth_migrations TO tidings_reader;
+-- Not the hashes: nobody who looks at rows needs them, and whoever has one can tell whether a token that was found somewhere is it.
+GRANT SELECT (tenant_id, name, roles, created_at, expires_at, revoked_at, replaced_at, rate_read, rate_write) ON api_tokens TO tidings_reader;
+
+-- ==== Functions ====
+
+-- Each function takes its search_path from here: this schema, whichever the operator chose, and the temporary schema last. PostgreSQL searches a
+-- temporary schema that the path does not name before all others. The caller of a function that runs as its owner could then have the owner run
+-- the caller's code, with a temporary view or type of a name that the function uses.
+SELECT set_config('search_path', format('%I, pg_temp', current_schema()), true);
+
+-- find_token finds a token by its hash for a caller that has no tenant yet. It runs as the owner of the tables.
+-- +goose StatementBegin
+CREATE FUNCTION find_token(hash bytea)
+RETURNS TABLE (tenant_id bigint, name text, roles text[], rate_read text, rate_write text)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+  SELECT t.tenant_id, t.name, t.roles, t.rate_read, t.rate_write FROM api_tokens t
+   WHERE t.token_hash = hash AND t.revoked_at IS NULL AND (t.expires_at IS NULL OR t.expires_at > now())
+$$;
+-- +goose StatementEnd
+REVOKE ALL ON FUNCTION find_token(bytea) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION find_token(bytea) TO tidings_api, tidings_system;
+
+-- Partitions are made and dropped by functions of the owner's, so that the archiver needs no right to the tables themselves.
+-- All are called with a lock_timeout: who waits for ACCESS EXCLUSIVE has every later reader wait behind it.
+
+-- outbox_archive_holds_month: whether a hold of every tenant covers the month, and the tenants that have one of their own.
+-- +goose StatementBegin
+CREATE FUNCTION outbox_archive_holds_month(first date, OUT whole boolean, OUT tenants bigint[])
+LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+  SELECT coalesce(bool_or(tenant_id IS NULL), false), coalesce(array_agg(DISTINCT tenant_id) FILTER (WHERE tenant_id IS NOT NULL), '{}')
+    FROM outbox_archive_holds
+   WHERE released_at IS NULL AND coalesce(from_month <= first, true) AND coalesce(to_month >= first, true)
+$$;
+-- +goose StatementEnd
+
+-- outbox_archive_new_month: a table for the month that is not a partition yet. The check lets it become one without a scan.
+-- +goose StatementBegin
+CREATE FUNCTION outbox_archive_new_month(first date, name text) RETURNS void
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+  EXECUTE format('CREATE TABLE %I (LIKE outbox_messages_archive INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES,
+                                   CONSTRAINT month CHECK (occurred_at >= %L AND occurred_at < %L))',
+    name, first::timestamp AT TIME ZONE 'UTC', (first + interval '1 month') AT TIME ZONE 'UTC');
+END $$;
+-- +goose StatementEnd
+
+-- outbox_archive_attach_month: makes it a partition. It locks the default partition, ACCESS EXCLUSIVE, and reads it: it is small.
+-- +goose StatementBegin
+CREATE FUNCTION outbox_archive_attach_month(first date, name text) RETURNS void
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+  EXECUTE format('ALTER TABLE outbox_messages_archive ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)',
+    name, first::timestamp AT TIME ZONE 'UTC', (first + interval '1 month') AT TIME ZONE 'UTC');
+  EXECUTE format('ALTER TABLE %I DROP CONSTRAINT month', name);
+END $$;
+-- +goose StatementEnd
+
+-- outbox_archive_make_month makes the month's partition and returns how many rows it took over from the default partition. The
+-- move and the attaching are one transaction: between two, the rows would be nowhere. Only the attaching keeps readers waiting.
+-- +goose StatementBegin
+CREATE FUNCTION outbox_archive_make_month(first date) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+  name  text := 'outbox_messages_archive_' || to_char(first, 'YYYYMM');
+  moved bigint;
+BEGIN
+  IF EXISTS (SELECT FROM outbox_archive_months WHERE month = first) THEN
+    RETURN 0;
+  END IF;
+  PERFORM outbox_archive_new_month(first, name);
+  EXECUTE format('WITH gone AS (DELETE FROM outbox_messages_archive_default WHERE occurred_at >= $1 AND occurred_at < $2 RETURNING *),
+                       here AS (INSERT INTO %I SELECT * FROM gone RETURNING processed_at)
+                  INSERT INTO outbox_archive_months (month, rows, last_processed_at) SELECT $3, count(*), coalesce(max(processed_at), ''-infinity'') FROM here', name)
+    USING first::timestamp AT TIME ZONE 'UTC', (first + interval '1 month') AT TIME ZONE 'UTC', first;
+  SELECT rows INTO moved FROM outbox_archive_months WHERE month = first;
+  PERFORM outbox_archive_attach_month(first, name);
+  RETURN moved;
+END $$;
+-- +goose StatementEnd
+
+-- outbox_archive_drop_month drops the month's partition unless a hold covers it: "dropped". Of tenants with a hold of their own the
+-- rows stay, in a partition made anew: "shrunk"; or all of it where no others are left: "held". "gone" when there is none.
+-- +goose StatementBegin
+CREATE FUNCTION outbox_archive_drop_month(first date) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+  name    text := 'outbox_messages_archive_' || to_char(first, 'YYYYMM');
+  held    record;
+  present bigint[];
+BEGIN
+  IF NOT EXISTS (SELECT FROM outbox_archive_months WHERE month = first) THEN
+    RETURN 'gone';
+  END IF;
+  LOCK TABLE outbox_archive_holds IN SHARE MODE; -- a hold that is added meanwhile waits, and finds the month gone
+  SELECT * INTO held FROM outbox_archive_holds_month(first);
+  IF held.whole THEN
+    RETURN 'held';
+  END IF;
+  IF held.tenants <> '{}' THEN
+    EXECUTE format('LOCK TABLE %I IN SHARE ROW EXCLUSIVE MODE', name);
+    EXECUTE format('WITH RECURSIVE t AS ((SELECT min(tenant_id) AS id FROM %1$I)
+                      UNION ALL SELECT (SELECT min(tenant_id) FROM %1$I WHERE tenant_id > t.id) FROM t WHERE t.id IS NOT NULL)
+                    SELECT coalesce(array_agg(id), ''{}'') FROM t WHERE id IS NOT NULL', name) INTO present;
+    IF present <> '{}' AND present <@ held.tenants THEN
+      RETURN 'held';
+    END IF;
+    IF present && held.tenants THEN
+      PERFORM outbox_archive_new_month(first, name || '_held');
+      EXECUTE format('WITH kept AS (INSERT INTO %I SELECT * FROM %I WHERE tenant_id = ANY($1) RETURNING 1)
+                      UPDATE outbox_archive_months SET rows = (SELECT count(*) FROM kept) WHERE month = $2', name || '_held', name) USING held.tenants, first;
+      EXECUTE format('DROP TABLE %I', name);
+      EXECUTE format('ALTER TABLE %I RENAME TO %I', name || '_held', name);
+      PERFORM outbox_archive_attach_month(first, name);
+      RETURN 'shrunk';
+    END IF;
+  END IF;
+  DELETE FROM outbox_archive_months WHERE month = first;
+  EXECUTE format('DROP TABLE %I', name);
+  RETURN 'dropped';
+END $$;
+-- +goose StatementEnd
+
+REVOKE ALL ON FUNCTION outbox_archive_holds_month(date), outbox_archive_new_month(date, text), outbox_archive_attach_month(date, text),
+  outbox_archive_make_month(date), outbox_archive_drop_month(date) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION outbox_archive_holds_month(date), outbox_archive_make_month(date), outbox_archive_drop_month(date) TO tidings_system;

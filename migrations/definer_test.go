@@ -1,0 +1,319 @@
+package migrations_test
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/migrations"
+)
+
+// home is a schema that holds both sets.
+type home struct {
+	url    string
+	schema string // quoted
+	owner  *pgxpool.Pool
+}
+
+// eachHome runs the test for the default schema and for one that an operator chose.
+func eachHome(t *testing.T, test func(*testing.T, home)) {
+	t.Helper()
+	for _, schema := range []string{"public", "An operator's"} {
+		t.Run(schema, func(t *testing.T) {
+			h := home{schema: schema}
+			if schema == "public" {
+				h.url = testkit.Postgres(t).URL
+			} else {
+				h.url, h.schema = emptyDB(t), pgx.Identifier{schema}.Sanitize()
+			}
+			var err error
+			h.owner, err = postgres.OpenWith(t.Context(), h.url, postgres.Config{MaxConns: 2, ConnectTimeout: 5e9}, postgres.RoleOwner, "test",
+				map[string]string{"search_path": h.schema})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(h.owner.Close)
+			if schema != "public" {
+				h.exec(t, `CREATE SCHEMA `+h.schema+`; GRANT CREATE ON SCHEMA `+h.schema+` TO PUBLIC`) // as public before PostgreSQL 15
+				for _, set := range []migrations.Set{migrations.Truth, migrations.Projections} {
+					if _, err := migrations.UpIn(t.Context(), h.url, set, schema); err != nil {
+						t.Fatal(err)
+					}
+				}
+				h.exec(t, `GRANT USAGE ON SCHEMA `+h.schema+` TO tidings_api, tidings_system`)
+			}
+			test(t, h)
+		})
+	}
+}
+
+func (h home) exec(t *testing.T, sql string) {
+	t.Helper()
+	if _, err := h.owner.Exec(t.Context(), sql); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// function is one of the schema's.
+type function struct {
+	Name      string
+	Signature string
+	Definer   bool // runs as its owner
+	Settings  []string
+	Callers   []string // roles other than the owner that may call it
+}
+
+func (h home) functions(t *testing.T) []function {
+	t.Helper()
+	rows, _ := h.owner.Query(t.Context(), `
+		SELECT p.proname::text AS name, p.oid::regprocedure::text AS signature, p.prosecdef AS definer, coalesce(p.proconfig, '{}') AS settings,
+		       array(SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END
+		               FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a WHERE a.grantee <> p.proowner ORDER BY 1) AS callers
+		  FROM pg_proc p WHERE p.pronamespace = $1::regnamespace ORDER BY 2`, h.schema)
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByName[function])
+	if err != nil || len(all) == 0 {
+		t.Fatalf("%d functions, %v", len(all), err)
+	}
+	return all
+}
+
+// A caller that puts objects of its own before those that a function names has them run with the owner's rights, or answers for them.
+// Unless it is named, the temporary schema is searched first; "$user" is whoever runs the function.
+func TestFunctionsFindOnlyTheObjectsOfTheirSchema(t *testing.T) {
+	eachHome(t, func(t *testing.T, h home) {
+		for _, f := range h.functions(t) {
+			if want := "search_path=" + h.schema + ", pg_temp"; !slices.Equal(f.Settings, []string{want}) {
+				t.Errorf("%s has the settings %q, want %q: its migration begins with the set_config of 00001_init.sql, and it wants SET search_path FROM CURRENT", f.Signature, f.Settings, want)
+			}
+			if slices.Contains(f.Callers, "PUBLIC") {
+				t.Errorf("%s: everybody may call it; its migration wants REVOKE ALL ON FUNCTION %[1]s FROM PUBLIC", f.Signature)
+			}
+		}
+		var makers []string
+		if err := h.owner.QueryRow(t.Context(), `
+			SELECT coalesce(array_agg(rolname::text), '{}') FROM pg_roles
+			 WHERE starts_with(rolname, 'tidings_') AND has_schema_privilege(oid, $1::regnamespace, 'CREATE')`, h.schema).Scan(&makers); err != nil || len(makers) > 0 {
+			t.Errorf("roles that may make objects in the schema: %v, %v", makers, err)
+		}
+	})
+}
+
+func TestNobodyButTheSystemMakesTemporaryTables(t *testing.T) {
+	migrated := emptyDB(t)
+	for _, set := range []migrations.Set{migrations.Truth, migrations.Projections} {
+		if _, err := migrations.Up(t.Context(), migrated, set); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, url := range map[string]string{"a migrated database": migrated, "a test's database": testkit.Postgres(t).URL} {
+		var who []string
+		if err := pool(t, url, postgres.RoleOwner).QueryRow(t.Context(), `
+			SELECT array_agg(CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
+			  FROM pg_database d, aclexplode(coalesce(d.datacl, acldefault('d', d.datdba))) a
+			 WHERE d.datname = current_database() AND a.privilege_type = 'TEMPORARY' AND a.grantee <> d.datdba`).Scan(&who); err != nil || !slices.Equal(who, []string{"tidings_system"}) {
+			t.Errorf("%s: %v make temporary tables, want tidings_system: %v", name, who, err)
+		}
+	}
+}
+
+// calls has a call of each function that runs as its owner, which takes the function's longest way.
+var calls = map[string]struct {
+	setup   string
+	args    string
+	passing map[string]string // relations that the call makes and that are gone when it ends, with one that they are like
+}{
+	"find_token": {args: `sha256('x')`, setup: `INSERT INTO api_tokens (token_hash, tenant_id, name, roles) VALUES (sha256('x'), 1, 't', '{read}')`},
+	"outbox_archive_make_month": {args: `'2026-01-01'`, setup: `
+		INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
+		    processed_at, attempts, event_id, inserted_at, partition)
+		  SELECT 100 + m * 10 + tenant, tenant, 'follow', 2, 'created', 1, '{}', make_timestamptz(2026, m, 15, 0, 0, 0), now(), now(), 0, gen_random_uuid(), now(), 0
+		    FROM generate_series(1, 2) tenant, generate_series(1, 2) m`},
+	"outbox_archive_drop_month": {args: `'2026-02-01'`, passing: map[string]string{"outbox_messages_archive_202602_held": "outbox_messages_archive"}, setup: `
+		SELECT outbox_archive_make_month('2026-02-01');
+		INSERT INTO outbox_archive_holds (tenant_id, reason, created_by) VALUES (1, 'r', 'a')`},
+}
+
+// relation is a table or a view that an attacker puts another one before.
+type relation struct{ Name, Columns string }
+
+// relationsSQL lists the relations of the schema $1 with the definitions of their columns.
+const relationsSQL = `
+SELECT c.relname::text AS name, string_agg(format('%I %s', a.attname, format_type(a.atttypid, a.atttypmod)), ', ' ORDER BY a.attnum) AS columns
+  FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+ WHERE c.relnamespace = $1::regnamespace AND c.relkind IN ('r', 'p', 'v') GROUP BY c.relname ORDER BY 1`
+
+// attacks make objects in the temporary schema, given all relations. Code of theirs that runs calls pg_temp.ran.
+var attacks = map[string]func([]relation) string{
+	"nothing": func([]relation) string { return "" },
+	"views": func(relations []relation) string {
+		var b strings.Builder
+		b.WriteString(triggerSQL)
+		for i, r := range relations { // PL/pgSQL, which is never inlined: whatever is asked of the view, it runs
+			fmt.Fprintf(&b, `
+				CREATE FUNCTION pg_temp.rows_%d() RETURNS TABLE (%s) LANGUAGE plpgsql AS $f$ BEGIN PERFORM pg_temp.ran('view %[3]s'); END $f$;
+				CREATE TEMP VIEW %[3]s AS SELECT * FROM pg_temp.rows_%[1]d();
+				CREATE TRIGGER t INSTEAD OF INSERT OR UPDATE OR DELETE ON pg_temp.%[3]s FOR EACH ROW EXECUTE FUNCTION pg_temp.trigger_ran();`,
+				i, r.Columns, r.Name)
+		}
+		return b.String()
+	},
+	"tables": func(relations []relation) string {
+		var b strings.Builder
+		b.WriteString(triggerSQL)
+		for _, r := range relations {
+			fmt.Fprintf(&b, `
+				CREATE TEMP TABLE %s (%s);
+				CREATE TRIGGER t BEFORE INSERT OR UPDATE OR DELETE ON pg_temp.%[1]s FOR EACH STATEMENT EXECUTE FUNCTION pg_temp.trigger_ran();`, r.Name, r.Columns)
+		}
+		return b.String()
+	},
+	// Functions and operators are never searched for in the temporary schema. Types are: a domain's check runs at every assignment.
+	"types": func([]relation) string {
+		return `
+			DO $d$ DECLARE type name; BEGIN
+			  FOR type IN SELECT typname FROM pg_type WHERE typnamespace = 'pg_catalog'::regnamespace AND typtype = 'b' AND typcategory <> 'A' LOOP
+			    EXECUTE format('CREATE DOMAIN pg_temp.%1$I AS pg_catalog.%1$I CHECK (pg_temp.ran(%2$L))', type, 'type ' || type);
+			  END LOOP;
+			END $d$`
+	},
+}
+
+const (
+	ranSQL = `
+		CREATE FUNCTION pg_temp.ran(what text) RETURNS boolean LANGUAGE plpgsql AS
+		$f$ BEGIN RAISE WARNING USING MESSAGE = format('%s of the caller ran as %s', what, current_user), CONSTRAINT = current_user; RETURN true; END $f$;`
+	triggerSQL = `
+		CREATE FUNCTION pg_temp.trigger_ran() RETURNS trigger LANGUAGE plpgsql AS
+		$f$ BEGIN PERFORM pg_temp.ran('a trigger on ' || TG_TABLE_NAME); RETURN NULL; END $f$;`
+)
+
+func TestNoCallerHijacksAFunctionThatRunsAsItsOwner(t *testing.T) {
+	eachHome(t, func(t *testing.T, h home) {
+		h.exec(t, `DO $$ BEGIN EXECUTE format('GRANT TEMPORARY ON DATABASE %I TO tidings_api, tidings_system', current_database()); END $$`) // the attack does without the first defense
+		for _, name := range []string{"find_token", "outbox_archive_make_month", "outbox_archive_drop_month"} {                              // in this order
+			h.exec(t, calls[name].setup)
+		}
+		attacked := 0
+		for _, f := range h.functions(t) {
+			if !f.Definer {
+				continue
+			}
+			if calls[f.Name].args == "" {
+				t.Errorf("%s runs as its owner: calls wants a call of it, for the attack", f.Signature)
+				continue
+			}
+			for _, caller := range f.Callers {
+				attacked++
+				h.attack(t, f, caller)
+			}
+		}
+		if attacked < 3 {
+			t.Errorf("%d attacks", attacked)
+		}
+	})
+}
+
+// attack calls the function with and without objects of the caller's in the way, and compares.
+func (h home) attack(t *testing.T, f function, caller string) {
+	t.Helper()
+	rows, _ := h.owner.Query(t.Context(), relationsSQL, h.schema)
+	before, err := pgx.CollectRows(rows, pgx.RowToStructByName[relation])
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, after := h.call(t, f, caller, "nothing", before)
+	if want == "" || strings.HasPrefix(want, "ERROR") {
+		t.Fatalf("%s, called by %s: %q", f.Signature, caller, want)
+	}
+	relations := append(before, after...)
+	for name, like := range calls[f.Name].passing {
+		i := slices.IndexFunc(before, func(r relation) bool { return r.Name == like })
+		relations = append(relations, relation{Name: name, Columns: before[i].Columns})
+	}
+	slices.SortFunc(relations, func(a, b relation) int { return cmp.Compare(a.Name, b.Name) })
+	relations = slices.CompactFunc(relations, func(a, b relation) bool { return a.Name == b.Name })
+	for name := range attacks {
+		if got, _ := h.call(t, f, caller, name, relations); got != want {
+			t.Errorf("%s, called by %s, behind %s of the caller's answers %s, want %s", f.Signature, caller, name, got, want)
+		}
+	}
+}
+
+// call returns what the function answers to the caller behind the attack, and the relations of the schema as the call leaves them. It is undone.
+// It has a connection of its own: a function that was compiled, or a statement that was planned, is not looked up again.
+func (h home) call(t *testing.T, f function, caller, attack string, relations []relation) (answer string, after []relation) {
+	t.Helper()
+	ctx := t.Context()
+	cfg, err := pgx.ParseConfig(h.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.RuntimeParams["role"], cfg.RuntimeParams["timezone"] = caller, "GMT"
+	cfg.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
+		if as := n.ConstraintName; as != "" && as != caller {
+			t.Errorf("%s, called by %s: %s", f.Signature, caller, n.Message)
+		}
+	}
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(ctx) }()
+	tx, err := conn.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(ctx, ranSQL+attacks[attack](relations)); err != nil {
+		t.Fatalf("%s of the caller's: %v", attack, err)
+	}
+	sql := fmt.Sprintf(`SELECT f::pg_catalog.text FROM %s.%s(%s) f`, h.schema, f.Name, calls[f.Name].args)
+	if err := tx.QueryRow(ctx, sql).Scan(&answer); err != nil {
+		return "ERROR: " + err.Error(), nil
+	}
+	rows, _ := tx.Query(ctx, relationsSQL, h.schema)
+	if after, err = pgx.CollectRows(rows, pgx.RowToStructByName[relation]); err != nil {
+		t.Fatal(err)
+	}
+	return answer, after
+}
+
+func TestUpWithALoginThatOwnsNeitherDatabaseNorSchema(t *testing.T) {
+	db := emptyDB(t)
+	ctx, owner := t.Context(), pool(t, db, postgres.RoleOwner)
+	login := "migrates_" + strings.ToLower(rand.Text()[:8])
+	t.Cleanup(func() {
+		if _, err := owner.Exec(context.WithoutCancel(ctx), `DROP OWNED BY `+login+`; DROP ROLE `+login); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := owner.Exec(ctx, `CREATE ROLE `+login+` CREATEROLE; GRANT CREATE ON SCHEMA public TO `+login); err != nil {
+		t.Fatal(err)
+	}
+	u, err := url.Parse(db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := u.Query()
+	q.Set("role", login)
+	u.RawQuery = q.Encode()
+	for _, set := range []migrations.Set{migrations.Truth, migrations.Projections} {
+		if _, err := migrations.Up(ctx, u.String(), set); err != nil {
+			t.Errorf("%s: %v", set, err)
+		}
+	}
+	var tables string
+	if err := owner.QueryRow(ctx, `SELECT DISTINCT tableowner::text FROM pg_tables WHERE schemaname = 'public'`).Scan(&tables); err != nil || tables != login {
+		t.Errorf("the tables are %s's, %v; want %s's", tables, err, login)
+	}
+}

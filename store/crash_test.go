@@ -1,0 +1,345 @@
+package store_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/store"
+)
+
+// lateFlush has each commit wait in the server's memory before it is written. A crash meanwhile leaves no trace of the transaction, and its
+// id goes to another one.
+func lateFlush(delay time.Duration) []string {
+	return []string{"fsync=on", fmt.Sprintf("commit_delay=%d", delay.Microseconds()), "commit_siblings=0", "wal_writer_delay=10s"}
+}
+
+type answer struct {
+	out []store.FollowOutcome
+	err error
+}
+
+// start has follower follow 2.
+func start(f fixture, follower int64) chan answer {
+	told := make(chan answer, 1)
+	go func() {
+		out, err := f.Follow(context.Background(), tenant, []store.FollowWrite{{Meta: meta(), FollowerID: follower, FolloweeID: 2}})
+		told <- answer{out, err}
+	}()
+	return told
+}
+
+// made wants the follow to have been made and answered so. It is false where that took too long for an answer, which is right and shows nothing.
+func (f fixture) made(t *testing.T, follower int64, a answer) bool {
+	t.Helper()
+	if errors.Is(a.err, postgres.ErrUnknown) {
+		t.Log(a.err)
+		return false
+	}
+	if a.err != nil || !a.out[0].Changed || a.out[0].Follow.Version != 1 {
+		t.Errorf("follow: %+v, %v", a.out, a.err)
+	}
+	if got, err := f.GetFollow(t.Context(), tenant, follower, 2); err != nil || got.Version != 1 {
+		t.Errorf("the follow that was answered: %+v, %v", got, err)
+	}
+	var events int
+	err := f.system.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE aggregate_id = 2 AND (payload ->> 'follower_id')::bigint = $1`, follower).Scan(&events)
+	if err != nil || events != 1 {
+		t.Errorf("%d events, want 1; %v", events, err)
+	}
+	return true
+}
+
+// shows runs arrange, each time with another follower, until it has shown what it is to show.
+func shows(t *testing.T, arrange func(follower int64) bool) {
+	t.Helper()
+	for follower := int64(100); !t.Failed(); follower++ {
+		if arrange(follower) {
+			return
+		}
+		if follower == 110 {
+			t.Fatal("it could not be arranged")
+		}
+	}
+}
+
+// The server forgets a transaction whose COMMIT it was executing, and a stranger gets its id and commits.
+func TestTheCommitOfAStrangerWithTheSameIDIsNotTaken(t *testing.T) {
+	pg := testkit.PostgresProcess(t, lateFlush(100*time.Millisecond)...)
+	db := pg.DB(t)
+	f, owner := on(t, db), db.Pool(t, postgres.RoleOwner)
+	answers := func() (bool, error) { return owner.Ping(t.Context()) == nil, nil }
+	id := func() (next uint64) {
+		if err := owner.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text::bigint`).Scan(&next); err != nil {
+			t.Fatal(err)
+		}
+		return next
+	}
+	shows(t, func(follower int64) (arranged bool) {
+		f.follow(t, follower, 1) // a connection that has prepared its statements
+		for range 20 {           // which are forgotten too: there is room for strangers beside the writer's second try
+			id()
+		}
+		told := start(f, follower)
+		var lost uint64
+		testkit.Eventually(t, 10*time.Second, "COMMIT to wait for the flush", func() (bool, error) {
+			err := owner.QueryRow(t.Context(), `SELECT coalesce(max(backend_xid::text::bigint), 0) FROM pg_stat_activity
+				WHERE datname = current_database() AND state = 'active' AND query = 'commit'`).Scan(&lost)
+			return lost > 0, err
+		})
+		pg.Restart(t)
+		testkit.Eventually(t, 20*time.Second, "PostgreSQL to answer", answers)
+		for id() <= lost { // strangers commit
+			arranged = true
+		}
+		return f.made(t, follower, <-told) && arranged
+	})
+}
+
+// A server that comes back as a standby may not have heard of the transaction yet. Once it is promoted it tells.
+func TestAStandbyIsNotAskedWhatWasCommittedBeforeItsPromotion(t *testing.T) {
+	pg := testkit.PostgresProcess(t, append(lateFlush(100*time.Millisecond), "wal_level=replica", "hot_standby=on")...)
+	db := pg.DB(t)
+	f, owner := on(t, db), db.Pool(t, postgres.RoleOwner)
+	standby := `DO $$ BEGIN EXECUTE format('COPY (SELECT) TO %L', current_setting('data_directory') || '/standby.signal'); END $$`
+	shows(t, func(follower int64) bool {
+		f.follow(t, follower, 1)
+		if _, err := owner.Exec(t.Context(), standby); err != nil {
+			t.Fatal(err)
+		}
+		told := start(f, follower)
+		awaitBackend(t, owner, told, "COMMIT to wait for the flush", `state = 'active' AND query = 'commit'`)
+		pg.Restart(t)
+		awaitBackend(t, owner, told, "the standby to be asked", `pg_is_in_recovery() AND query = 'rollback'`)
+		select {
+		case a := <-told:
+			if !errors.Is(a.err, postgres.ErrUnknown) {
+				t.Errorf("the standby gave an answer: %+v, %v", a.out, a.err)
+			}
+			told <- a
+		default:
+		}
+		if _, err := owner.Exec(t.Context(), `SELECT pg_promote()`); err != nil {
+			t.Fatal(err)
+		}
+		return f.made(t, follower, <-told)
+	})
+}
+
+// A COMMIT that waits for a standby is cut off by a crash, which leaves the transaction without the wait.
+func TestACommitThatIsFoundIsOnTheStandbysToo(t *testing.T) {
+	pg := testkit.PostgresProcess(t, "wal_level=replica", "max_wal_senders=2")
+	db := pg.DB(t)
+	f, owner := on(t, db), db.Pool(t, postgres.RoleOwner)
+	set := func(sql string) {
+		t.Helper()
+		for _, sql := range []string{sql, `SELECT pg_reload_conf()`} {
+			if _, err := owner.Exec(t.Context(), sql); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	shows(t, func(follower int64) bool {
+		f.follow(t, follower, 1)
+		set(`ALTER SYSTEM SET synchronous_standby_names = 'nobody'`)
+		testkit.Eventually(t, 10*time.Second, "the server to want a standby", func() (names bool, err error) {
+			return names, owner.QueryRow(t.Context(), `SELECT current_setting('synchronous_standby_names') <> ''`).Scan(&names)
+		})
+		told := start(f, follower)
+		awaitBackend(t, owner, told, "COMMIT to wait for a standby", `wait_event = 'SyncRep'`)
+		pg.Restart(t)
+		awaitBackend(t, owner, told, "the answer to wait for a standby", `wait_event = 'SyncRep'`)
+		select {
+		case a := <-told:
+			if !errors.Is(a.err, postgres.ErrUnknown) {
+				t.Errorf("answered without a standby: %+v, %v", a.out, a.err)
+			}
+			told <- a
+		default:
+		}
+		set(`ALTER SYSTEM RESET synchronous_standby_names`)
+		return f.made(t, follower, <-told)
+	})
+}
+
+// awaitBackend waits for a connection of another's that is as the condition says, over restarts, or for the answer.
+func awaitBackend(t *testing.T, owner *pgxpool.Pool, told chan answer, what, condition string) {
+	t.Helper()
+	testkit.Eventually(t, 10*time.Second, what, func() (there bool, _ error) {
+		err := owner.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
+			WHERE datname = current_database() AND pid <> pg_backend_pid() AND (`+condition+`))`).Scan(&there)
+		return err == nil && there || len(told) > 0, nil
+	})
+}
+
+// crashes has writers of several tenants and kinds write, single and in slices, while the server crashes so many times, as a whole or by
+// one of its processes. All that was answered is there afterwards, once, with its event.
+func crashes(t *testing.T, seed uint64, rounds int) {
+	t.Logf("seed %d", seed)
+	pg := testkit.PostgresProcess(t, lateFlush(20*time.Millisecond)...)
+	db := pg.DB(t)
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(),
+		`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = off', current_database()); END $$`); err != nil {
+		t.Fatal(err) // writes are durable all the same
+	}
+	l := crashLoad{seed: seed, stores: []fixture{on(t, db), on(t, db)}, acked: make(map[string]bool)}
+	owner := db.Pool(t, postgres.RoleOwner)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var writers sync.WaitGroup
+	for w := range int64(24) {
+		writers.Go(func() { l.write(ctx, t, w) })
+	}
+	r := rand.New(rand.NewPCG(seed, 1<<32))
+	for range rounds {
+		want := l.answered.Load() + 50 + r.Int64N(150)
+		testkit.Eventually(t, 30*time.Second, "writes to be answered", func() (bool, error) { return l.answered.Load() >= want, nil })
+		if r.IntN(3) > 0 {
+			pg.Restart(t)
+			continue
+		}
+		var pid int
+		testkit.Eventually(t, 30*time.Second, "a process that commits", func() (bool, error) {
+			err := owner.QueryRow(ctx, `SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+				ORDER BY query <> 'commit', state <> 'active', random() LIMIT 1`).Scan(&pid)
+			return err == nil, nil // the one before has ended the owner's connection too
+		})
+		pg.KillBackend(t, pid)
+	}
+	want := l.answered.Load() + 50
+	testkit.Eventually(t, 30*time.Second, "writes to be answered after the last crash", func() (bool, error) { return l.answered.Load() >= want, nil })
+	stop()
+	writers.Wait()
+	l.check(t)
+}
+
+type crashLoad struct {
+	seed     uint64
+	stores   []fixture
+	answered atomic.Int64
+	failed   atomic.Int64
+
+	mu    sync.Mutex
+	acked map[string]bool // what was made, as the truth and the outbox name it
+}
+
+// write writes what nobody else does, until ctx ends.
+func (l *crashLoad) write(ctx context.Context, t *testing.T, w int64) {
+	s, tenant, r := l.stores[w%2], 1+w/2%6, rand.New(rand.NewPCG(l.seed, uint64(w)))
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for id := (w + 1) * 1_000_000; ctx.Err() == nil; id += 10 {
+		var made []string
+		var err error
+		ack := func(changed bool, format string, args ...any) {
+			name := fmt.Sprintf("%d ", tenant) + fmt.Sprintf(format, args...)
+			if !changed {
+				t.Errorf("%s: the answer is that nothing was made", name)
+			}
+			made = append(made, name)
+		}
+		bg := context.WithoutCancel(ctx) // what was begun is awaited
+		switch r.IntN(4) {
+		case 0, 1:
+			writes := make([]store.FollowWrite, 1+r.IntN(4)/3*2)
+			for i := range writes {
+				writes[i] = store.FollowWrite{Meta: meta(), FollowerID: id + int64(i), FolloweeID: 1}
+			}
+			var out []store.FollowOutcome
+			out, err = s.Follow(bg, tenant, writes)
+			for i := range out {
+				ack(out[i].Changed, "follow %d 1 1", id+int64(i))
+			}
+		case 2:
+			c := store.NewComment{Meta: meta(), PostID: id, AuthorID: 1, Body: "hello"}
+			if r.IntN(2) == 0 {
+				c.Key = fmt.Sprint(id)
+			}
+			var out []store.CommentOutcome
+			out, err = s.Create(bg, tenant, []store.NewComment{c})
+			for _, o := range out {
+				ack(o.Changed && o.Err == nil, "comment %d %s 1", id, o.Comment.CommentID)
+			}
+		case 3:
+			var out []store.ThreadOutcome
+			out, err = s.SetThreads(bg, tenant, []store.ThreadSettings{{Meta: meta(), PostID: id, Title: "title"}})
+			for _, o := range out {
+				ack(o.Changed && o.Err == nil, "thread %d 1", id)
+			}
+		}
+		if err == nil {
+			l.answered.Add(int64(len(made)))
+			l.mu.Lock()
+			for _, name := range made {
+				l.acked[name] = true
+			}
+			l.mu.Unlock()
+			continue
+		}
+		l.failed.Add(1)
+		if !postgres.IsTransient(err) && !errors.Is(err, postgres.ErrUnknown) {
+			t.Errorf("write: %v", err)
+		}
+		<-tick.C // the server is down
+	}
+}
+
+// check compares what was answered with the truth, and the truth with the outbox.
+func (l *crashLoad) check(t *testing.T) {
+	system := l.stores[0].system
+	truth := names(t, system, `
+SELECT format('%s follow %s %s %s', tenant_id, follower_id, followee_id, version) FROM follows
+UNION ALL SELECT format('%s comment %s %s %s', tenant_id, post_id, comment_id, version) FROM comments
+UNION ALL SELECT format('%s thread %s %s', tenant_id, post_id, object ->> 'version') FROM threads`)
+	outbox := names(t, system, `
+SELECT format('%s %s %s %s', tenant_id, aggregate_type, CASE aggregate_type
+         WHEN 'follow' THEN format('%s %s', payload ->> 'follower_id', payload ->> 'followee_id')
+         WHEN 'thread' THEN payload ->> 'post_id'
+         ELSE format('%s %s', payload ->> 'post_id', payload ->> 'comment_id') END, payload ->> 'version')
+  FROM outbox_messages`)
+	var lost, silent int
+	for name := range l.acked {
+		if truth[name] != 1 {
+			lost++
+			t.Errorf("%s was answered, and the truth has it %d times", name, truth[name])
+		}
+	}
+	for name, n := range truth {
+		if outbox[name] != n || n != 1 {
+			silent++
+			t.Errorf("the truth has %s %d times, and the outbox %d times", name, n, outbox[name])
+		}
+	}
+	t.Logf("%d answered, %d lost; %d failed, %d in the truth; %d without one event", len(l.acked), lost, l.failed.Load(), len(truth), silent)
+	if len(outbox) != len(truth) {
+		t.Errorf("%d events, want %d", len(outbox), len(truth))
+	}
+}
+
+func names(t *testing.T, pool *pgxpool.Pool, sql string) map[string]int {
+	t.Helper()
+	rows, _ := pool.Query(t.Context(), sql)
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := make(map[string]int, len(all))
+	for _, name := range all {
+		count[name]++
+	}
+	return count
+}
+
+func TestNoWriteThatWasAnsweredIsLostWhenPostgreSQLCrashes(t *testing.T) {
+	crashes(t, rand.Uint64(), 5)
+}
