@@ -2,6 +2,7 @@ package api
 
 import (
 	linked "container/list"
+	"maps"
 	"sync"
 	"time"
 
@@ -35,9 +36,9 @@ type pageKey struct {
 // dropped when an event is heard that changes it.
 //
 // The event is heard before the projection has applied it, so a page that is read in between is old although it is new here.
-// Hence each list knows, by partition, the last event that may have changed it, and a page is kept only if the consumer's offsets,
+// Hence each list knows, by stream, the last event that may have changed it, and a page is kept only if the consumer's offsets,
 // read in the page's transaction, have reached them all. That is exact from a list's first request on. Of events before, any may
-// have changed it: there it starts with the last event of each partition.
+// have changed it: there it starts with the last event of each stream.
 //
 // While events cannot be heard nothing is kept. Plain NATS may lose some even so, a server that hangs is noticed late, and a retried
 // dead letter, a repair or a rebuilt projection changes pages without an event: no page is older than pageMaxAge. A page's as_of is read with it, and stays true. All methods may be called from any goroutine; a nil
@@ -48,7 +49,7 @@ type Pages struct {
 
 	mu      sync.Mutex
 	hearing bool
-	heard   [event.Partitions]uint64 // the last event of each partition
+	heard   map[string]uint64 // the last event of each stream
 	tracked map[pageKey]*linked.Element
 	recent  *linked.List // of *pageList, the one asked for last in front
 	bytes   int64
@@ -58,8 +59,8 @@ type Pages struct {
 type pageList struct {
 	key   pageKey
 	asked int
-	need  [event.Partitions]uint64 // the last event of each partition that may have changed it
-	pages map[int]keptPage         // by limit
+	need  map[string]uint64 // the last event of each stream that may have changed it
+	pages map[int]keptPage  // by limit
 	bytes int64
 }
 
@@ -85,7 +86,7 @@ func (p *Pages) clear() {
 }
 
 // Begin implements consumers.Listener.
-func (p *Pages) Begin(last [event.Partitions]uint64) {
+func (p *Pages) Begin(last map[string]uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.clear()
@@ -108,25 +109,20 @@ func (p *Pages) Hear(e *event.Event, err error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if e.Partition < 0 || e.Partition >= event.Partitions {
-		p.clear()
-		return
-	}
-	if e.Seq < p.heard[e.Partition] { // the stream was made anew, and its sequences with it
-		p.clear()
-		p.heard = [event.Partitions]uint64{}
-	}
 	if err != nil {
 		p.clear()
 	}
-	p.heard[e.Partition] = e.Seq
+	if e.Stream == "" || !p.hearing {
+		return
+	}
+	p.heard[e.Stream] = e.Seq
 	if err != nil {
 		return
 	}
 	for _, key := range []pageKey{{e.TenantID, listFollowers, e.AggregateID}, {e.TenantID, listFollowing, int64(f.FollowerID)}} {
 		if at, ok := p.tracked[key]; ok {
 			l := at.Value.(*pageList)
-			l.need[e.Partition] = e.Seq
+			l.need[e.Stream] = e.Seq
 			p.drop(l)
 		}
 	}
@@ -150,7 +146,7 @@ func (p *Pages) get(key pageKey, limit int) (EdgeList, bool) {
 func (p *Pages) ask(key pageKey) *pageList {
 	at, ok := p.tracked[key]
 	if !ok {
-		at = p.recent.PushFront(&pageList{key: key, need: p.heard, pages: make(map[int]keptPage)})
+		at = p.recent.PushFront(&pageList{key: key, need: maps.Clone(p.heard), pages: make(map[int]keptPage)})
 		p.tracked[key] = at
 		if p.recent.Len() > pageMaxTracked {
 			p.forget(p.recent.Back())
@@ -163,7 +159,7 @@ func (p *Pages) ask(key pageKey) *pageList {
 }
 
 // put keeps a page that was read, from readAt on, in a transaction that saw the consumer at these offsets, unless it may be old.
-func (p *Pages) put(key pageKey, limit int, page EdgeList, offsets [event.Partitions]uint64, readAt time.Time) {
+func (p *Pages) put(key pageKey, limit int, page EdgeList, offsets map[string]uint64, readAt time.Time) {
 	if p == nil {
 		return
 	}
@@ -174,8 +170,8 @@ func (p *Pages) put(key pageKey, limit int, page EdgeList, offsets [event.Partit
 		return
 	}
 	l := at.Value.(*pageList)
-	for i, need := range l.need {
-		if offsets[i] < need {
+	for stream, need := range l.need {
+		if offsets[stream] < need {
 			return
 		}
 	}

@@ -3,6 +3,7 @@ package api
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,15 +17,10 @@ func newTestPages(bytes int64) *Pages {
 	return NewPages(Config{PageCacheBytes: bytes}, prometheus.NewRegistry())
 }
 
-type offsets = [event.Partitions]uint64
+type offsets = map[string]uint64
 
-// reached are offsets at which every partition has applied seq.
-func reached(seq uint64) (all offsets) {
-	for i := range all {
-		all[i] = seq
-	}
-	return all
-}
+// reached are offsets at which every stream has applied seq.
+func reached(seq uint64) offsets { return offsets{"EVENTS-2": seq, "EVENTS-3": seq} }
 
 func heardFollow(tenant, follower, followee int64, partition int, seq uint64) *event.Event {
 	payload, err := json.Marshal(event.Follow{FollowerID: event.ID(follower), FolloweeID: event.ID(followee), Status: event.StatusActive, Version: 1})
@@ -32,7 +28,7 @@ func heardFollow(tenant, follower, followee int64, partition int, seq uint64) *e
 		panic(err)
 	}
 	return &event.Event{TenantID: tenant, AggregateType: event.AggregateFollow, AggregateID: followee, Type: event.Created, Version: 1, Payload: payload,
-		Partition: partition, Seq: seq}
+		Stream: fmt.Sprintf("EVENTS-%d", partition), Seq: seq}
 }
 
 func pageOf(next string) EdgeList { return EdgeList{Items: []Edge{{UserID: 1}}, Next: next} }
@@ -84,7 +80,7 @@ func TestAPageReadBeforeItsEventWasAppliedIsNotKept(t *testing.T) {
 		"following, and the follow is applied":             {following7, heardFollow(1, 7, 42, 3, 6), reached(6), true},
 		"somebody else's follow is not applied":            {hot, heardFollow(1, 7, 43, 3, 6), reached(5), true},
 		"another tenant's follow is not applied":           {hot, heardFollow(2, 7, 42, 3, 6), reached(5), true},
-		"another partition has not come to what was there": {hot, heardFollow(1, 7, 42, 3, 6), offsets{3: 6}, false},
+		"another partition has not come to what was there": {hot, heardFollow(1, 7, 42, 3, 6), offsets{"EVENTS-3": 6}, false},
 	} {
 		p := newTestPages(1 << 20)
 		p.Begin(reached(5))
@@ -128,6 +124,10 @@ func TestEventsFromBeforeTheFirstRequestCountToo(t *testing.T) {
 	if !p.askOften(hot, pageOf("new"), reached(6)) {
 		t.Error("a page is not kept that has it")
 	}
+	p.Hear(heardFollow(1, 8, 42, 9, 1), nil) // on a stream that is new
+	if p.askOften(hot, pageOf("newer"), reached(6)) {
+		t.Error("a page is kept that lacks an event of a new stream")
+	}
 	p = newTestPages(1 << 20)
 	p.Begin(reached(9))
 	if p.askOften(hot, pageOf("old"), reached(8)) {
@@ -161,12 +161,10 @@ func TestNothingIsKeptWhileNothingIsHeard(t *testing.T) {
 
 func TestWhatCannotBeReadEmptiesTheCache(t *testing.T) {
 	for name, hear := range map[string]func(p *Pages){
-		"an event that is damaged":       func(p *Pages) { p.Hear(&event.Event{Partition: 3, Seq: 6}, errors.New("damaged")) },
-		"an event of another partition":  func(p *Pages) { p.Hear(&event.Event{Partition: 77, Seq: 6}, nil) },
-		"a payload that is none":         func(p *Pages) { e := heardFollow(1, 1, 2, 3, 6); e.Payload = []byte("{"); p.Hear(e, nil) },
-		"a version of the future":        func(p *Pages) { e := heardFollow(1, 1, 2, 3, 6); e.Version = 2; p.Hear(e, nil) },
-		"the stream that was made anew":  func(p *Pages) { p.Hear(heardFollow(1, 1, 2, 3, 1), nil) },
-		"the stream, with the same list": func(p *Pages) { p.Hear(heardFollow(1, 7, 42, 3, 1), nil) },
+		"an event that is damaged":      func(p *Pages) { p.Hear(&event.Event{Stream: "EVENTS-3", Seq: 6}, errors.New("damaged")) },
+		"one that says not where it is": func(p *Pages) { p.Hear(&event.Event{}, errors.New("damaged")) },
+		"a payload that is none":        func(p *Pages) { e := heardFollow(1, 1, 2, 3, 6); e.Payload = []byte("{"); p.Hear(e, nil) },
+		"a version of the future":       func(p *Pages) { e := heardFollow(1, 1, 2, 3, 6); e.Version = 2; p.Hear(e, nil) },
 	} {
 		p := newTestPages(1 << 20)
 		p.Begin(reached(5))

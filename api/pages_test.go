@@ -42,7 +42,7 @@ func openCached(t testing.TB, db *testkit.DB, b *testkit.Broker, bytes int64) ca
 	if f.js, err = jetstream.New(nc); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := broker.EnsureStream(t.Context(), f.js, f.cfg); err != nil {
+	if _, err := broker.Declare(t.Context(), f.js, f.cfg, broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
 		t.Fatal(err)
 	}
 	pages := api.NewPages(cfg, f.reg)
@@ -61,13 +61,11 @@ func openCached(t testing.TB, db *testkit.DB, b *testkit.Broker, bytes int64) ca
 		}
 	})
 	if _, err := f.system.Exec(t.Context(), `INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id, as_of)
-		SELECT 'followercounts', 'p' || lpad(n::text, 2, '0'), 0, now() FROM generate_series(0, 31) n`); err != nil {
+		VALUES ('followercounts', $1, 0, now())`, f.cfg.StreamName(0)); err != nil {
 		t.Fatal(err)
 	}
 	return f
 }
-
-const partition = 5
 
 func (f cached) publish(t *testing.T, follower, followee int64) event.Event {
 	t.Helper()
@@ -77,8 +75,8 @@ func (f cached) publish(t *testing.T, follower, followee int64) event.Event {
 		t.Fatal(err)
 	}
 	e := event.Event{ID: uuid.NewString(), TenantID: tenant, AggregateType: event.AggregateFollow, AggregateID: followee, Type: event.Created, Version: 1,
-		OccurredAt: now.Time, Payload: payload, Partition: partition}
-	ack, err := f.js.PublishMsg(t.Context(), &nats.Msg{Subject: e.Subject(f.cfg.Prefix), Header: e.Headers(), Data: payload})
+		OccurredAt: now.Time, Payload: payload, OutboxID: 1}
+	ack, err := f.js.PublishMsg(t.Context(), &nats.Msg{Subject: e.Subject(f.cfg.Prefix, 0), Header: e.Headers(), Data: payload})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +88,7 @@ func (f cached) publish(t *testing.T, follower, followee int64) event.Event {
 func (f cached) apply(t *testing.T, e event.Event) {
 	t.Helper()
 	if err := postgres.InTx(t.Context(), f.system, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(t.Context(), `UPDATE consumer_offsets SET last_processed_id = $1, as_of = now() WHERE partition_key = $2`, e.Seq, event.PartitionKey(partition)); err != nil {
+		if _, err := tx.Exec(t.Context(), `UPDATE consumer_offsets SET last_processed_id = $1, as_of = now() WHERE partition_key = $2`, e.Seq, f.cfg.StreamName(0)); err != nil {
 			return err
 		}
 		return followercounts.New().Apply(t.Context(), tx, []event.Event{e})

@@ -75,16 +75,23 @@ func (r *reader) apply(ctx context.Context, stream broker.Stream, b *batch) erro
 	return nil
 }
 
-// resize halves the batches that follow one that used up its time, down to one event, and doubles them after one that left most of it.
+// growAfter is how many batches in a row must leave most of their time before larger ones are tried again.
+const growAfter = 10
+
+// resize halves the batches that follow one that used up its time, down to one event, and doubles them after full ones that left most of it.
 func (r *reader) resize(took time.Duration, events int) {
-	limit, most := r.limit.Load(), int64(r.c.cfg.BatchEvents)
+	limit, most := int(r.limit.Load()), r.c.cfg.BatchEvents
 	switch {
 	case took >= r.c.cfg.ApplyTimeout:
-		limit = max(int64(events)/2, 1)
-	case took < r.c.cfg.ApplyTimeout/4 && limit < most:
-		limit = min(2*limit, most)
+		limit, r.quick = max(events/2, 1), 0
+	case took > r.c.cfg.ApplyTimeout/4:
+		r.quick = 0
+	case limit < most && events >= limit:
+		if r.quick++; r.quick == growAfter {
+			limit, r.quick = min(2*limit, most), 0
+		}
 	}
-	r.limit.Store(limit)
+	r.limit.Store(int64(limit))
 }
 
 // checkKnown returns the fault of an event whose type or version this release does not know.

@@ -101,6 +101,9 @@ func Listen(ctx context.Context, nc *nats.Conn, cfg broker.Config, aggregate str
 			if !begun {
 				continue
 			}
+			if !event.Ours(m.Header) {
+				continue
+			}
 			e, err := decodeLive(m)
 			if e.Seq > 0 && e.Seq <= heard[e.Stream] { // after a change of leader a server may say it again
 				continue

@@ -3,6 +3,7 @@ package consumers
 import (
 	"context"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -123,7 +124,7 @@ type Progress struct {
 	// the stream that is furthest back, and every LagInterval while the consumer has nothing to do. It begins with the creation
 	// of the stream, and is the Unix epoch before the consumer has first run.
 	AsOf time.Time
-	// Offsets are the sequences of the last message that was applied, by the name of the stream.
+	// Offsets are the sequences of the last message that was applied, by the name of the stream; the largest there can be for one that has ended.
 	Offsets map[string]uint64
 }
 
@@ -136,6 +137,9 @@ func ReadProgress(ctx context.Context, tx pgx.Tx, consumer string) (Progress, er
 	p := Progress{AsOf: asOf(offsets[consumer]), Offsets: make(map[string]uint64)}
 	for stream, o := range offsets[consumer] {
 		p.Offsets[stream] = o.Seq
+		if o.Closed {
+			p.Offsets[stream] = math.MaxUint64
+		}
 	}
 	return p, nil
 }

@@ -44,6 +44,7 @@ type reader struct {
 	partition int
 	name      string       // of the stream
 	limit     atomic.Int64 // events of a batch
+	quick     int          // full batches in a row that left most of their time
 	replicas  int          // of the stream, when it was last seen
 	lostSince time.Time    // when the stream first said that events are lost; zero when it does not
 	foreign   bool         // a message that no relay wrote was warned of

@@ -93,14 +93,19 @@ func TestABatchThatTookTooLongIsHalvedAndGrowsAgain(t *testing.T) {
 	r := &reader{c: &Consumer{cfg: Config{BatchEvents: 100, ApplyTimeout: time.Minute}}}
 	r.limit.Store(100)
 	for i, step := range []struct {
-		took   time.Duration
-		events int
-		want   int64
+		took          time.Duration
+		events, times int
+		want          int64
 	}{
-		{time.Minute, 60, 30}, {time.Minute, 30, 15}, {time.Minute, 1, 1}, {time.Minute, 1, 1}, {16 * time.Second, 1, 1}, {time.Second, 1, 2}, {time.Second, 2, 4},
-		{time.Second, 4, 8}, {time.Second, 1, 16}, {time.Second, 1, 32}, {time.Second, 1, 64}, {time.Second, 1, 100}, {time.Second, 1, 100},
+		{time.Minute, 60, 1, 30}, {time.Minute, 30, 1, 15}, {time.Minute, 1, 2, 1},
+		{16 * time.Second, 1, 100, 1}, {time.Second, 1, 9, 1}, {16 * time.Second, 1, 1, 1}, {time.Second, 1, 10, 2}, {time.Second, 1, 100, 2},
+		{time.Second, 2, 10, 4}, {time.Second, 4, 10, 8}, {time.Second, 8, 10, 16}, {time.Second, 16, 10, 32}, {time.Second, 32, 10, 64}, {time.Second, 64, 10, 100},
+		{time.Second, 100, 100, 100},
 	} {
-		if r.resize(step.took, step.events); r.limit.Load() != step.want {
+		for range step.times {
+			r.resize(step.took, step.events)
+		}
+		if r.limit.Load() != step.want {
 			t.Errorf("step %d: %d events at most, want %d", i, r.limit.Load(), step.want)
 		}
 	}
