@@ -413,13 +413,13 @@ func (e *eraser) pastStream(ctx context.Context) error {
 }
 
 func (e *eraser) notPast(ctx context.Context, found onStream) (waiting []string, err error) {
-	behind, err := consumers.NotPast(ctx, e.Projections, found.ends, found.created, found.generation)
+	behind, err := consumers.NotPast(ctx, e.Projections, found.ends, found.created)
 	if err != nil || len(behind) == 0 {
 		return nil, err
 	}
 	pauses, err := consumers.Pauses(ctx, e.Projections)
 	for _, name := range slices.Sorted(maps.Keys(behind)) {
-		line := fmt.Sprintf("%s: %d partitions", name, behind[name])
+		line := fmt.Sprintf("%s: %d streams", name, behind[name])
 		if p, ok := pauses[name]; ok {
 			line += fmt.Sprintf(", paused by %s (tidings resume --consumer %s)", p.Actor, name)
 		}

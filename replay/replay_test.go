@@ -713,9 +713,16 @@ func TestProjectionsNameAllTheirTablesAndTellOfAllTheirAggregates(t *testing.T) 
 
 func TestALookUpThatIsNotAnsweredInTimeIsAReasonToTryAgain(t *testing.T) {
 	r := newRig(t)
-	deps := r.deps()
-	deps.Broker.Timeout = time.Nanosecond
-	s := &replay{deps: deps, p: followercounts.New(), name: followercounts.Name}
+	s := &replay{deps: r.deps(), p: followercounts.New(), name: followercounts.Name}
+	if err := s.lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := s.unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}()
+	s.deps.Broker.Timeout = time.Nanosecond
 	if done, err := s.trySwitch(t.Context(), &Report{}); done || err != nil || s.why == "" {
 		t.Errorf("the servers were busy: switched %t, %v, the reason is %q", done, err, s.why)
 	}
