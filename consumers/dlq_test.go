@@ -338,7 +338,7 @@ func (r *rig) replace() {
 	r.open = r.open[1:]
 	s := r.declare(broker.Partition{Number: 7, FirstSlot: old.FirstSlot, LastSlot: old.LastSlot, After: []int{old.Number}})
 	for range 2 { // again changes nothing
-		if err := consumers.Rebase(context.Background(), r.system, r.cfg.StreamName(old.Number), s); err != nil {
+		if err := consumers.Rebase(context.Background(), r.system, r.cfg.StreamName(old.Number), 0, s); err != nil {
 			r.t.Fatal(err)
 		}
 	}

@@ -403,7 +403,7 @@ func TestALostPredecessorStopsItsSuccessors(t *testing.T) {
 	in = r.run(r.system, logbook{})
 	r.awaitStuck(in, 1, "stream EVENTS-0 is gone")
 	r.wantLines([]line{{1, 3, 1}})
-	if err := consumers.Rebase(t.Context(), r.system, r.cfg.StreamName(0), s); err != nil {
+	if err := consumers.Rebase(t.Context(), r.system, r.cfg.StreamName(0), 0, s); err != nil {
 		t.Fatal(err)
 	}
 	r.awaitLag(0)

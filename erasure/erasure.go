@@ -405,9 +405,6 @@ func (e *eraser) pastStream(ctx context.Context) error {
 	if err := e.at("read the stream"); err != nil {
 		return err
 	}
-	if err := e.pass(ctx, found); err != nil {
-		return err
-	}
 	e.o.Progress("waiting for the consumers")
 	if err := e.await(ctx, func() ([]string, error) { return e.notPast(ctx, found) }); err != nil {
 		return err
@@ -427,13 +424,13 @@ func (e *eraser) pastStream(ctx context.Context) error {
 }
 
 func (e *eraser) notPast(ctx context.Context, found onStream) (waiting []string, err error) {
-	behind, err := consumers.NotPast(ctx, e.Projections, found.ends, found.created, found.generation)
+	behind, err := consumers.NotPast(ctx, e.Projections, found.ends, found.created)
 	if err != nil || len(behind) == 0 {
 		return nil, err
 	}
 	pauses, err := consumers.Pauses(ctx, e.Projections)
 	for _, name := range slices.Sorted(maps.Keys(behind)) {
-		line := fmt.Sprintf("%s: %d partitions", name, behind[name])
+		line := fmt.Sprintf("%s: %d streams", name, behind[name])
 		if p, ok := pauses[name]; ok {
 			line += fmt.Sprintf(", paused by %s (tidings resume --consumer %s)", p.Actor, name)
 		}

@@ -204,31 +204,3 @@ func PendingOf(ctx context.Context, pool *pgxpool.Pool, sel Selection, fn func(p
 	}
 	return nil
 }
-
-// AggregatePass and TypePass are of the messages that Pass appends.
-const (
-	AggregatePass = "erasure"
-	TypePass      = "passed"
-)
-
-// passSQL appends a message to a partition: of the aggregates of its type, one that falls there.
-// Index: outbox_messages_pkey and the pending index.   Locks: none but the new row.
-const passSQL = `
-INSERT /* outbox.pass */ INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
-SELECT @tenant::bigint, @type::text, id, @event, '{}' FROM generate_series(1, 10000) AS id
- WHERE get_byte(decode(md5(@tenant::bigint::text || '/' || @type::text || '/' || id::text), 'hex'), 0) & 31 = @partition::int LIMIT 1
-RETURNING partition::int`
-
-// Pass appends, in the caller's transaction, a message to a partition that says nothing, so that what was published there before is not the last.
-// Consumers skip its type.
-func Pass(ctx context.Context, tx pgx.Tx, tenant int64, partition int) error {
-	var got int
-	err := tx.QueryRow(ctx, passSQL, pgx.StrictNamedArgs{"tenant": tenant, "type": AggregatePass, "event": TypePass, "partition": partition}).Scan(&got)
-	if err == nil && got != partition {
-		err = fmt.Errorf("it fell to partition %d", got)
-	}
-	if err != nil {
-		return fmt.Errorf("append a message to partition %d: %w", partition, err)
-	}
-	return nil
-}

@@ -169,13 +169,19 @@ func replace(ctx context.Context, tx pgx.Tx, all, old []Partition, to int) (adde
 				p.After = append(p.After, o.Number)
 			}
 		}
-		if _, err := tx.Exec(ctx, addPartitionSQL, pgx.StrictNamedArgs{"partition": p.Number, "first": p.FirstSlot, "last": p.LastSlot, "after": p.After}); err != nil {
+		if err := addPartition(ctx, tx, p); err != nil {
 			return nil, err
 		}
 		added = append(added, p)
 	}
 	_, err = tx.Exec(ctx, closingSQL, pgx.StrictNamedArgs{"partitions": closing})
 	return added, err
+}
+
+// addPartition adds a partition that comes after others, with the lowest of their floors.
+func addPartition(ctx context.Context, tx pgx.Tx, p Partition) error {
+	_, err := tx.Exec(ctx, addPartitionSQL, pgx.StrictNamedArgs{"partition": p.Number, "first": p.FirstSlot, "last": p.LastSlot, "after": p.After})
+	return err
 }
 
 // belowFloorSQL looks for a pending row among ids that a floor has passed.

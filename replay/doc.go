@@ -6,9 +6,9 @@
 //	   ▼
 //	a schema of its own, made by the projections' migrations: every table, index, policy and grant under its usual name
 //	   ▼
-//	truth only: each partition's last sequence, then the truth's entities as events, page by page
+//	truth only: each stream's last sequence, then the truth's entities as events, page by page
 //	   ▼
-//	a consumer of its own (NAME-replay, with offsets and dead letters in that schema) applies the stream from there on
+//	a consumer of its own (NAME-replay, with offsets and dead letters in that schema) applies the streams from there on
 //	   ▼  it has caught up
 //	one transaction: hold the live offsets, so that live batches wait ─▶ wait until the new tables are at least as far
 //	                 ─▶ move the tables between the schemas ─▶ the live offsets become those of the new tables

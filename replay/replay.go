@@ -37,7 +37,7 @@ type Projection interface {
 // Source is what a projection is built from.
 type Source string
 
-// The sources. Auto is the stream where that has every event that ever was, else the truth.
+// The sources. Auto is the stream where the streams have every event that ever was, else the truth.
 const (
 	Auto   Source = "auto"
 	Stream Source = "stream"
@@ -104,9 +104,10 @@ type replay struct {
 	live   string // the schema of the live tables
 	conn   *pgx.Conn
 	pool   *pgxpool.Pool // search_path is the shadow's
-	stream streamState
-	why    string // the last try to switch was in vain
+	why    string        // the last try to switch was in vain
 	events atomic.Int64
+
+	streams streamsState // as the replay began
 }
 
 // Run replays the projection. It may be run again after any interruption. ctx ending stops it and leaves the live tables as they are. It
@@ -127,14 +128,14 @@ func Run(ctx context.Context, deps Deps, p Projection, opts Options) (report Rep
 		return report, err
 	}
 	defer func() { err = errors.Join(err, r.unlock(context.WithoutCancel(ctx))) }()
-	if r.stream, err = readStream(ctx, deps.JetStream, deps.Broker); err != nil {
+	if r.streams, err = readStreams(ctx, deps.JetStream, deps.Broker); err != nil {
 		return report, err
 	}
-	from, because, err := r.stream.choose(opts.From)
+	from, because, err := r.streams.choose(opts.From)
 	if err != nil {
 		return report, err
 	}
-	report = Report{Consumer: r.name, From: from, Because: because, Messages: r.stream.messages, Tables: append([]string{}, p.Tables()...)}
+	report = Report{Consumer: r.name, From: from, Because: because, Messages: r.streams.messages, Tables: append([]string{}, p.Tables()...)}
 	if opts.DryRun {
 		return report, nil
 	}
@@ -169,10 +170,10 @@ func (r *replay) build(ctx context.Context, from Source, report *Report) error {
 		return err
 	}
 	defer r.pool.Close()
-	if err := r.setOffsets(ctx, from); err != nil {
-		return err
-	}
 	if from == Truth {
+		if err := r.setOffsets(ctx); err != nil {
+			return err
+		}
 		if err := r.readTruth(ctx); err != nil {
 			return err
 		}

@@ -25,6 +25,7 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/migrations"
+	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/archive"
 	"github.com/tidings/tidings/projections/followercounts"
@@ -57,12 +58,12 @@ func newRig(t testing.TB) *rig {
 	if r.js, err = jetstream.New(b.Connect(t)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := broker.EnsureStream(t.Context(), r.js, r.broker); err != nil {
+	if _, err := broker.Declare(t.Context(), r.js, r.broker, broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
 		t.Fatal(err)
 	}
 	r.store = store.New(r.api, func(int) {})
-	rel, err := relay.New(relay.Config{BatchSize: 500, BatchBytes: 4 << 20, PollInterval: 10 * time.Millisecond, PublishTimeout: 5 * time.Second, Publishers: 2,
-		StreamInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second, DatabaseTimeout: 30 * time.Second, Lease: lease.Config{TTL: 2 * time.Second}},
+	rel, err := relay.New(relay.Config{BatchSize: 500, BatchBytes: 4 << 20, PollInterval: 10 * time.Millisecond, PublishTimeout: 5 * time.Second, CheckInterval: time.Second,
+		DrainTimeout: 5 * time.Second, DatabaseTimeout: 30 * time.Second, Lease: lease.Config{TTL: 2 * time.Second}},
 		r.system, r.broker, testkit.Logger(t), prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
@@ -401,32 +402,6 @@ func TestAReplayKilledAtAnyStepChangesNothing(t *testing.T) {
 	r.verify(p.Name())
 }
 
-func TestAReplayPassesMessagesThatNoRelayWrote(t *testing.T) {
-	r := newRig(t)
-	p := followercounts.New()
-	r.live(p)
-	stray := func() {
-		t.Helper()
-		for partition := range event.Partitions {
-			if _, err := r.js.Publish(t.Context(), fmt.Sprintf("%s.p%02d.x", r.broker.Prefix, partition), []byte("hello")); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	r.fill(200)
-	r.settle(p.Name()) // the relay has bound the empty stream
-	stray()
-	for _, from := range []Source{Stream, Truth} {
-		if report := r.replay(p, Options{From: from}); !report.Switched || report.From != from {
-			t.Errorf("from %s: %+v", from, report)
-		}
-		r.fill(50)
-		stray()
-		r.settle(p.Name())
-		r.verify(p.Name())
-	}
-}
-
 func TestASecondReplayOfAConsumerIsRefused(t *testing.T) {
 	r := newRig(t)
 	p := followercounts.New()
@@ -457,7 +432,7 @@ func TestAReplayLetsAStoppedConsumerGoOn(t *testing.T) {
 			}
 		}, Stream},
 		{"events expired before it read them", func(t *testing.T, r *rig) {
-			stream, err := r.js.Stream(t.Context(), r.broker.Stream)
+			stream, err := r.js.Stream(t.Context(), r.broker.StreamName(0))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -525,22 +500,171 @@ func TestDeadLettersAreThoseOfTheNewTables(t *testing.T) {
 }
 
 func TestWhereAReplayReadsFrom(t *testing.T) {
+	has, lacks := streamsState{all: make([]broker.Stream, 2)}, streamsState{missing: "a stream begins at 5"}
 	for _, c := range []struct {
-		name   string
-		stream streamState
-		want   Source
-		from   Source
+		name    string
+		streams streamsState
+		want    Source
+		from    Source
 	}{
-		{"the stream, which begins with the first event", streamState{generation: 1, first: 1, last: 9}, Auto, Stream},
-		{"the stream, which has had none", streamState{generation: 1}, Auto, Stream},
-		{"the truth, as events have expired", streamState{generation: 1, first: 5, last: 9}, Auto, Truth},
-		{"the truth, as the stream was repaired", streamState{generation: 2, first: 1, last: 9}, Auto, Truth},
-		{"the truth when it is asked for", streamState{generation: 1, first: 1, last: 9}, Truth, Truth},
-		{"nowhere when it is to be a stream that lacks events", streamState{generation: 1, first: 5, last: 9}, Stream, ""},
-		{"nowhere when it is to be something else", streamState{generation: 1, first: 1, last: 9}, "memory", ""},
+		{"the streams, which have every event", has, Auto, Stream},
+		{"the truth, as events are missing", lacks, Auto, Truth},
+		{"the truth when it is asked for", has, Truth, Truth},
+		{"nowhere when it is to be streams that lack events", lacks, Stream, ""},
+		{"nowhere when it is to be something else", has, "memory", ""},
 	} {
-		if got, why, err := c.stream.choose(c.want); got != c.from || (err != nil) != (c.from == "") {
+		if got, why, err := c.streams.choose(c.want); got != c.from || (err != nil) != (c.from == "") {
 			t.Errorf("%s: from %q (%s), %v; want %q", c.name, got, why, err, c.from)
+		}
+	}
+}
+
+func TestWhetherStreamsHaveEveryEvent(t *testing.T) {
+	b := testkit.NATS(t)
+	cfg := b.Config()
+	js, err := jetstream.New(b.Connect(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	declare := func(p broker.Partition) {
+		t.Helper()
+		if _, err := broker.Declare(t.Context(), js, cfg, p, testkit.Logger(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(when, want string) {
+		t.Helper()
+		s, err := readStreams(t.Context(), js, cfg)
+		got := s.missing
+		if err != nil {
+			got = err.Error()
+		}
+		if want == "" && got != "" || !strings.Contains(got, want) {
+			t.Errorf("%s: %q, want %q", when, got, want)
+		}
+	}
+	check("without any stream", "stream not found")
+	declare(broker.Partition{LastSlot: event.Slots - 1})
+	check("of a stream that has had no event", "")
+	for range 6 {
+		if _, err := js.Publish(t.Context(), cfg.Prefix+".0.t1.post.created", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check("of a stream with every event", "")
+	declare(broker.Partition{Number: 1, LastSlot: 15, After: []int{0}})
+	declare(broker.Partition{Number: 2, FirstSlot: 16, LastSlot: event.Slots - 1, After: []int{0}})
+	check("behind a resize", "")
+	stream, err := js.Stream(t.Context(), cfg.StreamName(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := broker.RecordErased(t.Context(), js, cfg, stream.CachedInfo().Config.Name, []uint64{1, 2}); err != nil {
+		t.Fatal(err)
+	}
+	for seq := range uint64(2) {
+		if err := stream.DeleteMsg(t.Context(), seq+1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check("of a stream whose first events were erased", "")
+	if err := stream.DeleteMsg(t.Context(), 3); err != nil {
+		t.Fatal(err)
+	}
+	check("of a stream whose first events have expired", "EVENTS-0 begins at 4")
+	if err := js.DeleteStream(t.Context(), cfg.StreamName(0)); err != nil {
+		t.Fatal(err)
+	}
+	check("without the stream that came before", "EVENTS-0, which came before EVENTS-1, is gone")
+	declare(broker.Partition{LastSlot: event.Slots - 1})
+	if err := broker.MarkRepaired(t.Context(), js, cfg, 2); err != nil {
+		t.Fatal(err)
+	}
+	check("behind a repair", "EVENTS-0 was lost, and EVENTS-2 replaces it")
+	for _, n := range []int{0, 2} {
+		if err := js.DeleteStream(t.Context(), cfg.StreamName(n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check("while slots have no stream", "only 16 are on a stream")
+}
+
+func (r *rig) resize(to int) {
+	r.t.Helper()
+	if _, err := outbox.Resize(r.t.Context(), r.system, to); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// TestReplaysBehindAndDuringAResizeEndInTheTruth: some streams are closed, and the partitions change once more while the new tables are built.
+func TestReplaysBehindAndDuringAResizeEndInTheTruth(t *testing.T) {
+	r := newRig(t)
+	p := followercounts.New()
+	r.live(p)
+	r.fill(100)
+	r.resize(4)
+	r.fill(100)
+	r.settle(p.Name())
+	stopWriters := r.writers(2)
+	for from, to := range map[Source]int{Stream: 2, Truth: 8} {
+		report := r.replay(p, Options{From: from, at: func(_ context.Context, step string) {
+			if step == "filled" {
+				r.resize(to)
+			}
+		}})
+		if !report.Switched || report.Events == 0 {
+			t.Errorf("%+v", report)
+		}
+		testkit.Eventually(t, 20*time.Second, "the resize to end", func() (bool, error) {
+			all, err := outbox.Partitions(t.Context(), r.system)
+			return len(outbox.Active(all)) == to, err
+		})
+	}
+	stopWriters()
+	r.settle(p.Name())
+	r.verify(p.Name())
+}
+
+// TestAReplayDoesNotSwitchWhenAStreamIsRepairedMeanwhile: the copies that it builds know nothing of the repair.
+func TestAReplayDoesNotSwitchWhenAStreamIsRepairedMeanwhile(t *testing.T) {
+	r := newRig(t)
+	p := followercounts.New()
+	r.live(p)
+	r.fill(50)
+	r.settle(p.Name())
+	_, err := Run(t.Context(), r.deps(), p, Options{From: Stream, Stall: time.Second, at: func(ctx context.Context, step string) {
+		if step != "caught up" {
+			return
+		}
+		if err := r.js.DeleteStream(ctx, r.broker.StreamName(0)); err != nil {
+			t.Error(err)
+		}
+		r.repair()
+	}})
+	if err == nil || !strings.Contains(err.Error(), "run it again") && !strings.Contains(err.Error(), "do not catch up") {
+		t.Errorf("got %v", err)
+	}
+	r.settle(p.Name())
+	if report := r.replay(p, Options{From: Auto}); report.From != Truth || !report.Switched {
+		t.Errorf("behind the repair: %+v", report)
+	}
+	r.fill(20)
+	r.settle(p.Name())
+	r.verify(p.Name())
+}
+
+// repair does what the command does.
+func (r *rig) repair() {
+	r.t.Helper()
+	report, err := relay.Repair(context.Background(), r.system, r.broker, testkit.Logger(r.t), relay.RepairOptions{})
+	if err != nil || !report.Repaired {
+		r.t.Errorf("repair: %+v, %v", report, err)
+	}
+	for _, part := range report.Partitions {
+		for _, s := range part.Successors {
+			if err := consumers.Rebase(context.Background(), r.system, part.Stream, part.Left, s); err != nil {
+				r.t.Error(err)
+			}
 		}
 	}
 }
@@ -589,9 +713,16 @@ func TestProjectionsNameAllTheirTablesAndTellOfAllTheirAggregates(t *testing.T) 
 
 func TestALookUpThatIsNotAnsweredInTimeIsAReasonToTryAgain(t *testing.T) {
 	r := newRig(t)
-	deps := r.deps()
-	deps.Broker.Timeout = time.Nanosecond
-	s := &replay{deps: deps, p: followercounts.New(), name: followercounts.Name}
+	s := &replay{deps: r.deps(), p: followercounts.New(), name: followercounts.Name}
+	if err := s.lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := s.unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}()
+	s.deps.Broker.Timeout = time.Nanosecond
 	if done, err := s.trySwitch(t.Context(), &Report{}); done || err != nil || s.why == "" {
 		t.Errorf("the servers were busy: switched %t, %v, the reason is %q", done, err, s.why)
 	}

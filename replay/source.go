@@ -2,9 +2,8 @@ package replay
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -14,150 +13,150 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
-	"github.com/tidings/tidings/outbox"
 )
 
-// streamState is which stream there is, and what it has.
-type streamState struct {
-	name        string
-	created     time.Time // to the microsecond, as offsets have it
-	generation  int64
-	first, last uint64
-	messages    uint64
-	erasedFirst bool // all that is missing at its beginning was erased
+// streamsState is which streams there are, and what they have.
+type streamsState struct {
+	all      []broker.Stream // by partition
+	messages uint64
+	missing  string // why they may lack events that were published once and were not erased; empty when they have every event
 }
 
-func readStream(ctx context.Context, js jetstream.JetStream, cfg broker.Config) (s streamState, err error) {
-	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
-	defer cancel()
-	stream, err := js.Stream(ctx, cfg.Stream)
-	if err != nil {
-		return s, fmt.Errorf("look up stream %s: %w", cfg.Stream, err)
+func readStreams(ctx context.Context, js jetstream.JetStream, cfg broker.Config) (s streamsState, err error) {
+	if s.all, err = broker.Streams(ctx, js, cfg); err != nil {
+		return s, err
 	}
-	info := stream.CachedInfo()
-	s = streamState{
-		name: cfg.Stream, created: info.Created.UTC().Truncate(time.Microsecond), generation: 1,
-		first: info.State.FirstSeq, last: info.State.LastSeq, messages: info.State.Msgs,
+	if len(s.all) == 0 {
+		return s, fmt.Errorf("look up the streams of %s: %w", cfg.Stream, jetstream.ErrStreamNotFound)
 	}
-	s.erasedFirst = s.first > 1 && broker.ErasedAll(info.Config.Metadata, 1, s.first-1)
-	if text := info.Config.Metadata[broker.MetaGeneration]; text != "" {
-		if s.generation, err = strconv.ParseInt(text, 10, 64); err != nil {
-			return s, fmt.Errorf("the generation of stream %s is %.80q", cfg.Stream, text)
+	there, held := make(map[int]bool), make(map[int]bool)
+	for _, stream := range s.all {
+		s.messages += stream.Messages
+		there[stream.Number] = true
+		for slot := stream.FirstSlot; slot <= stream.LastSlot; slot++ {
+			held[slot] = true
+		}
+	}
+	if len(held) < event.Slots {
+		return s, fmt.Errorf("of %d slots only %d are on a stream: a stream is lost; run `tidings repair stream`", event.Slots, len(held))
+	}
+	for _, stream := range s.all {
+		if s.missing, err = missing(ctx, js, cfg, stream, there); s.missing != "" || err != nil {
+			return s, err
 		}
 	}
 	return s, nil
 }
 
-func (s streamState) sameAs(other streamState) bool {
-	return s.created.Equal(other.created) && s.generation == other.generation
-}
-
-// missing says why the stream may lack events that once were on it, and that were not erased. A partition whose history has expired starts as one that is
-// new, so only the stream's first sequence proves anything; and a repair brings back what the outbox still has, no more.
-func (s streamState) missing() string {
-	switch {
-	case s.generation != 1:
-		return fmt.Sprintf("stream %s was repaired: it is of generation %d", s.name, s.generation)
-	case s.first > 1 && !s.erasedFirst:
-		return fmt.Sprintf("stream %s begins at %d", s.name, s.first)
+// missing says why a stream, or what came before it, may lack events. Of a partition that replaces a lost one the database published again what
+// it still had, no more.
+func missing(ctx context.Context, js jetstream.JetStream, cfg broker.Config, s broker.Stream, there map[int]bool) (string, error) {
+	if s.Repaired {
+		return fmt.Sprintf("stream %s was lost, and %s replaces it", streamNames(cfg, s.After), s.Name), nil
 	}
-	return ""
+	for _, n := range s.After {
+		if !there[n] {
+			return fmt.Sprintf("stream %s, which came before %s, is gone", cfg.StreamName(n), s.Name), nil
+		}
+	}
+	if s.First <= 1 {
+		return "", nil
+	}
+	erased, err := broker.Erased(ctx, js, cfg, s.Name, 1, s.First-1)
+	if erased || err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("stream %s begins at %d", s.Name, s.First), nil
 }
 
-func (s streamState) choose(want Source) (Source, string, error) {
-	missing := s.missing()
+func streamNames(cfg broker.Config, partitions []int) string {
+	var names []string
+	for _, n := range partitions {
+		names = append(names, cfg.StreamName(n))
+	}
+	return strings.Join(names, " and ")
+}
+
+// checkSame returns an error unless the streams are those that the replay began with, and perhaps some of a resize.
+func (s streamsState) checkSame(now []broker.Stream) error {
+	known := make(map[int]broker.Stream)
+	for _, stream := range s.all {
+		known[stream.Number] = stream
+	}
+	for _, stream := range now {
+		before, is := known[stream.Number]
+		if is && !before.Created.Equal(stream.Created) || !is && stream.Repaired {
+			return fmt.Errorf("stream %s was made anew, or replaces a lost one, during the replay: run it again", stream.Name)
+		}
+		delete(known, stream.Number)
+	}
+	for _, stream := range known {
+		return fmt.Errorf("stream %s was lost during the replay: run it again", stream.Name)
+	}
+	return nil
+}
+
+func (s streamsState) choose(want Source) (Source, string, error) {
 	switch {
 	case want == Truth:
 		return Truth, "as asked for", nil
 	case want != Auto && want != Stream:
 		return "", "", fmt.Errorf("replay from %q: want %s, %s or %s", want, Stream, Truth, Auto)
-	case missing == "":
-		return Stream, fmt.Sprintf("stream %s has every event", s.name), nil
+	case s.missing == "":
+		return Stream, fmt.Sprintf("%s every event", has(s.all)), nil
 	case want == Stream:
-		return "", "", fmt.Errorf("replay from the stream: %s, so that events may be missing; replay from the truth", missing)
+		return "", "", fmt.Errorf("replay from the stream: %s, so that events may be missing; replay from the truth", s.missing)
 	}
-	return Truth, missing, nil
+	return Truth, s.missing, nil
 }
 
-// tails returns the sequence of each partition's last message. One whose messages have all expired ends where the truth says that
-// it was published to: the next message will name that as the one before it.
-func (r *replay) tails(ctx context.Context) (all [event.Partitions]uint64, err error) {
-	for p := range all { // first, so that what is published meanwhile is on the stream
-		tail, generation, err := outbox.Tail(ctx, r.deps.Truth, p)
-		if err != nil {
-			return all, err
-		}
-		if generation == r.stream.generation {
-			all[p] = tail
-		}
+func has(all []broker.Stream) string {
+	if len(all) == 1 {
+		return "stream " + all[0].Name + " has"
 	}
-	stream, err := r.lookUpStream(ctx)
-	if err != nil {
-		return all, err
-	}
-	for p := range all {
-		if all[p], err = r.lastOf(ctx, stream, p, all[p]); err != nil {
-			return all, err
-		}
-	}
-	return all, nil
+	return fmt.Sprintf("%d streams have", len(all))
 }
 
-func (r *replay) lookUpStream(ctx context.Context) (jetstream.Stream, error) {
-	ctx, cancel := context.WithTimeout(ctx, r.deps.Broker.Timeout)
-	defer cancel()
-	stream, err := r.deps.JetStream.Stream(ctx, r.deps.Broker.Stream)
-	if err != nil {
-		return nil, fmt.Errorf("look up stream %s: %w", r.deps.Broker.Stream, err)
-	}
-	return stream, nil
-}
-
-// lastOf returns the sequence of a partition's last message, or none when the stream has no message of it. The timeout is for one answer:
-// a busy broker gives all of them, though not all of them in that time.
-func (r *replay) lastOf(ctx context.Context, stream jetstream.Stream, p int, none uint64) (uint64, error) {
-	ctx, cancel := context.WithTimeout(ctx, r.deps.Broker.Timeout)
-	defer cancel()
-	raw, err := stream.GetLastMsgForSubject(ctx, event.PartitionFilter(r.deps.Broker.Prefix, p))
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return none, nil
-	}
-	if err != nil {
-		return none, fmt.Errorf("look up the last message of %s: %w", event.PartitionKey(p), err)
-	}
-	return raw.Sequence, nil
-}
-
-// setOffsetsSQL says from where the new tables follow the stream.
+// setOffsetsSQL says from where the new tables follow the streams.
 // Locks: none but the new rows.
 const setOffsetsSQL = `
-INSERT /* replay.set_offsets */ INTO consumer_offsets (consumer_name, partition_key, last_processed_id, generation, stream_created)
-SELECT @consumer, t.key, t.tail, @generation, @created FROM unnest(@keys::text[], @tails::bigint[]) AS t(key, tail)`
+INSERT /* replay.set_offsets */ INTO consumer_offsets (consumer_name, partition_key, last_processed_id, as_of, stream_created, closed)
+SELECT @consumer, t.key, t.tail, t.at, t.created, t.closed
+  FROM unnest(@keys::text[], @tails::bigint[], @ats::timestamptz[], @createds::timestamptz[], @closed::boolean[]) AS t(key, tail, at, created, closed)`
 
-// setOffsets starts at the beginning of the stream, or, from the truth, at where each partition ends before the truth is read:
-// whatever changes the truth later is on the stream after that, and what is in both changes nothing twice.
-func (r *replay) setOffsets(ctx context.Context, from Source) error {
-	var ends [event.Partitions]uint64
-	if from == Truth {
-		var err error
-		if ends, err = r.tails(ctx); err != nil {
+// setOffsets lets the new tables follow the streams from where each ends before the truth is read: whatever changes the truth later is on
+// the streams after that, and what is in both changes nothing twice. From the streams themselves a consumer begins by itself.
+func (r *replay) setOffsets(ctx context.Context) error {
+	now, err := broker.Streams(ctx, r.deps.JetStream, r.deps.Broker)
+	if err != nil {
+		return err
+	}
+	if err := r.streams.checkSame(now); err != nil {
+		return err
+	}
+	args := streamArgs(now)
+	args["consumer"] = r.name + suffix
+	ats, closed := make([]time.Time, len(now)), make([]bool, len(now))
+	for i, s := range now {
+		if closed[i], err = broker.Closed(ctx, r.deps.JetStream, s); err != nil {
 			return err
 		}
+		ats[i] = s.At
 	}
-	keys, seqs := partitionArgs(ends)
-	if _, err := r.pool.Exec(ctx, setOffsetsSQL, pgx.StrictNamedArgs{
-		"consumer": r.name + suffix, "keys": keys, "tails": seqs, "generation": r.stream.generation, "created": r.stream.created,
-	}); err != nil {
+	args["ats"], args["closed"] = ats, closed
+	if _, err := r.pool.Exec(ctx, setOffsetsSQL, args); err != nil {
 		return fmt.Errorf("set the first offsets of the new tables: %w", err)
 	}
 	return nil
 }
 
-func partitionArgs(seqs [event.Partitions]uint64) (keys []string, values []int64) {
-	for p, seq := range seqs {
-		keys, values = append(keys, event.PartitionKey(p)), append(values, int64(seq))
+// streamArgs are the names, ends and creations of streams.
+func streamArgs(all []broker.Stream) pgx.StrictNamedArgs {
+	keys, tails, createds := make([]string, len(all)), make([]int64, len(all)), make([]time.Time, len(all))
+	for i, s := range all {
+		keys[i], tails[i], createds[i] = s.Name, int64(s.Last), s.Created
 	}
-	return keys, values
+	return pgx.StrictNamedArgs{"keys": keys, "tails": tails, "createds": createds}
 }
 
 // The bounds of a batch of the truth's entities.

@@ -10,7 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 )
 
@@ -24,30 +24,38 @@ const (
 // errNotYet ends a try that may succeed later.
 var errNotYet = errors.New("the live tables were further")
 
-// holdLiveSQL makes the live offset rows that are missing, and locks them all: a live batch takes them first, so from here on none is
-// under way.
-// Index: consumer_offsets_pkey.   Locks: the rows, in key order.
+// holdLiveSQL locks the live offset rows: a live batch takes them first, so from here on none is under way. The rows of predecessors come
+// before those of their successors, as in a batch that closes a stream.
+// Index: consumer_offsets_pkey.   Locks: the rows.
 const holdLiveSQL = `
-INSERT /* replay.hold_live */ INTO consumer_offsets AS o (consumer_name, partition_key, last_processed_id, generation, stream_created)
-SELECT @consumer, k, 0, @generation, @created FROM unnest(@keys::text[]) AS k ORDER BY k
+SELECT /* replay.hold_live */ FROM consumer_offsets WHERE consumer_name = @consumer ORDER BY length(partition_key), partition_key FOR UPDATE`
+
+// holdNewSQL holds the places of rows that are missing: nobody begins to read a stream meanwhile.
+// Index: consumer_offsets_pkey.   Locks: the rows.
+const holdNewSQL = `
+INSERT /* replay.hold_new */ INTO consumer_offsets AS o (consumer_name, partition_key, last_processed_id, stream_created)
+SELECT @consumer, t.key, 0, t.created FROM unnest(@keys::text[], @createds::timestamptz[]) WITH ORDINALITY AS t(key, created, n) ORDER BY t.n
     ON CONFLICT (consumer_name, partition_key) DO UPDATE SET last_processed_id = o.last_processed_id WHERE false`
 
 // liveOffsetsSQL reads the live offsets.
 // Index: consumer_offsets_pkey.   Locks: none.
 const liveOffsetsSQL = `
-SELECT /* replay.live_offsets */ right(partition_key, 2)::int, last_processed_id FROM consumer_offsets WHERE consumer_name = @consumer`
+SELECT /* replay.live_offsets */ partition_key, last_processed_id FROM consumer_offsets WHERE consumer_name = @consumer`
 
-// behindSQL counts the partitions in which the new tables are not as far as the live ones; or not as far as the stream was, where
-// the live offset belongs to another life of the stream or names a message that is gone from it: nobody reads as far as that.
+// behindSQL counts the streams on which the new tables are not as far as the live ones; or not as far as the stream was, where
+// the live offset belongs to another stream of its name or names a message that is gone from it: nobody reads as far as that. A stream that is
+// gone is left out: nobody reads it any more.
 // Index: consumer_offsets_pkey of both.   Locks: none.
 const behindSQL = `
 SELECT /* replay.behind */ count(*)
   FROM unnest(@keys::text[], @tails::bigint[], @gone::bigint[]) AS t(partition_key, tail, gone)
   JOIN consumer_offsets l ON l.consumer_name = @live AND l.partition_key = t.partition_key
   LEFT JOIN {shadow}.consumer_offsets s ON s.consumer_name = @shadow AND s.partition_key = t.partition_key
- WHERE s.last_processed_id IS NULL
-    OR s.last_processed_id < CASE WHEN (l.generation, l.stream_created) IS NOT DISTINCT FROM (s.generation, s.stream_created) AND l.last_processed_id <> t.gone
-                                  THEN l.last_processed_id ELSE t.tail END`
+ WHERE NOT coalesce(s.closed, false)
+   AND (l.closed OR coalesce(s.last_processed_id, 0) < CASE
+        WHEN l.last_processed_id = 0 THEN 0
+        WHEN coalesce(l.stream_created = s.stream_created, false) AND l.last_processed_id <> t.gone THEN l.last_processed_id
+        ELSE t.tail END)`
 
 // holdShadowSQL waits for the batch in hand of the new tables, and lets no other begin.
 // Index: consumer_offsets_pkey.   Locks: the rows, in key order.
@@ -57,11 +65,13 @@ SELECT /* replay.hold_shadow */ FROM {shadow}.consumer_offsets WHERE consumer_na
 // takeOffsetsSQL makes the new tables' offsets the live ones. Without its rows the new tables' consumer applies nothing more.
 // Index: consumer_offsets_pkey of both.   Locks: none that are not held.
 const takeOffsetsSQL = `
-WITH taken AS (DELETE FROM {shadow}.consumer_offsets WHERE consumer_name = @shadow RETURNING *)
-UPDATE /* replay.take_offsets */ consumer_offsets l
-   SET last_processed_id = s.last_processed_id, last_processed_at = now(), as_of = GREATEST(l.as_of, s.as_of), generation = s.generation,
-       stream_created = s.stream_created
-  FROM taken s WHERE l.consumer_name = @live AND l.partition_key = s.partition_key`
+WITH taken AS (DELETE FROM {shadow}.consumer_offsets WHERE consumer_name = @shadow RETURNING *),
+dropped AS (DELETE FROM consumer_offsets l WHERE l.consumer_name = @live AND l.partition_key NOT IN (SELECT partition_key FROM taken))
+INSERT /* replay.take_offsets */ INTO consumer_offsets AS l (consumer_name, partition_key, last_processed_id, last_processed_at, as_of, stream_created, closed)
+SELECT @live, partition_key, last_processed_id, now(), as_of, stream_created, closed FROM taken
+    ON CONFLICT (consumer_name, partition_key) DO UPDATE
+   SET last_processed_id = excluded.last_processed_id, last_processed_at = excluded.last_processed_at, as_of = GREATEST(l.as_of, excluded.as_of),
+       stream_created = excluded.stream_created, closed = excluded.closed`
 
 // dropDeadLettersSQL forgets the live dead letters of tables that are replaced: what they hold back is in the new tables, or
 // parked again in the new dead letters.
@@ -87,28 +97,26 @@ const countDeadLettersSQL = `SELECT /* replay.count_dead_letters */ count(*) FRO
 // trySwitch puts the new tables in the place of the live ones, all in one transaction. It returns false when something was in
 // the way that may be gone the next time.
 func (r *replay) trySwitch(ctx context.Context, report *Report) (done bool, err error) {
-	now, err := readStream(ctx, r.deps.JetStream, r.deps.Broker)
-	if err != nil {
-		return false, r.unlessBusy(ctx, err)
-	}
-	if !now.sameAs(r.stream) {
-		return false, fmt.Errorf("stream %s was made anew or repaired during the replay: run it again", r.stream.name)
-	}
-	live, err := r.liveOffsets(ctx) // before the tails: what is beyond them was on the stream once
+	live, err := r.liveOffsets(ctx) // before the ends: what is beyond them was on the stream once
 	if err != nil {
 		return false, err
 	}
-	ends, err := r.tails(ctx)
+	now, err := broker.Streams(ctx, r.deps.JetStream, r.deps.Broker)
 	if err != nil {
 		return false, r.unlessBusy(ctx, err)
 	}
-	for p, end := range ends {
-		if live[p] <= int64(end) {
-			live[p] = -1
+	if err := r.streams.checkSame(now); err != nil {
+		return false, err
+	}
+	args, gone := streamArgs(now), make([]int64, len(now))
+	for i, s := range now {
+		if gone[i] = live[s.Name]; gone[i] <= int64(s.Last) {
+			gone[i] = -1
 		}
 	}
+	args["gone"] = gone
 	start := time.Now()
-	err = pgx.BeginFunc(ctx, r.conn, func(tx pgx.Tx) error { return r.switchIn(ctx, tx, ends, live, report) })
+	err = pgx.BeginFunc(ctx, r.conn, func(tx pgx.Tx) error { return r.switchIn(ctx, tx, args, report) })
 	report.SwitchSeconds = time.Since(start).Seconds()
 	switch {
 	case err == nil:
@@ -124,15 +132,14 @@ func (r *replay) trySwitch(ctx context.Context, report *Report) (done bool, err 
 // unlessBusy makes an answer that did not come in time the reason for another try: what was built may have taken hours. catchUp, which
 // comes before each try, says when servers do not answer at all.
 func (r *replay) unlessBusy(ctx context.Context, err error) error {
-	if ctx.Err() != nil || !postgres.IsTransient(err) {
+	if ctx.Err() != nil || !postgres.IsTransient(err) && !errors.Is(err, broker.ErrNoLeader) {
 		return err
 	}
 	r.why = err.Error()
 	return nil
 }
 
-func (r *replay) switchIn(ctx context.Context, tx pgx.Tx, ends [event.Partitions]uint64, gone []int64, report *Report) error {
-	keys, seqs := partitionArgs(ends)
+func (r *replay) switchIn(ctx context.Context, tx pgx.Tx, streams pgx.StrictNamedArgs, report *Report) error {
 	consumer := pgx.StrictNamedArgs{"live": r.name, "shadow": r.name + suffix}
 	exec := func(sql string, args pgx.StrictNamedArgs) error {
 		_, err := tx.Exec(ctx, r.in(sql), args)
@@ -141,13 +148,15 @@ func (r *replay) switchIn(ctx context.Context, tx pgx.Tx, ends [event.Partitions
 	if err := lockTimeout(ctx, tx, offsetsTimeout); err != nil {
 		return err
 	}
-	if err := exec(holdLiveSQL, pgx.StrictNamedArgs{
-		"consumer": r.name, "keys": keys, "generation": r.stream.generation, "created": r.stream.created,
-	}); err != nil {
+	if err := exec(holdLiveSQL, pgx.StrictNamedArgs{"consumer": r.name}); err != nil {
+		return fmt.Errorf("hold the live offsets: %w", err)
+	}
+	if err := exec(holdNewSQL, pgx.StrictNamedArgs{"consumer": r.name, "keys": streams["keys"], "createds": streams["createds"]}); err != nil {
 		return fmt.Errorf("hold the live offsets: %w", err)
 	}
 	r.opts.at(ctx, "held")
-	if err := r.passLive(ctx, tx, pgx.StrictNamedArgs{"keys": keys, "tails": seqs, "gone": gone, "live": r.name, "shadow": r.name + suffix}); err != nil {
+	if err := r.passLive(ctx, tx, pgx.StrictNamedArgs{"keys": streams["keys"], "tails": streams["tails"], "gone": streams["gone"],
+		"live": r.name, "shadow": r.name + suffix}); err != nil {
 		return err
 	}
 	if err := exec(holdShadowSQL, pgx.StrictNamedArgs{"shadow": r.name + suffix}); err != nil {
@@ -174,13 +183,13 @@ func (r *replay) switchIn(ctx context.Context, tx pgx.Tx, ends [event.Partitions
 	return nil
 }
 
-func (r *replay) liveOffsets(ctx context.Context) ([]int64, error) {
-	offsets := make([]int64, event.Partitions)
+func (r *replay) liveOffsets(ctx context.Context) (map[string]int64, error) {
+	offsets := make(map[string]int64)
 	rows, _ := r.conn.Query(ctx, liveOffsetsSQL, pgx.StrictNamedArgs{"consumer": r.name})
-	var partition int
+	var stream string
 	var offset int64
-	if _, err := pgx.ForEachRow(rows, []any{&partition, &offset}, func() error {
-		offsets[partition] = offset
+	if _, err := pgx.ForEachRow(rows, []any{&stream, &offset}, func() error {
+		offsets[stream] = offset
 		return nil
 	}); err != nil {
 		return nil, fmt.Errorf("read the live offsets: %w", err)

@@ -102,7 +102,7 @@ func (s *Store) write(ctx context.Context, tenant int64, lockTimeout time.Durati
 	if err != nil {
 		return err
 	}
-	var touched uint32 // a bit per slot
+	var touched uint32 // a bit per partition
 	for i := range events {
 		touched |= 1 << events[i].Slot
 	}

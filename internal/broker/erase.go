@@ -102,21 +102,44 @@ func Erased(ctx context.Context, js jetstream.JetStream, cfg Config, stream stri
 	var value []byte
 	for seq := first; seq <= last; seq++ {
 		if seq == first || seq%erasedBlock == 0 {
-			subject := "$KV." + cfg.erasedBucket() + "." + erasedKey(stream, seq/erasedBlock)
-			m, err := get(ctx, js, "KV_"+cfg.erasedBucket(), map[string]any{"last_by_subj": subject})
-			if err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
-				return false, fmt.Errorf("look up what was erased of stream %s: %w", stream, err)
+			var err error
+			if value, err = readErased(ctx, js, cfg, stream, seq/erasedBlock); value == nil {
+				return false, err
 			}
-			if m == nil || len(m.Data) != erasedBlock/8 {
-				return false, nil
-			}
-			value = m.Data
 		}
 		if bit := seq % erasedBlock; value[bit/8]&(1<<(bit%8)) == 0 {
 			return false, nil
 		}
 	}
 	return true, nil
+}
+
+// NotErased returns which of these sequences of a stream, in rising order, are not recorded as erased.
+func NotErased(ctx context.Context, js jetstream.JetStream, cfg Config, stream string, seqs []uint64) (lost []uint64, err error) {
+	var value []byte
+	for i, seq := range seqs {
+		if i == 0 || seq/erasedBlock != seqs[i-1]/erasedBlock {
+			if value, err = readErased(ctx, js, cfg, stream, seq/erasedBlock); err != nil {
+				return nil, err
+			}
+		}
+		if bit := seq % erasedBlock; value == nil || value[bit/8]&(1<<(bit%8)) == 0 {
+			lost = append(lost, seq)
+		}
+	}
+	return lost, nil
+}
+
+// readErased reads a block of the record, from its leader; nil when nothing of it is recorded.
+func readErased(ctx context.Context, js jetstream.JetStream, cfg Config, stream string, block uint64) ([]byte, error) {
+	m, err := get(ctx, js, "KV_"+cfg.erasedBucket(), map[string]any{"last_by_subj": "$KV." + cfg.erasedBucket() + "." + erasedKey(stream, block)})
+	if err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil, fmt.Errorf("look up what was erased of stream %s: %w", stream, err)
+	}
+	if m == nil || len(m.Data) != erasedBlock/8 {
+		return nil, nil
+	}
+	return m.Data, nil
 }
 
 // Doomed is a message to erase, by its sequence and its Nats-Msg-Id: a sequence alone may name another message of another stream.

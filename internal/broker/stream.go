@@ -25,6 +25,8 @@ import (
 const (
 	MetaSlots = "slots" // "0-31"
 	MetaAfter = "after" // numbers of the partitions whose slots it took over, separated by blanks
+	// MetaRepaired is there when the partition replaces one whose stream was lost: what the database still had of that is published again.
+	MetaRepaired = "repaired"
 )
 
 // duplicateWindow is the server's minimum. Publishes are guarded by the stream's last sequence; a longer window costs memory for
@@ -59,6 +61,7 @@ type Stream struct {
 	Created     time.Time // to the microsecond
 	First, Last uint64    // sequences; Last counts messages that were deleted since
 	Messages    uint64
+	Repaired    bool      // it came after a stream that was lost, so that not everything may be on the two
 	MaxMessage  int       // bytes; 0 is no limit of the stream's own
 	At          time.Time // when the leader said so, by its clock
 	Leader      string    // name of the leading server; empty on one that is no cluster
@@ -166,6 +169,7 @@ func describe(cfg Config, info *jetstream.StreamInfo) (Stream, error) {
 		return Stream{}, fmt.Errorf("%w: its name is %q", ErrStreamShape, c.Name)
 	}
 	s.Number = n
+	s.Repaired = c.Metadata[MetaRepaired] != ""
 	if _, err := fmt.Sscanf(c.Metadata[MetaSlots], "%d-%d", &s.FirstSlot, &s.LastSlot); err != nil {
 		return Stream{}, fmt.Errorf("%w: the metadata of %s has no %s, so it was not made for these events", ErrStreamShape, c.Name, MetaSlots)
 	}
@@ -195,6 +199,20 @@ const getTimeout = 5 * time.Second
 // leader. A direct get could be answered by a replica that has not heard of the message yet.
 func Next(ctx context.Context, js jetstream.JetStream, stream string, seq uint64) (*Stored, error) {
 	return get(ctx, js, stream, map[string]any{"seq": max(seq, 1), "next_by_subj": ">"})
+}
+
+// Last returns the stream's last message of a subject filter, from its leader, or nil when there is none.
+func Last(ctx context.Context, js jetstream.JetStream, stream, filter string) (*Stored, error) {
+	return get(ctx, js, stream, map[string]any{"last_by_subj": filter})
+}
+
+// Closed reports whether the stream ends with a closing message, by its leader.
+func Closed(ctx context.Context, js jetstream.JetStream, s Stream) (bool, error) {
+	if s.Last == 0 {
+		return false, nil
+	}
+	m, err := Next(ctx, js, s.Name, s.Last)
+	return m != nil && m.Header.Get(event.HeaderClosed) != "", err
 }
 
 // get asks a stream's leader for one message; nil when there is none.
@@ -290,6 +308,24 @@ func grow(want *jetstream.StreamConfig, have jetstream.StreamConfig) (kept []str
 		want.MaxBytes = have.MaxBytes
 	}
 	return kept
+}
+
+// MarkRepaired notes on a partition's stream that it comes after one that was lost.
+func MarkRepaired(ctx context.Context, js jetstream.JetStream, cfg Config, partition int) error {
+	stream, err := js.Stream(ctx, cfg.StreamName(partition))
+	if err != nil {
+		return fmt.Errorf("look up stream %s: %w", cfg.StreamName(partition), err)
+	}
+	sc := stream.CachedInfo().Config
+	if sc.Metadata[MetaRepaired] != "" {
+		return nil
+	}
+	sc.Metadata = maps.Clone(sc.Metadata)
+	sc.Metadata[MetaRepaired] = "true"
+	if _, err := js.UpdateStream(ctx, sc); err != nil {
+		return fmt.Errorf("note on stream %s that it was repaired: %w", sc.Name, err)
+	}
+	return nil
 }
 
 func (p Partition) metadata() map[string]string {

@@ -104,7 +104,7 @@ func NATSProcess(t testing.TB) *Broker {
 func (b *Broker) setURL(url string) {
 	b.URL = url
 	b.cfg = broker.Config{URL: url, Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxAge: 720 * time.Hour, MaxBytes: -1,
-		Timeout: 5 * time.Second, Ping: 2 * time.Second}
+		Timeout: 5 * time.Second, Ping: time.Second}
 }
 
 // Kill ends the server with SIGKILL and returns when it is gone. Only for NATSProcess.
@@ -167,7 +167,7 @@ func startChild(cfg broker.ServerConfig) (*child, error) {
 	if !running { // the child would run the tests
 		return nil, errors.New("this package's TestMain does not call testkit.Main")
 	}
-	spec, err := json.Marshal(natsSpec{Dir: cfg.Dir, Port: cfg.Port})
+	spec, err := json.Marshal(natsSpec{Dir: cfg.Dir, Port: cfg.Port, Cluster: cfg.Cluster})
 	if err != nil {
 		return nil, err
 	}
@@ -224,8 +224,9 @@ func (c *child) kill() error {
 }
 
 type natsSpec struct {
-	Dir  string
-	Port int
+	Dir     string
+	Port    int
+	Cluster *broker.Cluster
 }
 
 // serveNATS is the child: it prints its URL and serves until its standard input ends.
@@ -234,7 +235,7 @@ func serveNATS(spec string, stdin io.Reader, stdout io.Writer) error {
 	if err := json.Unmarshal([]byte(spec), &s); err != nil {
 		return err
 	}
-	srv, err := broker.StartServer(broker.ServerConfig{Dir: s.Dir, Port: s.Port, LazySync: true})
+	srv, err := broker.StartServer(broker.ServerConfig{Dir: s.Dir, Port: s.Port, LazySync: true, Cluster: s.Cluster})
 	if err != nil {
 		return err
 	}
@@ -246,7 +247,7 @@ func serveNATS(spec string, stdin io.Reader, stdout io.Writer) error {
 	return err
 }
 
-// externalNATS gives the test names of its own on a server that somebody else runs, and removes the stream afterwards.
+// externalNATS gives the test names of its own on a server that somebody else runs, and removes its streams afterwards.
 func externalNATS(t testing.TB, url string) *Broker {
 	t.Helper()
 	b := &Broker{}
@@ -256,7 +257,7 @@ func externalNATS(t testing.TB, url string) *Broker {
 	t.Cleanup(func() {
 		nc, err := broker.Connect(b.cfg, "test", Logger(t), nats.RetryOnFailedConnect(false))
 		if err != nil {
-			t.Errorf("remove the test's stream: %v", err)
+			t.Errorf("remove the test's streams: %v", err)
 			return
 		}
 		defer closeConn(nc)
@@ -267,13 +268,16 @@ func externalNATS(t testing.TB, url string) *Broker {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		for name := range js.StreamNames(ctx).Name() {
-			if !strings.HasPrefix(strings.TrimPrefix(name, "KV_"), b.cfg.Stream+"-") {
-				continue
+		names := js.StreamNames(ctx)
+		for name := range names.Name() {
+			if strings.HasPrefix(strings.TrimPrefix(name, "KV_"), b.cfg.Stream+"-") {
+				if err := js.DeleteStream(ctx, name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+					t.Errorf("remove the test's stream: %v", err)
+				}
 			}
-			if err := js.DeleteStream(ctx, name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
-				t.Errorf("remove the test's stream %s: %v", name, err)
-			}
+		}
+		if err := names.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
+			t.Errorf("remove the test's streams: %v", err)
 		}
 	})
 	return b

@@ -1,8 +1,11 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -11,7 +14,7 @@ import (
 )
 
 func (p Process) repairCommand() *cobra.Command {
-	c := &cobra.Command{Use: "repair", Short: "Mend what the system refuses to go on with"}
+	c := &cobra.Command{Use: "repair", Short: "Repair a stream that no longer matches the database"}
 	c.AddCommand(p.repairStreamCommand())
 	return c
 }
@@ -24,19 +27,19 @@ func (p Process) repairStreamCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "stream",
-		Short: "Make the stream and the database agree again after lost data, a new stream, or a restored database",
-		Long: `Repair reads the whole stream and compares it with the outbox. Events whose message is missing are published again by the relays, under a
-new generation; erased events never are. A repeated event comes at the end of the stream, with its old id, so a subscriber may see it
-twice and knows it by its id and version. Tidings' own consumers go on by themselves.
+		Short: "Make the streams and the database agree after lost data, a new stream, or a restored database",
+		Long: `Repair compares the stream of each partition with the outbox.
 
-Messages that have no row tell of writes that the database lost when it went back in time (a restore, a failover). They are named, and
-only --delete-unknown takes them off the stream. What the projections took from them before is not undone: run tidings verify.
+A new partition with a stream of its own replaces a partition whose stream is gone, was made anew or lost its end. The relay
+publishes the missing events there first, in their order. It publishes events that are missing from the middle of a stream again
+at the stream's end. It never publishes erased events again. A subscriber may see an event twice, and knows it by its id and version.
+Tidings' own consumers continue by themselves.
 
-Messages that no relay wrote (nats pub events.p05.x hello) harm nothing: everybody skips and counts them. --delete-foreign takes them off,
-one by one.
+A message that has no row tells of a write that the database lost when it went back in time (a restore, a failover). Repair refuses to
+go on until --delete-unknown tells it to delete such messages. It does not undo what the projections took from them: run tidings verify.
 
-A stream that is well is left alone. Relays may run meanwhile; they refuse the stream until the repair is done. An interrupted repair is
-simply run again. Rows that were discarded or dropped with old archives cannot be published again.`,
+Repair leaves a healthy stream alone. Relays may run meanwhile. Run an interrupted repair again. While a stream has no leader, repair
+does nothing: wait until the brokers have elected one. Rows that were discarded or dropped with old archives cannot be published again.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			y, err := p.system(c.Context(), data, "repair")
@@ -45,42 +48,61 @@ simply run again. Rows that were discarded or dropped with old archives cannot b
 			}
 			defer y.close()
 			report, err := relay.Repair(c.Context(), y.truth, y.broker, slog.New(slog.DiscardHandler), o)
-			if err != nil {
+			if err != nil && !errors.Is(err, relay.ErrUnknownMessages) {
 				return err
 			}
-			if !o.DryRun { // also after a repair that was interrupted before this
-				if err := consumers.Rebase(c.Context(), y.projections, report.Created, report.Generation, report.Tails); err != nil {
-					return err
+			for _, part := range report.Partitions { // also after a repair that was interrupted before this
+				for _, s := range part.Successors {
+					if err := consumers.Rebase(c.Context(), y.projections, part.Stream, part.Left, s); err != nil {
+						return err
+					}
 				}
 			}
 			if asJSON {
-				return p.writeJSON(report)
+				return errors.Join(p.writeJSON(report), err)
 			}
-			switch {
-			case report.Healthy && report.Deleted > 0:
-				fmt.Fprintf(p.Stdout, "Stream %s and the database agree: %d messages. %d messages that no relay wrote were taken off.\n", report.Stream, report.Messages, report.Deleted)
-			case report.Healthy:
-				fmt.Fprintf(p.Stdout, "Stream %s and the database agree: %d messages. Nothing was done.\n", report.Stream, report.Messages)
-			case !report.Repaired:
-				fmt.Fprintf(p.Stdout, "Stream %s holds %d messages. A repair would publish %d events again, take %d messages off and move the marks of %d partitions back. Nothing was done.\n",
-					report.Stream, report.Messages, report.Republish, report.Unknown, report.Behind)
-			default:
-				fmt.Fprintf(p.Stdout, "Stream %s is of generation %d. It held %d messages; %d events are published again now, %d messages were taken off, the marks of %d partitions moved back.\n",
-					report.Stream, report.Generation, report.Messages, report.Republish, report.Deleted, report.Behind)
-			}
-			if left := report.Foreign - report.Deleted; report.Healthy && left > 0 {
-				fmt.Fprintf(p.Stdout, "It also holds %d messages that no relay wrote. Everybody skips them; --delete-foreign takes them off.\n", left)
-			}
-			if report.Duplicates > 0 {
-				fmt.Fprintf(p.Stdout, "%d messages repeat an event of an earlier one. The first one counts.\n", report.Duplicates)
-			}
-			return nil
+			printRepair(p.Stdout, report)
+			return err
 		},
 	}
 	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "only say what would be done")
-	c.Flags().BoolVar(&o.DeleteUnknown, "delete-unknown", false, "take messages that have no row off the stream")
-	c.Flags().BoolVar(&o.DeleteForeign, "delete-foreign", false, "take messages that no relay wrote off the stream")
+	c.Flags().BoolVar(&o.DeleteUnknown, "delete-unknown", false, "delete messages that have no row")
+	c.Flags().BoolVar(&o.DeleteForeign, "delete-foreign", false, "read all streams, and delete messages that no relay wrote")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	dataFlag(c, &data)
 	return c
+}
+
+// printRepair writes a line for each partition with a problem, and what was done.
+func printRepair(w io.Writer, report relay.RepairReport) {
+	for _, p := range report.Partitions {
+		if p.Problem == "" {
+			continue
+		}
+		var facts []string
+		add := func(n int64, one, many string) {
+			if n == 1 {
+				facts = append(facts, "1 "+one)
+			} else if n > 1 {
+				facts = append(facts, fmt.Sprintf("%d %s", n, many))
+			}
+		}
+		add(p.Republish, "event to publish again", "events to publish again")
+		add(p.Unknown, "message without a row", "messages without a row")
+		add(p.Foreign, "foreign message", "foreign messages")
+		add(p.Duplicates, "repeated message", "repeated messages")
+		add(p.Deleted, "message deleted", "messages deleted")
+		for _, n := range p.ReplacedBy {
+			facts = append(facts, fmt.Sprintf("replaced by partition %d", n))
+		}
+		fmt.Fprintf(w, "Partition %d (%s): %s. %s\n", p.Partition, p.Stream, p.Problem, strings.Join(facts, ", "))
+	}
+	switch {
+	case report.Healthy:
+		fmt.Fprintln(w, "The streams and the database agree. Repair did nothing.")
+	case !report.Repaired:
+		fmt.Fprintln(w, "Repair did nothing.")
+	default:
+		fmt.Fprintln(w, "The streams are repaired. The relay publishes what is missing.")
+	}
 }

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 
@@ -20,7 +21,7 @@ func TestRepairStreamBringsALostStreamBack(t *testing.T) {
 		t.Fatalf("load: exit code %d\n%s\n%s", code, stdout, stderr)
 	}
 	d.verify(t)
-	if code, stdout, _ := run(t, nil, "", "repair", "stream", "--data", d.dir); code != exitOK || !strings.Contains(stdout, "Nothing was done") {
+	if code, stdout, _ := run(t, nil, "", "repair", "stream", "--data", d.dir); code != exitOK || !strings.Contains(stdout, "did nothing") {
 		t.Errorf("of a healthy stream: exit code %d\n%s", code, stdout)
 	}
 
@@ -33,34 +34,15 @@ func TestRepairStreamBringsALostStreamBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := js.Publish(t.Context(), "events.p05.x", []byte("hello")); err != nil {
+	if err := js.DeleteStream(t.Context(), "EVENTS-0"); err != nil {
 		t.Fatal(err)
-	}
-	if code, stdout, stderr := run(t, nil, "", "repair", "stream", "--data", d.dir); code != exitOK || !strings.Contains(stdout, "1 messages that no relay wrote") {
-		t.Errorf("of a stray message: exit code %d\n%s\n%s", code, stdout, stderr)
-	}
-	if code, stdout, stderr := run(t, nil, "", "repair", "stream", "--delete-foreign", "--data", d.dir); code != exitOK || !strings.Contains(stdout, "1 messages that no relay wrote were taken off") {
-		t.Errorf("of a stray message: exit code %d\n%s\n%s", code, stdout, stderr)
-	}
-	if code, stdout, stderr := run(t, nil, "", "stream", "configure", "--max-age", "48h", "--data", d.dir); code != exitOK || !strings.Contains(stdout, "age 48h0m0s") {
-		t.Errorf("a shorter age: exit code %d\n%s\n%s", code, stdout, stderr)
-	}
-	if code, _, stderr := run(t, nil, "", "stream", "configure", "--data", d.dir); code != exitInput {
-		t.Errorf("nothing to configure: exit code %d\n%s", code, stderr)
-	}
-	d.verify(t)
-	if err := js.DeleteStream(t.Context(), "EVENTS"); err != nil {
-		t.Fatal(err)
-	}
-	if code, stdout, stderr := run(t, nil, "", "status", "--data", d.dir); code != exitOK || !strings.Contains(stdout, "Nothing is published") || !strings.Contains(stdout, "tidings repair stream") {
-		t.Errorf("status of a deleted stream: exit code %d\n%s\n%s", code, stdout, stderr)
 	}
 	code, stdout, stderr := run(t, nil, "", "repair", "stream", "--data", d.dir, "--json")
 	var report relay.RepairReport
 	if err := json.Unmarshal([]byte(stdout), &report); code != exitOK || err != nil {
 		t.Fatalf("repair: exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
 	}
-	if !report.Repaired || !report.MadeAnew || report.Republish != spec.Edges || report.Generation != 2 {
+	if part := report.Partitions[0]; !report.Repaired || part.Republish != int64(spec.Edges) || !slices.Equal(part.ReplacedBy, []int{1}) {
 		t.Errorf("repair: %s", stdout)
 	}
 	// The relay goes on, the consumers read everything again, and nothing is counted twice.

@@ -1,0 +1,584 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
+)
+
+// damaged is an outbox with rows, all of them published, whose streams a test damages. No relay runs.
+type damaged struct {
+	t    *testing.T
+	pool *pgxpool.Pool
+	b    *testkit.Broker
+	js   jetstream.JetStream
+}
+
+func wrote(t *testing.T, b *testkit.Broker) *damaged {
+	t.Helper()
+	d := &damaged{t: t, pool: testkit.Postgres(t).Pool(t, postgres.RoleSystem), b: b}
+	var err error
+	if d.js, err = jetstream.New(b.Connect(t)); err != nil {
+		t.Fatal(err)
+	}
+	d.write(60)
+	return d
+}
+
+// write appends transactions and has a relay publish them.
+func (d *damaged) write(transactions int) {
+	d.t.Helper()
+	stop := start(d.t, newRelay(d.t, d.pool, d.b))
+	if err := appendPairs(d.t.Context(), d.pool, seeded(d.t), transactions); err != nil {
+		d.t.Fatal(err)
+	}
+	awaitDrained(d.t, d.t.Context(), d.pool, 20*time.Second)
+	stop()
+}
+
+func (d *damaged) exec(sql string, args ...any) int64 {
+	d.t.Helper()
+	tag, err := d.pool.Exec(d.t.Context(), sql, args...)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return tag.RowsAffected()
+}
+
+func (d *damaged) count(sql string, args ...any) (n int64) {
+	d.t.Helper()
+	if err := d.pool.QueryRow(d.t.Context(), sql, args...).Scan(&n); err != nil {
+		d.t.Fatal(err)
+	}
+	return n
+}
+
+func (d *damaged) rows() int64 { d.t.Helper(); return d.count(`SELECT count(*) FROM outbox_messages`) }
+
+func (d *damaged) stream(partition int) jetstream.Stream {
+	d.t.Helper()
+	stream, err := d.js.Stream(d.t.Context(), d.b.Config().StreamName(partition))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return stream
+}
+
+func (d *damaged) deleteStream(partition int) {
+	d.t.Helper()
+	if err := d.js.DeleteStream(d.t.Context(), d.b.Config().StreamName(partition)); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+func (d *damaged) deleteMessages(partition int, seqs ...uint64) {
+	d.t.Helper()
+	for _, seq := range seqs {
+		if err := d.stream(partition).DeleteMsg(d.t.Context(), seq); err != nil {
+			d.t.Fatal(err)
+		}
+	}
+}
+
+// publish publishes a message that no relay does.
+func (d *damaged) publish(m *nats.Msg) {
+	d.t.Helper()
+	if _, err := d.js.PublishMsg(d.t.Context(), m); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+func (d *damaged) foreign(partition int) *nats.Msg {
+	return &nats.Msg{Subject: fmt.Sprintf("%s.%d.t1.post.created", d.b.Config().Prefix, partition), Data: []byte("hello")}
+}
+
+func (d *damaged) repair(o RepairOptions) (RepairReport, error) {
+	d.t.Helper()
+	return Repair(d.t.Context(), d.pool, d.b.Config(), testkit.Logger(d.t), o)
+}
+
+// repaired repairs, and fails unless that says that it did.
+func (d *damaged) repaired(o RepairOptions) []PartitionReport {
+	d.t.Helper()
+	report, err := d.repair(o)
+	if err != nil || report.Healthy || !report.Repaired {
+		d.t.Fatalf("got %+v, %v", report, err)
+	}
+	return report.Partitions
+}
+
+// looked is a dry run, which must find something and change nothing of the rows.
+func (d *damaged) looked(o RepairOptions) []PartitionReport {
+	d.t.Helper()
+	state := `SELECT coalesce(sum(hashtext(m::text)), 0) + (SELECT sum(hashtext(p::text)) FROM outbox_partitions p) FROM outbox_messages m`
+	before := d.count(state)
+	o.DryRun = true
+	report, err := d.repair(o)
+	if err != nil || report.Healthy || report.Repaired {
+		d.t.Errorf("a dry run: %+v, %v", report, err)
+	}
+	if d.count(state) != before {
+		d.t.Error("a dry run changed the database")
+	}
+	return report.Partitions
+}
+
+// healthy fails unless a repair finds nothing to do.
+func (d *damaged) healthy(when string) []PartitionReport {
+	d.t.Helper()
+	report, err := d.repair(RepairOptions{})
+	if err != nil || !report.Healthy || report.Repaired {
+		d.t.Errorf("%s: %+v, %v", when, report, err)
+	}
+	return report.Partitions
+}
+
+// refused fails unless a relay holds back the partition.
+func (d *damaged) refused() {
+	d.t.Helper()
+	r := newRelay(d.t, d.pool, d.b)
+	stop := start(d.t, r)
+	defer stop()
+	testkit.Eventually(d.t, 20*time.Second, "the relay to refuse the stream", func() (bool, error) {
+		return errors.Is(r.Ready(d.t.Context()), ErrStreamRefused), nil
+	})
+}
+
+// once fails unless each row's event is on the streams exactly once, and nothing else is.
+func (d *damaged) once() {
+	d.t.Helper()
+	left := make(map[string]bool)
+	for _, m := range readStream(d.t, d.t.Context(), d.b) {
+		if d.count(`SELECT count(*) FROM outbox_messages WHERE event_id = $1 AND partition = $2 AND stream_seq = $3`, m.ID, m.partition, int64(m.Seq)) != 1 || left[m.ID] {
+			d.t.Errorf("message %d of partition %d is no row's", m.Seq, m.partition)
+		}
+		left[m.ID] = true
+	}
+	if n := d.count(`SELECT count(*) FROM outbox_messages WHERE stream_seq IS NOT NULL OR processed_at IS NULL`); int(n) != len(left) {
+		d.t.Errorf("%d rows, and %d events on the streams", n, len(left))
+	}
+}
+
+// archive moves a row to the archive as the archiver does.
+func (d *damaged) archive(where string) {
+	d.t.Helper()
+	if n := d.exec(`
+		WITH old AS (DELETE FROM outbox_messages WHERE id = (SELECT min(id) FROM outbox_messages WHERE ` + where + `) RETURNING *)
+		INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, processed_at,
+		       attempts, last_error, trace_id, event_id, stream_seq, inserted_at, partition, slot)
+		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, processed_at,
+		       attempts, last_error, trace_id, event_id, stream_seq, inserted_at, partition, slot FROM old`); n != 1 {
+		d.t.Fatalf("%d rows were archived", n)
+	}
+}
+
+func TestAHealthyStreamIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	d := wrote(t, testkit.NATS(t))
+	before := d.stream(0).CachedInfo()
+	for _, p := range d.healthy("untouched") {
+		if p.Problem != "" || p.Republish+p.Unknown+p.Foreign+p.Deleted+p.Holes != 0 {
+			t.Errorf("got %+v", p)
+		}
+	}
+	if after := d.stream(0).CachedInfo(); after.State.LastSeq != before.State.LastSeq || len(after.Config.Metadata) != len(before.Config.Metadata) {
+		t.Errorf("the stream was touched: %+v", after)
+	}
+	if p, err := outbox.ReadPartition(t.Context(), d.pool, 0); err != nil || p.Closing {
+		t.Errorf("the partition was touched: %+v, %v", p, err)
+	}
+}
+
+// TestAPartitionWhoseStreamIsLostIsReplaced: what is missing comes first on the new partition, in its order, and before what was written since.
+func TestAPartitionWhoseStreamIsLostIsReplaced(t *testing.T) {
+	for what, lose := range map[string]func(d *damaged){
+		"gone": func(d *damaged) { d.deleteStream(0) },
+		"made anew": func(d *damaged) {
+			d.deleteStream(0)
+			if _, err := broker.Declare(d.t.Context(), d.js, d.b.Config(), broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(d.t)); err != nil {
+				d.t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			d := wrote(t, testkit.NATS(t))
+			erased := insertRow(t, d.pool, 1, "created")
+			d.write(1)
+			d.exec(`UPDATE outbox_partitions SET floor_id = (SELECT max(id) FROM outbox_messages)`) // as it is some seconds later
+			lose(d)
+			d.refused()
+			if err := appendPairs(t.Context(), d.pool, seeded(t), 20); err != nil { // they wait
+				t.Fatal(err)
+			}
+			// One event was erased: its row is processed and says of no message. Another is only in the archive, a third had to wait once.
+			d.exec(`UPDATE outbox_messages SET stream_seq = NULL WHERE id = $1`, erased)
+			d.archive(`partition = 0`)
+			d.exec(`UPDATE outbox_messages SET available_at = inserted_at + interval '1 second', attempts = 3 WHERE id = (SELECT min(id) FROM outbox_messages WHERE partition = 0)`)
+			want := d.count(`SELECT count(*) FROM outbox_messages WHERE partition = 0`) // without the erased one, with the archived one
+			if dry := d.looked(RepairOptions{})[0]; dry.Problem == "" || dry.Republish != want || len(dry.ReplacedBy) > 0 {
+				t.Errorf("a dry run: %+v, want %d events to be published", dry, want)
+			}
+			got := d.repaired(RepairOptions{})[0]
+			if got.Republish != want || !slices.Equal(got.ReplacedBy, []int{1}) || len(got.Successors) != 1 || !got.Successors[0].Repaired || got.Left != 0 {
+				t.Errorf("got %+v, want %d events to be published", got, want)
+			}
+			// Whoever repeats it is told the same of what consumers have to know.
+			if again := d.healthy("once more")[0]; len(again.Successors) != 1 || again.Successors[0].Name != "EVENTS-1" || again.Republish != 0 {
+				t.Errorf("once more: %+v", again)
+			}
+			d.write(10)
+			d.once()
+			d.exec(`DELETE FROM outbox_messages WHERE stream_seq IS NULL`) // but for the erased event everything is as it should be
+			checkStream(t, t.Context(), d.pool, d.b)
+			d.healthy("after the repair")
+		})
+	}
+}
+
+// saved copies what the server has on disk, which is then put back by the function that it returns: what came between is lost.
+func (d *damaged) saved(under string) (putBack func()) {
+	d.t.Helper()
+	dir, copied := filepath.Join(d.b.Dir(), under), filepath.Join(d.t.TempDir(), "copy")
+	d.whileDown(func() error { return os.CopyFS(copied, os.DirFS(dir)) })
+	return func() {
+		d.t.Helper()
+		d.whileDown(func() error { return errors.Join(os.RemoveAll(dir), os.CopyFS(dir, os.DirFS(copied))) })
+	}
+}
+
+func (d *damaged) whileDown(fn func() error) {
+	d.t.Helper()
+	d.b.Kill(d.t)
+	if err := fn(); err != nil {
+		d.t.Fatal(err)
+	}
+	d.b.Restart(d.t)
+	testkit.Eventually(d.t, 20*time.Second, "the server to answer again", func() (bool, error) {
+		_, err := d.js.AccountInfo(d.t.Context())
+		return err == nil, nil
+	})
+}
+
+func TestAStreamThatLostItsEndIsContinuedByAnother(t *testing.T) {
+	t.Parallel()
+	b := testkit.NATSProcess(t)
+	d := wrote(t, b)
+	putBack := d.saved("")
+	left := d.count(`SELECT tail_seq FROM outbox_partitions`)
+	d.write(20)
+	all := d.count(`SELECT tail_seq FROM outbox_partitions`)
+	d.exec(`UPDATE outbox_partitions SET floor_id = (SELECT max(id) FROM outbox_messages)`) // as it is some seconds later
+	putBack()
+	d.refused()
+	if err := appendPairs(t.Context(), d.pool, seeded(t), 20); err != nil {
+		t.Fatal(err)
+	}
+	d.archive(fmt.Sprintf(`stream_seq > %d`, left))
+	if dry := d.looked(RepairOptions{})[0]; dry.Republish != all-left || dry.Left != uint64(left) {
+		t.Errorf("a dry run: %+v, want %d of %d events to be published", dry, all-left, all)
+	}
+	got := d.repaired(RepairOptions{})[0]
+	if got.Republish != all-left || got.Left != uint64(left) || !slices.Equal(got.ReplacedBy, []int{1}) {
+		t.Errorf("got %+v, want %d of %d events to be published", got, all-left, all)
+	}
+	// Readers of what is left come to its end.
+	s, err := broker.ReadStream(t.Context(), d.js, b.Config(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if closed, err := broker.Closed(t.Context(), d.js, s); err != nil || !closed || s.Last != uint64(left)+1 {
+		t.Errorf("what is left ends at %d, closed %t, %v", s.Last, closed, err)
+	}
+	d.write(10)
+	checkStream(t, t.Context(), d.pool, b)
+	d.healthy("after the repair")
+}
+
+// TestARelayMarksNothingOfAPartitionThatIsReplaced: it has an ack of a message that the stream has lost since.
+func TestARelayMarksNothingOfAPartitionThatIsReplaced(t *testing.T) {
+	t.Parallel()
+	d := wrote(t, testkit.NATS(t))
+	p, err := outbox.ReadPartition(t.Context(), d.pool, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := insertRow(t, d.pool, 1, "created", `{"version": 1}`)
+	var eventID string
+	if err := d.pool.QueryRow(t.Context(), `SELECT event_id::text FROM outbox_messages WHERE id = $1`, id).Scan(&eventID); err != nil {
+		t.Fatal(err)
+	}
+	d.deleteStream(0)
+	mark := outbox.Mark{Created: p.Created, OldTail: p.Tail, NewTail: p.Tail + 1, Rows: []outbox.Published{{ID: id, EventID: eventID, Seq: p.Tail + 1}}}
+	late := errors.New("killed")
+	_, err = d.repair(RepairOptions{at: func(step string) error {
+		if step == "fenced" {
+			if _, err := outbox.MarkCaughtUp(t.Context(), d.pool, 0, mark); !errors.Is(err, outbox.ErrMarkFailed) {
+				t.Errorf("behind the fence a mark: %v", err)
+			}
+			return late
+		}
+		return nil
+	}})
+	if !errors.Is(err, late) {
+		t.Fatal(err)
+	}
+	d.refused()
+	d.repaired(RepairOptions{})
+	d.write(5)
+	checkStream(t, t.Context(), d.pool, d.b)
+}
+
+func TestMessagesThatAreMissingInTheMiddleArePublishedAgainWhileRelaysRun(t *testing.T) {
+	t.Parallel()
+	d := wrote(t, testkit.NATS(t))
+	start(t, newRelay(t, d.pool, d.b))
+	start(t, newRelay(t, d.pool, d.b))
+	last := d.stream(0).CachedInfo().State.LastSeq
+	hole := []uint64{5, 6, last / 2, last - 2, last} // also the last one, which is the relay's tail
+	d.archive(`stream_seq = 6`)
+	// Two were erased, one of them on the record: that is no hole.
+	erased := []uint64{9, 10}
+	d.exec(`UPDATE outbox_messages SET stream_seq = NULL WHERE stream_seq = ANY($1)`, []int64{9, 10})
+	if err := broker.RecordErased(t.Context(), d.js, d.b.Config(), "EVENTS-0", erased[:1]); err != nil {
+		t.Fatal(err)
+	}
+	d.deleteMessages(0, append(hole, erased...)...)
+	if dry := d.looked(RepairOptions{})[0]; dry.Holes != int64(len(hole)+1) || dry.Republish != int64(len(hole)) {
+		t.Errorf("a dry run: %+v", dry)
+	}
+	if err := appendPairs(t.Context(), d.pool, seeded(t), 20); err != nil {
+		t.Fatal(err)
+	}
+	got := d.repaired(RepairOptions{})[0]
+	if got.Holes != int64(len(hole)+1) || got.Republish != int64(len(hole)) || len(got.ReplacedBy) > 0 {
+		t.Errorf("got %+v", got)
+	}
+	for _, seq := range append(hole, erased...) {
+		if ok, err := broker.Erased(t.Context(), d.js, d.b.Config(), "EVENTS-0", seq, seq); err != nil || !ok {
+			t.Errorf("readers stop at %d: %t, %v", seq, ok, err)
+		}
+	}
+	if err := appendPairs(t.Context(), d.pool, seeded(t), 20); err != nil {
+		t.Fatal(err)
+	}
+	awaitDrained(t, t.Context(), d.pool, 20*time.Second)
+	d.once()
+	if n := d.count(`SELECT count(*) FROM outbox_messages_archive`); n != 0 {
+		t.Errorf("%d rows are in the archive still", n)
+	}
+	d.healthy("after the repair")
+}
+
+// wentBack makes the database one of before its last rows.
+func (d *damaged) wentBack(rows int) {
+	d.t.Helper()
+	if n := d.exec(`DELETE FROM outbox_messages WHERE id IN (SELECT id FROM outbox_messages ORDER BY id DESC LIMIT $1)`, rows); n != int64(rows) {
+		d.t.Fatalf("%d rows were deleted", n)
+	}
+	d.exec(`UPDATE follows f SET version = (SELECT count(*) FROM outbox_messages m WHERE m.payload->>'follower_id' = f.follower_id::text AND m.aggregate_id = f.followee_id)
+		WHERE EXISTS (SELECT FROM outbox_messages m WHERE m.payload->>'follower_id' = f.follower_id::text AND m.aggregate_id = f.followee_id)`)
+	d.exec(`DELETE FROM follows f WHERE NOT EXISTS (SELECT FROM outbox_messages m WHERE m.payload->>'follower_id' = f.follower_id::text AND m.aggregate_id = f.followee_id)`)
+}
+
+func TestMessagesOfADatabaseThatWentBackAreTakenOffWhenTold(t *testing.T) {
+	t.Parallel()
+	d := wrote(t, testkit.NATS(t))
+	d.wentBack(5)
+	// Three marks are gone too.
+	tail := d.count(`SELECT max(stream_seq) - 3 FROM outbox_messages`)
+	d.exec(`UPDATE outbox_messages SET processed_at = NULL, stream_seq = NULL, partition = NULL WHERE stream_seq > $1`, tail)
+	d.exec(`UPDATE outbox_partitions SET tail_seq = $1, floor_id = 0`, tail)
+	if dry := d.looked(RepairOptions{})[0]; dry.Unknown != 5 || dry.Unmarked != 3 || dry.Deleted != 0 {
+		t.Errorf("a dry run: %+v", dry)
+	}
+	report, err := d.repair(RepairOptions{})
+	if !errors.Is(err, ErrUnknownMessages) || report.Repaired || len(report.Partitions) != 1 || report.Partitions[0].Unknown != 5 {
+		t.Fatalf("got %+v, %v: want ErrUnknownMessages for 5", report, err)
+	}
+	d.refused()
+	before := d.stream(0).CachedInfo().State.LastSeq
+	if got := d.repaired(RepairOptions{DeleteUnknown: true})[0]; got.Unknown != 5 || got.Deleted != 5 || len(got.ReplacedBy) > 0 {
+		t.Errorf("got %+v", got)
+	}
+	if ok, err := broker.Erased(t.Context(), d.js, d.b.Config(), "EVENTS-0", before-4, before); err != nil || !ok {
+		t.Errorf("readers stop at what was taken off: %t, %v", ok, err)
+	}
+	d.write(10)
+	d.once()
+	d.healthy("after the repair")
+}
+
+// TestADatabaseThatWentBackBehindAResizeKnowsItsPartitionsAgain: it never made them, and one of the two that it was to make has no stream yet.
+func TestADatabaseThatWentBackBehindAResizeKnowsItsPartitionsAgain(t *testing.T) {
+	t.Parallel()
+	d := wrote(t, testkit.NATS(t))
+	if _, err := outbox.Resize(t.Context(), d.pool, 2); err != nil {
+		t.Fatal(err)
+	}
+	d.write(20)
+	d.deleteStream(2)
+	d.exec(`UPDATE outbox_messages SET processed_at = NULL, stream_seq = NULL, partition = NULL WHERE partition > 0`)
+	d.exec(`DELETE FROM outbox_partitions WHERE partition > 0`)
+	d.exec(`UPDATE outbox_partitions SET closing = false, final_seq = NULL, tail_seq = tail_seq - 1, floor_id = 0`)
+	dry := d.looked(RepairOptions{})
+	if len(dry) != 2 || dry[1].Partition != 1 || dry[1].Unmarked == 0 || dry[1].Unknown != 0 {
+		t.Errorf("a dry run: %+v", dry)
+	}
+	d.repaired(RepairOptions{})
+	all, err := outbox.Partitions(t.Context(), d.pool)
+	if err != nil || len(all) != 3 || !all[0].Closing || all[2].FirstSlot != all[1].LastSlot+1 || all[2].LastSlot != event.Slots-1 {
+		t.Errorf("the partitions are %+v, %v", all, err)
+	}
+	d.write(20)
+	checkStream(t, t.Context(), d.pool, d.b)
+	d.healthy("after the repair")
+}
+
+func TestADatabaseThatNeverMetItsStreamIsBoundToIt(t *testing.T) {
+	t.Parallel()
+	d := wrote(t, testkit.NATS(t))
+	d.exec(`UPDATE outbox_messages SET processed_at = NULL, stream_seq = NULL, partition = NULL`)
+	d.exec(`UPDATE outbox_partitions SET stream = NULL, created = NULL, tail_seq = 0, floor_id = 0`)
+	d.refused()
+	if got := d.repaired(RepairOptions{})[0]; got.Unmarked != d.rows() || got.Problem == "" {
+		t.Errorf("got %+v", got)
+	}
+	d.write(10)
+	checkStream(t, t.Context(), d.pool, d.b)
+	d.healthy("after the repair")
+}
+
+// TestAClosedStreamThatLostItsEndEndsAgain: a power loss behind a resize. The new partitions have gone on.
+func TestAClosedStreamThatLostItsEndEndsAgain(t *testing.T) {
+	t.Parallel()
+	b := testkit.NATSProcess(t)
+	d := wrote(t, b)
+	putBack := d.saved(filepath.Join("jetstream", "$G", "streams", "EVENTS-0"))
+	left := d.count(`SELECT tail_seq FROM outbox_partitions`)
+	d.write(10)
+	if _, err := outbox.Resize(t.Context(), d.pool, 2); err != nil {
+		t.Fatal(err)
+	}
+	d.write(10)
+	final := d.count(`SELECT final_seq FROM outbox_partitions WHERE partition = 0`)
+	putBack()
+	got := d.repaired(RepairOptions{})[0]
+	if got.Republish != final-1-left || !slices.Equal(got.ReplacedBy, []int{1, 2}) {
+		t.Errorf("got %+v, want %d events to be published", got, final-1-left)
+	}
+	if n := d.count(`SELECT final_seq FROM outbox_partitions WHERE partition = 0`); n != left+1 {
+		t.Errorf("it ends at %d, want %d", n, left+1)
+	}
+	d.write(10)
+	d.once()
+	d.healthy("after the repair")
+}
+
+func TestForeignAndRepeatedMessagesAreCountedAndTakenOffWhenTold(t *testing.T) {
+	t.Parallel()
+	d := wrote(t, testkit.NATS(t))
+	d.publish(d.foreign(0))
+	d.write(5) // the relay passes over it
+	tail, err := broker.Next(t.Context(), d.js, "EVENTS-0", d.stream(0).CachedInfo().State.LastSeq)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := &nats.Msg{Subject: tail.Subject, Data: tail.Data, Header: nats.Header{}}
+	for name, v := range tail.Header {
+		if !strings.HasPrefix(name, "Nats-") {
+			again.Header[name] = v
+		}
+	}
+	d.publish(again)
+	d.publish(d.foreign(0))
+	if got := d.healthy("with foreign messages")[0]; got.Foreign != 1 || got.Duplicates != 1 || got.Unknown != 0 {
+		t.Errorf("behind the tail: %+v", got)
+	}
+	if dry := d.looked(RepairOptions{DeleteForeign: true})[0]; dry.Foreign != 2 || dry.Deleted != 0 {
+		t.Errorf("a dry run: %+v", dry)
+	}
+	if got := d.repaired(RepairOptions{DeleteForeign: true})[0]; got.Foreign != 2 || got.Deleted != 2 || got.Duplicates != 1 {
+		t.Errorf("got %+v", got)
+	}
+	d.write(5)
+	for _, m := range readStream(t, t.Context(), d.b) {
+		if m.foreign {
+			t.Errorf("message %d is still there", m.Seq)
+		}
+	}
+	d.healthy("after the repair")
+}
+
+// TestAnInterruptedRepairIsSimplyRunAgain: it is killed at each step that it comes to, once. One partition is lost, one has a hole, one holds
+// messages without rows.
+func TestAnInterruptedRepairIsSimplyRunAgain(t *testing.T) {
+	t.Parallel()
+	d := wrote(t, testkit.NATS(t))
+	if _, err := outbox.Resize(t.Context(), d.pool, 4); err != nil {
+		t.Fatal(err)
+	}
+	d.write(200)
+	d.deleteStream(1)
+	d.deleteMessages(2, 1+uint64(d.count(`SELECT min(stream_seq) FROM outbox_messages WHERE partition = 2`)))
+	ours := &nats.Msg{Subject: d.b.Config().Prefix + ".3.t1.post.created", Header: (&event.Event{ID: "8b5f0d5e-3f1c-4c6a-9f55-0f6f0a1f2b3c", OutboxID: 1 << 40}).Headers()}
+	d.publish(ours)
+	if err := appendPairs(t.Context(), d.pool, seeded(t), 20); err != nil {
+		t.Fatal(err)
+	}
+	killed, died := errors.New("killed"), []string{}
+	for err := killed; errors.Is(err, killed); {
+		var report RepairReport
+		report, err = d.repair(RepairOptions{DeleteUnknown: true, at: func(step string) error {
+			if slices.Contains(died, step) {
+				return nil
+			}
+			died = append(died, step)
+			return killed
+		}})
+		if err != nil && !errors.Is(err, killed) {
+			t.Fatalf("%+v, %v", report, err)
+		}
+	}
+	if want := []string{"fenced", "declared", "restored", "ended", "closed", "requeued", "recorded"}; !slices.Equal(died, want) {
+		t.Errorf("it died at %q, want %q", died, want)
+	}
+	if got := d.healthy("after it was killed often enough"); len(got) != 6 || !slices.Equal(got[1].ReplacedBy, []int{5}) {
+		t.Errorf("got %+v", got)
+	}
+	d.write(10)
+	d.once()
+}
+
+func TestNothingIsRepairedWhileAStreamHasNoLeader(t *testing.T) {
+	t.Parallel()
+	c := testkit.NATSCluster(t, 3)
+	d := wrote(t, c.Nodes[0])
+	_, others := c.Leader(t, "EVENTS-0")
+	for _, b := range others {
+		b.Freeze(t)
+	}
+	before := d.count(`SELECT sum(hashtext(p::text)) FROM outbox_partitions p`)
+	_, err := Repair(t.Context(), d.pool, c.Config(), testkit.Logger(t), RepairOptions{DeleteUnknown: true})
+	if !errors.Is(err, broker.ErrNoLeader) {
+		t.Errorf("got %v, want ErrNoLeader", err)
+	}
+	if d.count(`SELECT sum(hashtext(p::text)) FROM outbox_partitions p`) != before {
+		t.Error("something was repaired")
+	}
+}
