@@ -140,12 +140,12 @@ INSERT INTO threads (tenant_id, object, metadata)
 INSERT INTO api_tokens (token_hash, tenant_id, name, roles) VALUES (sha256('x'), 1, 't', '{read}');
 INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'follow', 2, 'created', '{}');
 INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts,
-    event_id, inserted_at, partition)
+    event_id, inserted_at, slot)
   VALUES (1, 1, 'follow', 2, 'created', 1, '{}', now(), now(), 11, gen_random_uuid(), now(), 0);
 INSERT INTO outbox_dlq_actions (actor, action, dlq_id, event_id, tenant_id, aggregate_type, aggregate_id, event_type)
   VALUES ('a', 'discard', 1, gen_random_uuid(), 1, 'follow', 2, 'created');
 INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
-    processed_at, attempts, event_id, inserted_at, partition)
+    processed_at, attempts, event_id, inserted_at, slot)
   VALUES (1, 1, 'follow', 2, 'created', 1, '{}', now(), now(), now(), 0, gen_random_uuid(), now(), 0);
 INSERT INTO outbox_archive_holds (tenant_id, reason, created_by) VALUES (1, 'r', 'a');
 INSERT INTO erasures (tenant_id, author_id, requested_by) VALUES (1, 1, 'a');

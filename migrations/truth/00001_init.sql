@@ -201,7 +201,7 @@ CREATE TABLE outbox_messages (
   CONSTRAINT outbox_messages_payload_check CHECK (payload_bytes <= 8388608),
   CONSTRAINT outbox_messages_available_at_check CHECK (available_at < inserted_at + interval '366 days')
 -- Each row is written twice, pending and published. No index has a column that the second version changes, so it goes into the
--- room that the page has left and touches no index (heap-only; docs/adr/0004-floor.md).
+-- room that the page has left and touches no index (heap-only; docs/adr/0011-heap-only-marks.md).
 ) WITH (fillfactor = 46, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
 ALTER SEQUENCE outbox_messages_id_seq OWNED BY outbox_messages.id;
 
