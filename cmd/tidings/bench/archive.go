@@ -273,7 +273,7 @@ func (o archiveOptions) beside(ctx context.Context, s *servers, js jetstream.Jet
 	if err != nil {
 		return r, err
 	}
-	storedBefore, err := countStored(ctx, js, s.broker.Stream)
+	storedBefore, err := countStored(ctx, js, s.broker)
 	if err != nil {
 		return r, err
 	}
@@ -283,7 +283,7 @@ func (o archiveOptions) beside(ctx context.Context, s *servers, js jetstream.Jet
 		return r, err
 	}
 	took := time.Since(start)
-	stored, err := countStored(ctx, js, s.broker.Stream)
+	stored, err := countStored(ctx, js, s.broker)
 	if err != nil {
 		return r, err
 	}

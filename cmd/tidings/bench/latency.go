@@ -246,7 +246,7 @@ func warmUp(ctx context.Context, s *servers, total int, projected bool) error {
 
 func awaitStream(ctx context.Context, s *servers, js jetstream.JetStream) error {
 	for {
-		_, err := js.Stream(ctx, s.broker.Stream)
+		_, err := js.Stream(ctx, s.broker.StreamName(0))
 		if !errors.Is(err, jetstream.ErrStreamNotFound) {
 			return err
 		}
@@ -258,7 +258,7 @@ func awaitStream(ctx context.Context, s *servers, js jetstream.JetStream) error 
 
 // atSubscriber sees a write when a JetStream consumer has its event.
 func atSubscriber(ctx context.Context, s *servers, js jetstream.JetStream, _ func() int, seen func(int)) error {
-	consumer, err := js.OrderedConsumer(ctx, s.broker.Stream, jetstream.OrderedConsumerConfig{InactiveThreshold: time.Minute})
+	consumer, err := js.OrderedConsumer(ctx, s.broker.StreamName(0), jetstream.OrderedConsumerConfig{InactiveThreshold: time.Minute})
 	if err != nil {
 		return err
 	}
@@ -310,7 +310,7 @@ func atProjection(ctx context.Context, s *servers, _ jetstream.JetStream, begun 
 }
 
 // write is one transaction of a follow and its event: follower n+1, one of 1,000 followees.
-func write(ctx context.Context, s *servers, n int) (partition int, err error) {
+func write(ctx context.Context, s *servers, n int) (slot int, err error) {
 	follower, followee := int64(n+1), int64(n%1000+1_000_000_000)
 	now := event.Time{Time: time.Now()}
 	payload, err := json.Marshal(event.Follow{FollowerID: event.ID(follower), FolloweeID: event.ID(followee), Status: event.StatusActive, Version: 1,
@@ -325,5 +325,5 @@ func write(ctx context.Context, s *servers, n int) (partition int, err error) {
 		}
 		return outbox.Append(ctx, tx, events)
 	})
-	return events[0].Partition, err
+	return events[0].Slot, err
 }

@@ -88,11 +88,11 @@ func (o projectOptions) run(ctx context.Context, name string, pick func(*rand.Ra
 		return r, err
 	}
 	defer closeJS()
-	if _, err := broker.EnsureStream(ctx, js, s.broker); err != nil {
+	if _, err := broker.Declare(ctx, js, s.broker, broker.Partition{LastSlot: event.Slots - 1}, slog.Default()); err != nil {
 		return r, err
 	}
 	say("%s: publishing %d events", name, o.events)
-	want, tails, err := o.fill(ctx, s, js, pick)
+	want, err := o.fill(ctx, s, js, pick)
 	if err != nil {
 		return r, err
 	}
@@ -106,7 +106,7 @@ func (o projectOptions) run(ctx context.Context, name string, pick func(*rand.Ra
 	defer c.kill()
 	for {
 		c.sample()
-		applied, err := appliedTo(ctx, s, tails)
+		applied, err := o.applied(ctx, s)
 		if err != nil {
 			return r, err
 		}
@@ -134,49 +134,20 @@ func (o projectOptions) run(ctx context.Context, name string, pick func(*rand.Ra
 	return r, err
 }
 
-// partitionsSQL computes the partitions of follows, as the outbox table does: nothing else may.
-const partitionsSQL = `
-INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, processed_at)
-SELECT 1, 'follow', id, 'created', '{}', now() FROM unnest(@ids::bigint[]) AS id
-RETURNING aggregate_id, partition`
-
-// partitions returns the partition of each followee. It leaves nothing behind.
-func partitions(ctx context.Context, s *servers, ids []int64) (map[int64]int, error) {
-	tx, err := s.pool.Begin(ctx)
-	if err != nil {
-		return nil, err
-	}
-	all := make(map[int64]int, len(ids))
-	rows, _ := tx.Query(ctx, partitionsSQL, pgx.StrictNamedArgs{"ids": ids})
-	var id int64
-	var partition int
-	_, err = pgx.ForEachRow(rows, []any{&id, &partition}, func() error {
-		all[id] = partition
-		return nil
-	})
-	return all, errors.Join(err, tx.Rollback(ctx))
-}
-
 // fill publishes the events as the relay does, one at a time: nobody else publishes, so the sequences are known beforehand. It
-// returns what they make of every account, and each partition's last sequence.
+// returns what they make of every account.
 func (o projectOptions) fill(ctx context.Context, s *servers, js jetstream.JetStream, pick func(*rand.Rand, int64) (int64, int64)) (
-	want map[int64]followercounts.Counts, tails [event.Partitions]int64, err error) {
+	want map[int64]followercounts.Counts, err error) {
 	type pair struct{ follower, followee int64 }
 	var (
-		r          = rand.New(rand.NewPCG(1, 2))
-		pairs      = make([]pair, o.events)
-		seen       = make(map[pair]bool, o.events)
-		partition  = make(map[int64]int)
-		unassigned []int64
+		r     = rand.New(rand.NewPCG(1, 2))
+		pairs = make([]pair, o.events)
+		seen  = make(map[pair]bool, o.events)
 	)
 	want = make(map[int64]followercounts.Counts)
 	for i := range pairs {
 		p := &pairs[i]
 		p.follower, p.followee = pick(r, int64(i+1))
-		if _, ok := partition[p.followee]; !ok {
-			partition[p.followee] = 0
-			unassigned = append(unassigned, p.followee)
-		}
 		if seen[*p] {
 			continue // a repeated event counts nothing
 		}
@@ -186,54 +157,37 @@ func (o projectOptions) fill(ctx context.Context, s *servers, js jetstream.JetSt
 		b.Followers++
 		want[p.follower], want[p.followee] = a, b
 	}
-	for ids := range slices.Chunk(unassigned, 50_000) {
-		known, err := partitions(ctx, s, ids)
-		if err != nil {
-			return nil, tails, err
-		}
-		for id, p := range known {
-			partition[id] = p
-		}
-	}
 	for i, p := range pairs {
 		now := time.Now()
 		e := event.Event{ID: uuid.NewString(), TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: p.followee, Type: event.Created, Version: 1,
-			OccurredAt: now, Partition: partition[p.followee], OutboxID: int64(i + 1)}
+			OccurredAt: now, OutboxID: int64(i + 1)}
 		t := event.Time{Time: now}
 		payload, err := json.Marshal(event.Follow{FollowerID: event.ID(p.follower), FolloweeID: event.ID(p.followee), Status: event.StatusActive, Version: 1,
 			CreatedAt: t, PositionedAt: t, UpdatedAt: t, Actor: "bench"})
 		if err != nil {
-			return nil, tails, err
+			return nil, err
 		}
-		msg := &nats.Msg{Subject: e.Subject(s.broker.Prefix), Header: e.Headers(), Data: payload}
-		msg.Header.Set(event.HeaderPrev, fmt.Sprint(tails[e.Partition]))
-		msg.Header.Set(event.HeaderGeneration, "1")
-		tails[e.Partition] = int64(i + 1)
+		msg := &nats.Msg{Subject: e.Subject(s.broker.Prefix, 0), Header: e.Headers(), Data: payload}
 		if _, err := js.PublishMsgAsync(msg, jetstream.WithStallWait(time.Minute)); err != nil {
-			return nil, tails, err
+			return nil, err
 		}
 	}
 	select {
 	case <-js.PublishAsyncComplete():
 	case <-ctx.Done():
-		return nil, tails, ctx.Err()
+		return nil, ctx.Err()
 	}
-	stored, err := countStored(ctx, js, s.broker.Stream)
+	stored, err := countStored(ctx, js, s.broker)
 	if err == nil && stored != o.events {
 		err = fmt.Errorf("the stream holds %d of %d events", stored, o.events)
 	}
-	return want, tails, err
+	return want, err
 }
 
-// appliedTo says whether the projection has applied each partition's last message.
-func appliedTo(ctx context.Context, s *servers, tails [event.Partitions]int64) (applied bool, err error) {
-	keys := make([]string, len(tails))
-	for p := range tails {
-		keys[p] = event.PartitionKey(p)
-	}
-	err = s.pool.QueryRow(ctx, `
-		SELECT NOT EXISTS (SELECT FROM unnest($2::text[], $3::bigint[]) AS t(key, tail) LEFT JOIN consumer_offsets o ON o.consumer_name = $1 AND o.partition_key = t.key
-		                    WHERE t.tail > coalesce(o.last_processed_id, 0))`, followercounts.Name, keys, tails[:]).Scan(&applied)
+// applied says whether the projection has applied the last event.
+func (o projectOptions) applied(ctx context.Context, s *servers) (applied bool, err error) {
+	err = s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM consumer_offsets WHERE consumer_name = $1 AND last_processed_id >= $2)`,
+		followercounts.Name, o.events).Scan(&applied)
 	return applied, err
 }
 

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,6 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/outbox"
 )
 
 const (
@@ -22,6 +25,7 @@ const (
 // relayOptions are the flags of `tidings bench relay`.
 type relayOptions struct {
 	messages, relays, payload, processed int
+	tenants, partitions                  int
 	sync                                 string
 	heldSnapshot                         bool
 	within                               time.Duration
@@ -42,8 +46,8 @@ missing, duplicates and inversions (versions of one entity that do not rise by o
 With --held-snapshot two cases run on --processed rows that were published before: one after a vacuum, and one while a snapshot
 from before they were published is held open, so that vacuum can remove nothing.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.messages < 1 || o.relays < 1 || o.payload < 0 || o.processed < 0 || o.sync != syncAlways && o.sync != syncDefault {
-				return errors.New("want --messages and --relays of 1 or more, --payload and --processed of 0 or more, --broker-sync always or default")
+			if o.messages < 1 || o.relays < 1 || o.payload < 0 || o.processed < 0 || o.tenants < 1 || o.tenants > 10_000 || o.sync != syncAlways && o.sync != syncDefault {
+				return errors.New("want --messages and --relays of 1 or more, --tenants of 1 to 10000, --payload and --processed of 0 or more, --broker-sync always or default")
 			}
 			held := []bool{false}
 			if o.heldSnapshot {
@@ -68,6 +72,8 @@ from before they were published is held open, so that vacuum can remove nothing.
 	f.IntVar(&o.messages, "messages", 200_000, "events in the backlog")
 	f.IntVar(&o.relays, "relays", 2, "relays at once")
 	f.IntVar(&o.payload, "payload", 100, "bytes of padding in each payload")
+	f.IntVar(&o.tenants, "tenants", 1, "tenants that the events are of; with more than one they are of four types")
+	f.IntVar(&o.partitions, "partitions", 1, "partitions: 1, 2, 4, 8, 16 or 32")
 	f.IntVar(&o.processed, "processed", 0, "rows that were published before")
 	f.StringVar(&o.sync, "broker-sync", syncAlways, "the broker syncs to disk: always (before each ack) or default (every two minutes)")
 	f.BoolVar(&o.heldSnapshot, "held-snapshot", false, "a second case while a snapshot from before is held open")
@@ -75,15 +81,21 @@ from before they were published is held open, so that vacuum can remove nothing.
 	return cmd
 }
 
-// backlogSQL writes rows as the spec's plain INSERT does: 10,000 entities, each with rising versions.
+// backlogSQL writes rows as the spec's plain INSERT does: 10,000 entities, each with rising versions. They are spread over tenants, and with
+// more than one over four event types, so that the stream has that many subjects.
 const backlogSQL = `
 INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
-SELECT 1, 'follow', n % 10000 + 1, 'created',
-       jsonb_build_object('follower_id', '1', 'followee_id', (n % 10000 + 1)::text, 'status', 'ACTIVE', 'version', @base::bigint + n / 10000 + 1, 'pad', repeat('x', @payload))
+SELECT n % 10000 % @tenants::bigint + 1, 'follow', n % 10000 + 1, CASE WHEN @tenants = 1 THEN 'created' ELSE (ARRAY['created', 'removed', 'noted', 'seen'])[n / 10000 % 4 + 1] END,
+       jsonb_build_object('follower_id', '1', 'followee_id', (n % 10000 + 1)::text, 'status', 'ACTIVE', 'version', n / 10000 + 1, 'pad', repeat('x', @payload))
   FROM generate_series(@first::bigint, @last::bigint) n`
 
+// rows are the arguments of backlogSQL for the rows from first on and before end.
+func (o relayOptions) rows(first, end int) pgx.StrictNamedArgs {
+	return pgx.StrictNamedArgs{"payload": o.payload, "tenants": o.tenants, "first": first, "last": end - 1}
+}
+
 func (o relayOptions) run(ctx context.Context, held bool, say func(string, ...any)) (_ result, err error) {
-	r := result{Case: "relay", Relays: o.relays, Payload: o.payload, Processed: o.processed}
+	r := result{Case: "relay", Relays: o.relays, Payload: o.payload, Processed: o.processed, Tenants: o.tenants, Partitions: o.partitions}
 	if held {
 		r.Case = "relay-held-snapshot"
 	}
@@ -93,6 +105,9 @@ func (o relayOptions) run(ctx context.Context, held bool, say func(string, ...an
 		return r, err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
+	if _, err := outbox.Resize(ctx, s.pool, o.partitions); err != nil {
+		return r, err
+	}
 	if o.processed > 0 {
 		if err := o.preload(ctx, s, held, say); err != nil {
 			return r, err
@@ -101,7 +116,7 @@ func (o relayOptions) run(ctx context.Context, held bool, say func(string, ...an
 	say("%s: writing %d rows", r.Case, o.messages)
 	const step = 50_000
 	for first := 0; first < o.messages; first += step {
-		if _, err := s.pool.Exec(ctx, backlogSQL, pgx.StrictNamedArgs{"base": 0, "payload": o.payload, "first": first, "last": min(first+step, o.messages) - 1}); err != nil {
+		if _, err := s.pool.Exec(ctx, backlogSQL, o.rows(first, min(first+step, o.messages))); err != nil {
 			return r, err
 		}
 	}
@@ -129,9 +144,12 @@ func (o relayOptions) run(ctx context.Context, held bool, say func(string, ...an
 	takeovers := 0
 	deadline := start.Add(o.within)
 	for {
-		stored, err := countStored(ctx, js, s.broker.Stream)
+		stored, err := countStored(ctx, js, s.broker)
 		if err != nil {
 			return r, err
+		}
+		if o.partitions > 1 && stored > 0 {
+			stored-- // the closing message of the partition that an installation begins with
 		}
 		for _, c := range children {
 			c.sample()
@@ -186,7 +204,7 @@ func (o relayOptions) preload(ctx context.Context, s *servers, held bool, say fu
 	say("writing %d rows that were published before", o.processed)
 	const step = 100_000
 	for first := 0; first < o.processed; first += step {
-		if _, err := s.pool.Exec(ctx, backlogSQL, pgx.StrictNamedArgs{"base": 0, "payload": o.payload, "first": first, "last": min(first+step, o.processed) - 1}); err != nil {
+		if _, err := s.pool.Exec(ctx, backlogSQL, o.rows(first, min(first+step, o.processed))); err != nil {
 			return err
 		}
 	}
@@ -206,18 +224,16 @@ func (o relayOptions) preload(ctx context.Context, s *servers, held bool, say fu
 	return errors.Join(err, owner.Close(ctx))
 }
 
-func countStored(ctx context.Context, js jetstream.JetStream, name string) (int, error) {
-	stream, err := js.Stream(ctx, name)
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return 0, nil // the first relay is about to declare it
+// countStored counts the events on the streams, the closing message of a closed one among them.
+func countStored(ctx context.Context, js jetstream.JetStream, cfg broker.Config) (n int, err error) {
+	streams, err := broker.Streams(ctx, js, cfg)
+	for _, s := range streams {
+		n += int(s.Messages)
 	}
-	if err != nil {
-		return 0, err
-	}
-	return int(stream.CachedInfo().State.Msgs), nil
+	return n, err
 }
 
-// check reads the whole stream and counts what must not be.
+// check reads all streams and counts what must not be.
 func (r *result) check(ctx context.Context, s *servers, js jetstream.JetStream) error {
 	rows, err := s.pool.Query(ctx, `SELECT event_id::text FROM outbox_messages WHERE stream_seq > 0`)
 	if err != nil {
@@ -231,49 +247,38 @@ func (r *result) check(ctx context.Context, s *servers, js jetstream.JetStream) 
 	for _, id := range ids {
 		missing[id] = true
 	}
-	stream, err := js.Stream(ctx, s.broker.Stream)
+	streams, err := broker.Streams(ctx, js, s.broker)
 	if err != nil {
 		return err
 	}
-	last := stream.CachedInfo().State.LastSeq
-	consumer, err := js.OrderedConsumer(ctx, s.broker.Stream, jetstream.OrderedConsumerConfig{InactiveThreshold: time.Minute})
-	if err != nil {
-		return err
-	}
-	it, err := consumer.Messages(jetstream.PullMaxMessages(5000))
-	if err != nil {
-		return err
-	}
-	defer it.Stop()
 	duplicates, inversions := 0, 0
 	versions := make(map[int64]int64)
-	for {
-		m, err := it.Next(jetstream.NextContext(ctx))
-		if err != nil {
+	for _, stream := range streams { // those that were there first have the lower numbers
+		if _, err := broker.Scan(ctx, js, s.broker, stream.Number, broker.Scanning{}, func(m *broker.Stored) error {
+			if !event.Ours(m.Header) {
+				return nil // the closing message
+			}
+			e, err := event.Decode(m.Subject, m.Header, m.Data)
+			if err != nil {
+				return err
+			}
+			if unseen, known := missing[e.ID]; !known || !unseen {
+				duplicates++
+			}
+			missing[e.ID] = false
+			var f struct {
+				Version int64 `json:"version"`
+			}
+			if err := json.Unmarshal(e.Payload, &f); err != nil {
+				return err
+			}
+			if f.Version != versions[e.AggregateID]+1 {
+				inversions++
+			}
+			versions[e.AggregateID] = f.Version
+			return nil
+		}); err != nil {
 			return err
-		}
-		e, err := event.Decode(m.Subject(), m.Headers(), m.Data())
-		if err != nil {
-			return err
-		}
-		var f event.Follow
-		if err := e.DecodePayload(&f); err != nil {
-			return err
-		}
-		if unseen, known := missing[e.ID]; !known || !unseen {
-			duplicates++
-		}
-		missing[e.ID] = false
-		if f.Version != versions[e.AggregateID]+1 {
-			inversions++
-		}
-		versions[e.AggregateID] = f.Version
-		meta, err := m.Metadata()
-		if err != nil {
-			return err
-		}
-		if meta.Sequence.Stream == last {
-			break
 		}
 	}
 	lost := 0

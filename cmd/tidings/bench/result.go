@@ -30,6 +30,8 @@ type result struct {
 	Takeovers       *int     `json:"takeovers,omitempty"`
 	Payload         int      `json:"payload_bytes,omitempty"`
 	Processed       int      `json:"processed_before,omitempty"`
+	Tenants         int      `json:"tenants,omitempty"`
+	Partitions      int      `json:"partitions,omitempty"`
 	settings
 }
 

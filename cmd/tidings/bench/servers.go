@@ -86,7 +86,7 @@ func startServers(ctx context.Context, brokerSync string, log *slog.Logger) (_ *
 		return nil, err
 	}
 	s.undo = append(s.undo, func() error { s.nats.Shutdown(); return nil })
-	s.broker = broker.Config{URL: s.nats.URL(), Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxAge: 24 * time.Hour, MaxBytes: -1, Timeout: 5 * time.Second}
+	s.broker = broker.Config{URL: s.nats.URL(), Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxAge: 24 * time.Hour, MaxBytes: -1, Timeout: 5 * time.Second, Ping: 2 * time.Second}
 	return s, nil
 }
 

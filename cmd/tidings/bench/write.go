@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/store"
 )
@@ -327,7 +328,7 @@ func declareStream(ctx context.Context, s *servers) error {
 		return err
 	}
 	defer closeJS()
-	_, err = broker.EnsureStream(ctx, js, s.broker)
+	_, err = broker.Declare(ctx, js, s.broker, broker.Partition{LastSlot: event.Slots - 1}, slog.Default())
 	return err
 }
 
