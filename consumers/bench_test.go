@@ -3,12 +3,17 @@ package consumers_test
 import (
 	"context"
 	"encoding/json"
+	"log/slog"
 	"math/rand/v2"
+	"slices"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/nats-io/nats.go"
+	"github.com/jackc/pgx/v5"
+	natsgo "github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -79,9 +84,91 @@ func fill(b *testing.B, js jetstream.JetStream, cfg broker.Config, events int, p
 		}
 		e := event.Event{ID: uuid.NewString(), TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: followee, Type: event.Created, Version: 1,
 			OccurredAt: time.Now(), OutboxID: int64(n)}
-		if _, err := js.PublishMsgAsync(&nats.Msg{Subject: e.Subject(cfg.Prefix, 0), Header: e.Headers(), Data: payload}); err != nil {
+		if _, err := js.PublishMsgAsync(&natsgo.Msg{Subject: e.Subject(cfg.Prefix, 0), Header: e.Headers(), Data: payload}); err != nil {
 			b.Fatal(err)
 		}
+		if n%500 == 0 || n == events {
+			<-js.PublishAsyncComplete()
+		}
 	}
-	<-js.PublishAsyncComplete()
+}
+
+// applied is a projection that says when an event was applied.
+type applied struct {
+	followercounts.Projection
+	done func(events []event.Event)
+}
+
+func (a applied) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
+	err := a.Projection.Apply(ctx, tx, events)
+	a.done(events)
+	return err
+}
+
+// BenchmarkSteady has one instance of followercounts apply 1,000 events/s, and measures the time from the publish to the end of the
+// projection's work, and the processor time of this process, the publisher's included: idle measures that alone.
+func BenchmarkSteady(b *testing.B) {
+	for name, consume := range map[string]bool{"idle": false, "consume": true} {
+		b.Run(name, func(b *testing.B) {
+			const events, every = 10_000, time.Millisecond
+			nats := testkit.NATSProcess(b)
+			r := newRig(b, testkit.Postgres(b), nats)
+			var mu sync.Mutex
+			var waits []time.Duration
+			if consume {
+				reg := prometheus.NewRegistry()
+				c, err := consumers.New(config(), consumers.Deps{Pool: r.system, JetStream: r.js, Broker: r.cfg, Registry: reg, Log: slog.New(slog.DiscardHandler)},
+					applied{followercounts.New(), func(events []event.Event) {
+						mu.Lock()
+						defer mu.Unlock()
+						for i := range events {
+							waits = append(waits, time.Since(events[i].OccurredAt))
+						}
+					}})
+				if err != nil {
+					b.Fatal(err)
+				}
+				ctx, stop := context.WithCancel(context.Background())
+				done := make(chan error, 1)
+				go func() { done <- c.Run(ctx) }()
+				defer func() {
+					stop()
+					if err := <-done; err != nil {
+						b.Error(err)
+					}
+				}()
+			}
+			rng := rand.New(rand.NewPCG(1, 2))
+			for b.Loop() {
+				waits = nil
+				before := processorTime(b)
+				tick := time.NewTicker(every)
+				for n := range events {
+					<-tick.C
+					e := follow(1+rng.Int64N(100_000), 100_001+rng.Int64N(100_000), 1)
+					e.OutboxID = int64(n + 1)
+					if _, err := r.js.PublishMsgAsync(&natsgo.Msg{Subject: e.Subject(r.cfg.Prefix, 0), Header: e.Headers(), Data: e.Payload}); err != nil {
+						b.Fatal(err)
+					}
+				}
+				tick.Stop()
+				b.ReportMetric(float64((processorTime(b)-before).Microseconds())/events, "cpu-us/event")
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if slices.Sort(waits); len(waits) > 0 {
+				b.ReportMetric(float64(waits[len(waits)/2].Microseconds())/1000, "p50-ms")
+				b.ReportMetric(float64(waits[len(waits)*99/100].Microseconds())/1000, "p99-ms")
+			}
+		})
+	}
+}
+
+func processorTime(b *testing.B) time.Duration {
+	b.Helper()
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

@@ -51,45 +51,14 @@ func Listen(ctx context.Context, nc *nats.Conn, cfg broker.Config, aggregate str
 	defer nc.RemoveStatusListener(status) // this one: it is set to nil below
 	retry := time.NewTicker(liveRetry)
 	defer retry.Stop()
-
-	// A subscription that lived through connections and dropped messages as often as this has missed nothing since.
-	type history struct {
-		connected  bool
-		reconnects uint64
-		dropped    int
-	}
-	look := func() history {
-		h := history{connected: nc.IsConnected(), reconnects: nc.Stats().Reconnects}
-		h.dropped, _ = sub.Dropped() // fails when the connection is closed for good
-		return h
-	}
-	begun, refused, due := false, false, true
-	var since history
-	var heard map[string]uint64 // the last of each stream
-	for {
-		now := look()
-		if begun && now != since {
-			l.End()
-			begun, due = false, true
-		}
-		if !begun && due && now.connected {
+	h := &hearing{Listener: l, nc: nc, js: js, cfg: cfg, sub: sub, log: log}
+	defer h.end()
+	for due := true; ; {
+		if h.keep(ctx, due) {
 			due = false
-			last, err := beginning(ctx, nc, js, cfg)
-			switch {
-			case err == nil && look() == now:
-				l.Begin(maps.Clone(last))
-				heard = last
-				begun, refused, since = true, false, now
-			case err != nil && !refused && ctx.Err() == nil:
-				refused = true
-				log.WarnContext(ctx, "cannot listen to events, trying again", "err", err)
-			}
 		}
 		select {
 		case <-ctx.Done():
-			if begun {
-				l.End()
-			}
 			return nil
 		case _, open := <-status:
 			if due = open; !open { // the connection is closed for good
@@ -98,20 +67,79 @@ func Listen(ctx context.Context, nc *nats.Conn, cfg broker.Config, aggregate str
 		case <-retry.C:
 			due = true
 		case m := <-messages:
-			if !begun {
-				continue
-			}
-			if !event.Ours(m.Header) {
-				continue
-			}
-			e, err := decodeLive(m)
-			if e.Seq > 0 && e.Seq <= heard[e.Stream] { // after a change of leader a server may say it again
-				continue
-			}
-			heard[e.Stream] = e.Seq
-			l.Hear(&e, err)
+			h.hear(m)
 		}
 	}
+}
+
+// hearing is a subscription with its listener.
+type hearing struct {
+	Listener
+	nc      *nats.Conn
+	js      jetstream.JetStream
+	cfg     broker.Config
+	sub     *nats.Subscription
+	log     *slog.Logger
+	begun   bool
+	refused bool // to begin, and that was logged
+	since   history
+	heard   map[string]uint64 // the last of each stream
+}
+
+// history is what a subscription went through. One that went through no more than this has missed nothing since.
+type history struct {
+	connected  bool
+	reconnects uint64
+	dropped    int
+}
+
+func (h *hearing) look() history {
+	now := history{connected: h.nc.IsConnected(), reconnects: h.nc.Stats().Reconnects}
+	now.dropped, _ = h.sub.Dropped() // fails when the connection is closed for good
+	return now
+}
+
+func (h *hearing) end() {
+	if h.begun {
+		h.begun = false
+		h.End()
+	}
+}
+
+// keep ends the hearing when something was missed, and begins it when it is due, or has just ended. It reports whether it tried.
+func (h *hearing) keep(ctx context.Context, due bool) (tried bool) {
+	now := h.look()
+	if h.begun && now != h.since {
+		h.end()
+		due = true
+	}
+	if h.begun || !due || !now.connected {
+		return false
+	}
+	last, err := beginning(ctx, h.nc, h.js, h.cfg)
+	switch {
+	case err == nil && h.look() == now:
+		h.heard = maps.Clone(last)
+		h.begun, h.refused, h.since = true, false, now
+		h.Begin(last)
+	case err != nil && !h.refused && ctx.Err() == nil:
+		h.refused = true
+		h.log.WarnContext(ctx, "cannot listen to events, trying again", "err", err)
+	}
+	return true
+}
+
+// hear passes an event of ours on, once: after a change of leader a server may say it again.
+func (h *hearing) hear(m *nats.Msg) {
+	if !h.begun || !event.Ours(m.Header) {
+		return
+	}
+	e, err := decodeLive(m)
+	if e.Seq > 0 && e.Seq <= h.heard[e.Stream] {
+		return
+	}
+	h.heard[e.Stream] = e.Seq
+	h.Hear(&e, err)
 }
 
 // decodeLive reads an event as a stream republished it.

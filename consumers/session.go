@@ -24,7 +24,7 @@ const (
 	moreIsComing      = 20 * time.Millisecond // how long to wait for one of them
 	readAhead         = 64                    // messages that are decoded and wait for a place in a batch
 	// pace is the least time between the beginnings of two batches, unless one is full: a transaction costs the same for one event as for ten.
-	pace = 4 * time.Millisecond
+	pace = 6 * time.Millisecond
 )
 
 // delivery is one message of a stream.

@@ -415,3 +415,53 @@ func TestALostPredecessorStopsItsSuccessors(t *testing.T) {
 	in = r.run(r.system, logbook{})
 	r.awaitStuck(in, 1, "stream EVENTS-0 came before EVENTS-1 and is gone")
 }
+
+// TestAReaderThatIsStartedAnewReadsNoOtherStream has the client make its consumer anew, by the stream's name, when another stream has it.
+func TestAReaderThatIsStartedAnewReadsNoOtherStream(t *testing.T) {
+	b := testkit.NATS(t)
+	r := newRig(t, testkit.Postgres(t), b)
+	w, url := newWire(t, b.URL)
+	cfg := r.cfg
+	cfg.URL, cfg.Ping = url, time.Minute
+	nc, err := broker.Connect(cfg, "cut", testkit.Logger(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conf := config()
+	conf.LagInterval = time.Minute // the reader is on its own
+	in := r.runWith(conf, js, r.system, logbook{})
+	for v := range int64(20) {
+		r.publish(follow(1, 3, v+1))
+	}
+	r.awaitLag(0)
+	w.set(true)
+	testkit.Eventually(t, 10*time.Second, "the reader to miss heartbeats", tick(3*time.Second))
+	r.remake(50)
+	w.set(false)
+	r.awaitStuck(in, 1, "was made anew")
+	r.wantFollowee(3, 20)
+}
+
+// TestAStreamWaitsForAllOfItsPredecessors has one of two closed, whose transaction has made the offset of the successor.
+func TestAStreamWaitsForAllOfItsPredecessors(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t), 2)
+	in := r.run(r.system, logbook{})
+	r.close(0)
+	r.declare(broker.Partition{Number: 2, FirstSlot: 0, LastSlot: 31, After: []int{0, 1}})
+	r.publish(follow(1, 3, 1), follow(1, 20, 1)) // on the new one, and on the old one that is open yet
+	r.awaitLag(1)
+	testkit.Eventually(t, 10*time.Second, "some looks", tick(2*time.Second))
+	r.wantLines([]line{{1, 20, 1}})
+	if err := in.Ready(context.Background()); err != nil {
+		t.Errorf("ready: %v", err)
+	}
+	r.close(1)
+	r.publish(follow(1, 20, 2))
+	r.awaitLag(0)
+	r.wantLines([]line{{1, 3, 1}, {1, 20, 1}, {1, 20, 2}})
+}
