@@ -38,17 +38,18 @@ var august = time.Date(2026, 8, 1, 0, 0, 0, 0, time.UTC)
 // fillSQL writes n rows of a month: all that a column can hold, rows at the month's very edges and just outside them.
 const fillSQL = `
 INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
-       processed_at, attempts, last_error, trace_id, event_id, stream_seq, inserted_at, partition)
+       processed_at, attempts, last_error, trace_id, event_id, stream_seq, inserted_at, partition, slot)
 SELECT g, CASE WHEN g % 3 = 0 THEN 9223372036854775807 ELSE 7 END, 'comment', 9007199254740993 + g, 'created', 1,
        jsonb_build_object('author_id', (g % 5)::text, 'body', 'secret ' || g || E' "<&>\n\t\u2028 é😀 \\', 'big', 12345678901234567890.000000000000000001, 'none', null),
        CASE g WHEN 1 THEN @month::timestamptz ELSE @month::timestamptz + (g / 2) * interval '1 minute 0.000001 seconds' END,
        CASE g % 4 WHEN 0 THEN '-infinity'::timestamptz WHEN 1 THEN 'infinity' ELSE @month::timestamptz END, now(), g % 3,
        CASE WHEN g % 2 = 0 THEN E'no\ttoken' END, CASE WHEN g % 3 = 0 THEN '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01' END,
-       md5(g::text)::uuid, CASE WHEN g % 7 > 0 THEN g END, @month::timestamptz + interval '1 second', g % 32
+       md5(g::text)::uuid, CASE WHEN g % 7 > 0 THEN g END, @month::timestamptz + interval '1 second',
+       CASE WHEN g % 7 > 0 THEN 40000 + g END, g % 32
   FROM generate_series(1, @n::int) g
 UNION ALL
 SELECT 100000 + g, 7, 'comment', 1, 'created', 1, '{"author_id": "1", "body": "elsewhere"}',
-       CASE g WHEN 1 THEN @month::timestamptz - interval '1 microsecond' ELSE @month::timestamptz + interval '1 month' END, now(), now(), 0, NULL, NULL, md5('x' || g)::uuid, 1, now(), 0
+       CASE g WHEN 1 THEN @month::timestamptz - interval '1 microsecond' ELSE @month::timestamptz + interval '1 month' END, now(), now(), 0, NULL, NULL, md5('x' || g)::uuid, 1, now(), 0, 0
   FROM generate_series(1, 2) g`
 
 type rig struct {
@@ -288,7 +289,7 @@ func TestAMonthWhoseExportIsNotWhatTheTableHoldsIsKeptAndExportedAgain(t *testin
 		{"the manifest is cut short", edit(manifestName, func(b []byte) []byte { return b[:len(b)-10] }), "damaged"},
 		{"a row came late", func() {
 			r.exec(`INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
-				available_at, processed_at, attempts, event_id, inserted_at, partition)
+				available_at, processed_at, attempts, event_id, inserted_at, slot)
 				VALUES (9999, 7, 'comment', 1, 'created', 1, '{}', '2026-08-31 23:59:59.999999+00', now(), now(), 0, gen_random_uuid(), now(), 0)`)
 		}, "it has 21 rows"},
 		{"a row is another", func() {
@@ -574,7 +575,7 @@ func TestARowThatTheOutboxHasAgainIsNotRestoredBesideIt(t *testing.T) {
 	r.exec(`DELETE FROM outbox_messages`) // ids up to 5 were handed out
 	r.exec(`WITH gone AS (DELETE FROM outbox_messages_archive WHERE id = 3 RETURNING *)
 		INSERT INTO outbox_messages (id, tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, available_at, event_id, inserted_at, processed_at, stream_seq)
-		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, occurred_at, event_id, occurred_at, now() - interval '8 d', 77 FROM gone`)
+		SELECT id, tenant_id, 'post', aggregate_id, event_type, payload, occurred_at, occurred_at, event_id, occurred_at, now() - interval '8 d', 77 FROM gone`)
 	r.exec(`INSERT INTO outbox_messages (id, tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (4, 1, 'post', 1, 'created', '{}')`) // another event
 	r.exec(`DELETE FROM outbox_messages_archive WHERE id = 4`)
 	if got, err := r.Restore(t.Context(), august, "", unprepared); err != nil || got.Read != 5 || got.Restored != 1 {

@@ -41,7 +41,7 @@ var schema = []Column{
 	{"id", "bigint"}, {"tenant_id", "bigint"}, {"aggregate_type", "text"}, {"aggregate_id", "bigint"}, {"event_type", "text"},
 	{"event_version", "smallint"}, {"payload", "jsonb"}, {"occurred_at", "timestamptz"}, {"available_at", "timestamptz"},
 	{"processed_at", "timestamptz"}, {"attempts", "smallint"}, {"last_error", "text"}, {"trace_id", "text"}, {"event_id", "uuid"},
-	{"stream_seq", "bigint"}, {"inserted_at", "timestamptz"}, {"partition", "smallint"},
+	{"stream_seq", "bigint"}, {"inserted_at", "timestamptz"}, {"partition", "integer"}, {"slot", "smallint"},
 }
 
 // Segment is a file of rows.

@@ -29,7 +29,8 @@ type Row struct {
 	EventID       string          `json:"event_id"`
 	StreamSeq     *int64          `json:"stream_seq,string"`
 	InsertedAt    string          `json:"inserted_at"`
-	Partition     int16           `json:"partition"`
+	Partition     *int32          `json:"partition"`
+	Slot          int16           `json:"slot"`
 }
 
 // Redact has redact change rows of a tenant in every export, and returns how many it changed. redact reports whether it did, is

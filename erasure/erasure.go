@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -89,11 +88,10 @@ type Report struct {
 var ErrUnfinished = errors.New("erasure: not finished")
 
 const (
-	slice      = 500 // rows or messages of one transaction
-	maxPasses  = 5   // over the tenant's comments for those that the author writes meanwhile
-	maxRounds  = 10  // from the truth to the scan
-	pollFor    = 200 * time.Millisecond
-	pendingMax = 1000
+	slice     = 500 // rows or messages of one transaction
+	maxPasses = 5   // over the tenant's comments for those that the author writes meanwhile
+	maxRounds = 10  // from the truth to the scan
+	pollFor   = 200 * time.Millisecond
 )
 
 // eraser is one run.
@@ -103,6 +101,7 @@ type eraser struct {
 	store    *store.Store
 	report   *Report
 	comments map[string]int64 // the erased comments of the author, with their posts
+	posts    map[int64]bool   // theirs, and those that others' events of them are of
 	deadline time.Time
 }
 
@@ -117,7 +116,7 @@ func Run(ctx context.Context, deps Deps, o Options) (Report, error) {
 	if o.TenantID <= 0 || o.AuthorID <= 0 || !store.ValidActor(o.Actor) || !store.ValidReason(o.Reason) {
 		return report, fmt.Errorf("erase author %d of tenant %d, by %.80q: %w", o.AuthorID, o.TenantID, o.Actor, store.ErrInvalid)
 	}
-	e := &eraser{Deps: deps, o: o, store: store.New(deps.Truth, deps.Wake), report: &report, comments: make(map[string]int64), deadline: time.Now().Add(o.Wait)}
+	e := &eraser{Deps: deps, o: o, store: store.New(deps.Truth, deps.Wake), report: &report, comments: make(map[string]int64), posts: make(map[int64]bool), deadline: time.Now().Add(o.Wait)}
 	var err error
 	if o.DryRun {
 		err = e.dryRun(ctx)
@@ -221,7 +220,7 @@ func (e *eraser) eraseComments(ctx context.Context) error {
 		err := e.store.AuthorComments(ctx, e.o.TenantID, e.o.AuthorID, func(all []store.AuthorComment) error {
 			var ids []string
 			for _, c := range all {
-				e.comments[c.CommentID] = c.PostID // it is erased before anything else looks
+				e.comments[c.CommentID], e.posts[c.PostID] = c.PostID, true // it is erased before anything else looks
 				if !c.Erased {
 					ids = append(ids, c.CommentID)
 				}
@@ -269,22 +268,31 @@ func (e *eraser) blankKeys(ctx context.Context) error {
 }
 
 func (e *eraser) selection() outbox.Selection {
-	posts := make(map[int64]bool)
-	for _, post := range e.comments {
-		posts[post] = true
-	}
-	return outbox.Selection{TenantID: e.o.TenantID, AggregateType: event.AggregateComment, Field: "author_id", Value: strconv.FormatInt(e.o.AuthorID, 10),
-		AggregateIDs: slices.Sorted(maps.Keys(posts))}
+	return outbox.Selection{TenantID: e.o.TenantID, AggregateType: event.AggregateComment, AggregateIDs: slices.Sorted(maps.Keys(e.posts))}
+}
+
+// of returns the post of the erased comment that a payload names, in whatever form. Who wrote it the comment says, not the payload.
+func (e *eraser) of(payload []byte) (comment string, post int64, is bool) {
+	comment = event.NamedComment(payload)
+	post, is = e.comments[comment]
+	return comment, post, is
 }
 
 // redact returns the payload that a message is to have, if it has content of an erased comment.
 func (e *eraser) redact(eventType string, payload []byte) ([]byte, bool, error) {
-	c, ok := event.PeekComment(payload)
-	if _, of := e.comments[c.CommentID]; !ok || !of || c.Erased || eventType == event.Erased || c.AuthorID != strconv.FormatInt(e.o.AuthorID, 10) {
+	if _, _, is := e.of(payload); !is || event.Redacted(eventType, payload) {
 		return nil, false, nil
 	}
 	redacted, err := event.RedactComment(payload)
 	return redacted, err == nil, err
+}
+
+// redactSwept is redact for a message of a table. It remembers which post the message is of: the archive is asked for it.
+func (e *eraser) redactSwept(m outbox.Swept) ([]byte, bool, error) {
+	if _, _, is := e.of(m.Payload); is {
+		e.posts[m.AggregateID] = true
+	}
+	return e.redact(m.EventType, m.Payload)
 }
 
 // tables are those that hold payloads, in the order in which messages go from one to the next.
@@ -294,7 +302,7 @@ func (e *eraser) redactMessages(ctx context.Context) error {
 	for _, t := range tables {
 		var batch []outbox.Redacted
 		err := outbox.Sweep(ctx, e.Truth, t.table, e.selection(), func(m outbox.Swept) error {
-			payload, is, err := e.redact(m.EventType, m.Payload)
+			payload, is, err := e.redactSwept(m)
 			if is {
 				batch = append(batch, outbox.Redacted{ID: m.ID, EventID: m.EventID, Payload: string(payload)})
 			}
@@ -350,19 +358,16 @@ func (e *eraser) await(ctx context.Context, ask func() ([]string, error)) error 
 // awaitPublished waits until the relay has published everything of the erased comments, which ends with what says that they are erased.
 func (e *eraser) awaitPublished(ctx context.Context) error {
 	return e.await(ctx, func() (waiting []string, err error) {
-		pending, err := outbox.PendingOf(ctx, e.Truth, e.selection(), pendingMax)
-		if err != nil {
-			return nil, err
-		}
 		n := 0
-		for _, m := range pending {
-			c, _ := event.PeekComment(m.Payload)
-			if _, of := e.comments[c.CommentID]; of {
+		if err := outbox.PendingOf(ctx, e.Truth, e.selection(), func(payload []byte) {
+			if _, _, is := e.of(payload); is {
 				n++
 			}
+		}); err != nil {
+			return nil, err
 		}
-		if n > 0 || len(pending) == pendingMax { // of more than that the rest was not seen
-			waiting = append(waiting, fmt.Sprintf("the relay: %d messages of the author's comments are not published", max(n, 1)))
+		if n > 0 {
+			waiting = append(waiting, fmt.Sprintf("the relay: %d messages of the author's comments are not published", n))
 		}
 		dead, err := e.deadErasures(ctx, e.Truth)
 		if dead > 0 {
@@ -375,7 +380,7 @@ func (e *eraser) awaitPublished(ctx context.Context) error {
 // deadErasures counts the events of the erasure that the relay has given up.
 func (e *eraser) deadErasures(ctx context.Context, q outbox.Querier) (n int, err error) {
 	return n, outbox.Sweep(ctx, q, outbox.TableDLQ, e.selection(), func(m outbox.Swept) error {
-		if m.EventType == event.Erased {
+		if _, _, is := e.of(m.Payload); is && m.EventType == event.Erased {
 			n++
 		}
 		return nil
@@ -384,9 +389,15 @@ func (e *eraser) deadErasures(ctx context.Context, q outbox.Querier) (n int, err
 
 // pastStream waits for the consumers, redacts what they keep, and takes off the stream what stands before the erasures.
 func (e *eraser) pastStream(ctx context.Context) error {
+	known := len(e.posts)
 	found, err := e.scan(ctx)
 	if err != nil {
 		return err
+	}
+	if len(e.posts) > known { // the stream alone names them: their rows go before its messages do
+		if err := e.redactMessages(ctx); err != nil {
+			return err
+		}
 	}
 	if len(found.late) > 0 { // only a message behind them makes them earlier ones: the next round finds them so
 		return e.erase(ctx, found.late, true)
@@ -408,8 +419,8 @@ func (e *eraser) pastStream(ctx context.Context) error {
 	if err := e.at("redacted the projections"); err != nil {
 		return err
 	}
-	e.o.Progress(fmt.Sprintf("erasing %d messages from the stream", len(found.earlier)))
-	return e.deleteEarlier(ctx, found)
+	e.o.Progress(fmt.Sprintf("erasing %d messages from the stream", len(found.doomed)))
+	return e.deleteDoomed(ctx, found)
 }
 
 func (e *eraser) notPast(ctx context.Context, found onStream) (waiting []string, err error) {

@@ -74,7 +74,7 @@ func (e *eraser) lookAtMessages(ctx context.Context, left map[string]int) error 
 		for _, t := range tables {
 			delete(left, t.store)
 			err := outbox.Sweep(ctx, tx, t.table, e.selection(), func(m outbox.Swept) error {
-				_, is, err := e.redact(m.EventType, m.Payload)
+				_, is, err := e.redactSwept(m)
 				if is {
 					left[t.store]++
 				}
@@ -108,7 +108,7 @@ func (e *eraser) dryRun(ctx context.Context) error {
 	counts := e.report.Counts
 	err := e.store.AuthorComments(ctx, e.o.TenantID, e.o.AuthorID, func(all []store.AuthorComment) error {
 		for _, c := range all {
-			e.comments[c.CommentID] = c.PostID
+			e.comments[c.CommentID], e.posts[c.PostID] = c.PostID, true
 			if !c.Erased {
 				counts[Comments]++
 			}

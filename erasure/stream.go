@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -18,10 +17,10 @@ import (
 // onStream is what a scan of the streams has found of the erased comments.
 type onStream struct {
 	created map[string]time.Time // of the streams, to the microsecond
-	earlier []message            // that stand before their comment's last comment.erased: to be deleted
+	doomed  []message            // to be deleted: those before their comment's last comment.erased, and those of a post that is not the comment's
 	late    []string             // comments with content behind it, or without any: to be erased once more
-	ends    map[string]uint64    // the last comment.erased of each stream
-	left    int                  // messages to be deleted, of earlier and of late
+	ends    map[string]uint64    // the last comment.erased of each stream, or a doomed message behind it
+	left    int                  // messages to be deleted, doomed ones and late ones
 }
 
 type message struct {
@@ -31,6 +30,7 @@ type message struct {
 	eventID  string
 	msgID    string
 	comment  string
+	stray    bool // of a post that is not the comment's, so that no comment.erased comes behind it
 	content  bool // it has not been redacted
 }
 
@@ -44,7 +44,7 @@ func (p place) before(o place) bool {
 	return p.partition < o.partition || p.partition == o.partition && p.seq < o.seq
 }
 
-// scan reads every message of the tenant's comments, on the streams of all partitions. A stream that is lost is none of them: a repair publishes
+// scan reads every message of the tenant's comments as consumers do, on the streams of all partitions. A stream that is lost is none of them: a repair publishes
 // what is redacted now.
 func (e *eraser) scan(ctx context.Context) (onStream, error) {
 	found := onStream{created: make(map[string]time.Time), ends: make(map[string]uint64)}
@@ -54,7 +54,6 @@ func (e *eraser) scan(ctx context.Context) (onStream, error) {
 	}
 	var (
 		filter   = event.AggregateFilter(e.Broker.Prefix, e.o.TenantID, event.AggregateComment)
-		author   = strconv.FormatInt(e.o.AuthorID, 10)
 		erasedAt = make(map[string]place)
 		all      []message
 	)
@@ -63,20 +62,26 @@ func (e *eraser) scan(ctx context.Context) (onStream, error) {
 			if !event.Ours(m.Header) { // nobody reads it as an event (tidings repair stream --delete-foreign)
 				return nil
 			}
-			c, ok := event.PeekComment(m.Data)
-			if _, of := e.comments[c.CommentID]; !ok || !of || c.AuthorID != author {
+			comment, post, is := e.of(m.Data)
+			if !is {
 				return nil
 			}
 			ev, err := event.Decode(m.Subject, m.Header, nil)
 			if err != nil {
 				return fmt.Errorf("message %d of stream %s: %w", m.Seq, s.Name, err)
 			}
-			at := place{s.Number, m.Seq}
-			if ev.Type == event.Erased {
-				erasedAt[c.CommentID], found.ends[s.Name] = at, m.Seq
+			e.posts[ev.AggregateID] = true
+			at, stray, redacted := place{s.Number, m.Seq}, ev.AggregateID != post, event.Redacted(ev.Type, m.Data)
+			switch {
+			case ev.Type == event.Erased && redacted && !stray:
+				erasedAt[comment], found.ends[s.Name] = at, m.Seq
 				return nil
+			case stray && redacted:
+				return nil
+			case stray:
+				found.ends[s.Name] = m.Seq
 			}
-			all = append(all, message{s.Name, at, ev.OutboxID, ev.ID, m.Header.Get(event.HeaderMsgID), c.CommentID, !c.Erased})
+			all = append(all, message{s.Name, at, ev.OutboxID, ev.ID, m.Header.Get(event.HeaderMsgID), comment, stray, !redacted})
 			return nil
 		})
 		if err != nil {
@@ -87,8 +92,8 @@ func (e *eraser) scan(ctx context.Context) (onStream, error) {
 	late := make(map[string]bool)
 	for _, m := range all {
 		switch {
-		case m.at.before(erasedAt[m.comment]):
-			found.earlier = append(found.earlier, m)
+		case m.stray || m.at.before(erasedAt[m.comment]):
+			found.doomed = append(found.doomed, m)
 			found.left++
 		case m.content:
 			late[m.comment] = true
@@ -99,10 +104,10 @@ func (e *eraser) scan(ctx context.Context) (onStream, error) {
 	return found, nil
 }
 
-// deleteEarlier takes messages off the streams, a slice at a time: first the rows say that they stand nowhere, then they are deleted.
-func (e *eraser) deleteEarlier(ctx context.Context, found onStream) error {
+// deleteDoomed takes messages off the streams, a slice at a time: first the rows say that they stand nowhere, then they are deleted.
+func (e *eraser) deleteDoomed(ctx context.Context, found onStream) error {
 	byStream := make(map[string][]message)
-	for _, m := range found.earlier {
+	for _, m := range found.doomed {
 		byStream[m.stream] = append(byStream[m.stream], m)
 	}
 	for _, stream := range slices.Sorted(maps.Keys(byStream)) {

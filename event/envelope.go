@@ -190,12 +190,17 @@ func Decode(subject string, headers map[string][]string, data []byte) (Event, er
 	return e, nil
 }
 
-// DecodePayload reads the event's payload into v. An error is permanent.
+// DecodePayload reads the event's payload into v. An error is permanent. A *Comment whose ids are not in their one form, or whose post is not the
+// event's aggregate, is refused.
 func (e *Event) DecodePayload(v any) error {
 	if _, exact := Known(e.AggregateType, e.Type, e.Version); !exact {
 		return Permanent(fmt.Errorf("event %s is a %s.%s.v%d: this release does not know it", e.ID, e.AggregateType, e.Type, e.Version))
 	}
-	if err := json.Unmarshal(e.Payload, v); err != nil {
+	err := json.Unmarshal(e.Payload, v)
+	if c, is := v.(*Comment); is && err == nil {
+		err = c.valid(e.AggregateID)
+	}
+	if err != nil {
 		return Permanent(fmt.Errorf("decode the payload of event %s (%s.%s.v%d): %w", e.ID, e.AggregateType, e.Type, e.Version, err))
 	}
 	return nil

@@ -1,9 +1,6 @@
 package event
 
-import (
-	"encoding/hex"
-	"strconv"
-)
+import "strconv"
 
 // Ours reports whether a relay of Tidings wrote the message with these headers: it has a relay's source, a UUID as its event id, and an
 // outbox id. Nothing else on the stream is an event, whatever its subject says. Relay, consumers, replay and repair skip and count it
@@ -24,12 +21,3 @@ const (
 	Foreign   = "foreign"   // no relay wrote it
 	Duplicate = "duplicate" // an earlier message has the same event: that one counts
 )
-
-// isUUID accepts the one form that PostgreSQL writes.
-func isUUID(s string) bool {
-	if len(s) != 36 || s[8] != '-' || s[13] != '-' || s[18] != '-' || s[23] != '-' {
-		return false
-	}
-	_, err := hex.DecodeString(s[:8] + s[9:13] + s[14:18] + s[19:23] + s[24:])
-	return err == nil
-}

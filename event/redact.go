@@ -3,53 +3,90 @@ package event
 import (
 	"encoding/json"
 	"fmt"
-	"slices"
+	"reflect"
+	"strings"
 )
 
-// kept are the fields of a comment's payload that say which comment it is, in which state it was and whose act that was. They are what
-// a redacted payload has; whatever else a writer put there is gone with the body.
-var kept = []string{"comment_id", "post_id", "parent_id", "slug", "path", "author_id", "author_state", "moderation_state", "version",
-	"created_at", "updated_at", "actor"}
-
-// CommentPayload is what an erasure needs to know of a payload, of whatever version or quality.
-type CommentPayload struct {
-	CommentID string
-	AuthorID  string // in decimal
-	Erased    bool   // redacted already
+// redacted is what is left of a comment's payload: which comment it is, in which state it was and whose act that was. Whatever else a writer put
+// there is gone with the body. The fields are found as consumers find them (encoding/json takes capitals for small letters), as they came.
+type redacted struct {
+	CommentID       json.RawMessage `json:"comment_id,omitempty"`
+	PostID          json.RawMessage `json:"post_id,omitempty"`
+	ParentID        json.RawMessage `json:"parent_id,omitempty"`
+	Slug            json.RawMessage `json:"slug,omitempty"`
+	Path            json.RawMessage `json:"path,omitempty"`
+	AuthorID        json.RawMessage `json:"author_id,omitempty"`
+	Body            json.RawMessage `json:"body"`
+	AuthorState     json.RawMessage `json:"author_state,omitempty"`
+	ModerationState json.RawMessage `json:"moderation_state,omitempty"`
+	Version         json.RawMessage `json:"version,omitempty"`
+	CreatedAt       json.RawMessage `json:"created_at,omitempty"`
+	UpdatedAt       json.RawMessage `json:"updated_at,omitempty"`
+	Actor           json.RawMessage `json:"actor,omitempty"`
+	Erased          json.RawMessage `json:"erased"`
 }
 
-// PeekComment reads what an erasure needs to know. ok is false for a payload that is no JSON object. Fields of the wrong type count as absent.
-func PeekComment(payload []byte) (c CommentPayload, ok bool) {
+// kept are the names of its fields.
+var kept = func() map[string]bool {
+	names := make(map[string]bool)
+	for i := range reflect.TypeFor[redacted]().NumField() {
+		name, _, _ := strings.Cut(reflect.TypeFor[redacted]().Field(i).Tag.Get("json"), ",")
+		names[name] = true
+	}
+	return names
+}()
+
+// NamedComment returns the id of the comment that a payload names, of whatever version or quality: in the canonical form, in whatever form it has
+// it. It is "" for a payload that names none. It finds every comment that DecodePayload reads, and those that it refuses for the form of their id.
+func NamedComment(payload []byte) string {
+	var fields struct {
+		CommentID json.RawMessage `json:"comment_id"`
+	}
+	var text string
+	if json.Unmarshal(payload, &fields) != nil || json.Unmarshal(fields.CommentID, &text) != nil {
+		return ""
+	}
+	digits := strings.TrimPrefix(strings.ToLower(strings.TrimSpace(text)), "urn:uuid:")
+	digits = strings.ReplaceAll(strings.TrimSuffix(strings.TrimPrefix(digits, "{"), "}"), "-", "")
+	if len(digits) != 32 {
+		return ""
+	}
+	id := digits[:8] + "-" + digits[8:12] + "-" + digits[12:16] + "-" + digits[16:20] + "-" + digits[20:]
+	if !isUUID(id) {
+		return ""
+	}
+	return id
+}
+
+// Redacted reports whether the payload of an event of a comment has no content: only what RedactComment leaves, and its mark. A comment.erased is
+// made without content and has no mark. What a payload says of itself is not enough: a writer may say anything.
+func Redacted(eventType string, payload []byte) bool {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(payload, &fields) != nil || fields == nil {
-		return c, false
+		return false
 	}
-	_ = json.Unmarshal(fields["comment_id"], &c.CommentID)
-	if json.Unmarshal(fields["author_id"], &c.AuthorID) != nil {
-		c.AuthorID = string(fields["author_id"]) // a writer's number
+	for name := range fields {
+		if !kept[name] {
+			return false
+		}
 	}
-	_ = json.Unmarshal(fields["erased"], &c.Erased)
-	return c, true
+	body, has := fields["body"]
+	return (!has || string(body) == `""`) && (eventType == Erased || string(fields["erased"]) == "true")
 }
 
 // RedactComment returns the payload of a comment event without its content: the fields that name the comment and its state, an empty
 // body, and "erased": true (docs/events.md). Redacting again changes nothing.
 func RedactComment(payload []byte) ([]byte, error) {
-	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(payload, &fields); err != nil {
+	var r redacted
+	if json.Unmarshal(payload, &r) != nil {
 		return nil, fmt.Errorf("redact a payload of %d bytes: it is no JSON object", len(payload)) // the error itself may quote it
 	}
-	for name := range fields {
-		if !slices.Contains(kept, name) {
-			delete(fields, name)
-		}
-	}
-	fields["body"], fields["erased"] = json.RawMessage(`""`), json.RawMessage(`true`)
-	redacted, err := json.Marshal(fields)
+	r.Body, r.Erased = json.RawMessage(`""`), json.RawMessage(`true`)
+	out, err := json.Marshal(r)
 	if err != nil {
 		return nil, fmt.Errorf("encode a redacted payload: %w", err)
 	}
-	return redacted, nil
+	return out, nil
 }
 
 // RedactHeaders returns the headers that name an event and its place. All others go.

@@ -135,6 +135,39 @@ type Comment struct {
 	Erased          bool   `json:"erased,omitempty"` // body and reason were taken out afterwards: the author was erased since
 }
 
+// valid reports what is wrong with the ids of a comment of an event of the post: they have one form, so that whoever compares them as text (an
+// erasure, an index) and whoever reads them see the same comment. outbox_messages has the same rule (names_comment).
+func (c Comment) valid(post int64) error {
+	switch {
+	case !isUUID(c.CommentID):
+		return fmt.Errorf("comment_id is %.80q: want a UUID in lower case with hyphens", c.CommentID)
+	case c.ParentID != "" && !isUUID(c.ParentID):
+		return fmt.Errorf("parent_id is %.80q: want a UUID in lower case with hyphens", c.ParentID)
+	case int64(c.PostID) != post:
+		return fmt.Errorf("comment %s is of post %d, its event of %d", c.CommentID, c.PostID, post)
+	case c.AuthorID <= 0:
+		return fmt.Errorf("comment %s has no author", c.CommentID)
+	}
+	return nil
+}
+
+// isUUID reports whether s is a UUID in its canonical form: lower case, with hyphens.
+func isUUID(s string) bool {
+	if len(s) != 36 {
+		return false
+	}
+	for i, c := range []byte(s) {
+		if i == 8 || i == 13 || i == 18 || i == 23 {
+			if c != '-' {
+				return false
+			}
+		} else if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return true
+}
+
 // The two axes of a comment's state.
 const (
 	AuthorActive  = "ACTIVE"

@@ -48,13 +48,13 @@ func TestWhatCannotBePublishedIsNotAppended(t *testing.T) {
 			}
 		})
 	}
-	if batches, err := Claim(t.Context(), pool, everything(), 10, 1<<20, 1<<20); err != nil || len(batches) > 0 {
-		t.Errorf("%d batches, %v: want nothing written", len(batches), err)
+	if c := exchange(t, pool, Round{}); len(c.Rows) > 0 {
+		t.Errorf("%d rows: want nothing written", len(c.Rows))
 	}
 }
 
 func TestWhatWasAppendedIsFoundWhereverItHasMoved(t *testing.T) {
-	const columns = `id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts, event_id, inserted_at, partition`
+	const columns = `id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts, event_id, inserted_at, slot`
 	const toDLQ = `WITH gone AS (DELETE FROM outbox_messages RETURNING *) INSERT INTO outbox_messages_dlq (` + columns + `) SELECT ` + columns + ` FROM gone`
 	const toArchive = `WITH gone AS (DELETE FROM outbox_messages RETURNING *)
 		INSERT INTO outbox_messages_archive (` + columns + `, processed_at) SELECT ` + columns + `, now() FROM gone`
@@ -131,11 +131,11 @@ func TestWhatIsAppendedCanBePublished(t *testing.T) {
 			}
 			return `{` + members.String() + `"":1}`
 		})))
-	batches, err := Claim(t.Context(), pool, everything(), 10, 10<<20, 10<<20)
-	if err != nil || len(batches) != 1 || len(batches[0].Rows) != len(events) {
-		t.Fatalf("%d batches, %v", len(batches), err)
+	c := exchange(t, pool, Round{MaxBytes: 10 << 20})
+	if len(c.Rows) != len(events) {
+		t.Fatalf("claimed %d rows", len(c.Rows))
 	}
-	for i, r := range batches[0].Rows {
+	for i, r := range c.Rows {
 		if err := r.Validate(1 << 20); err != nil || len(r.Payload) < MaxMessage*99/100 {
 			t.Errorf("event %d, %d bytes of payload in the table: %v", i, len(r.Payload), err)
 		}
@@ -154,7 +154,7 @@ func TestATimeThatTheRelayCannotReadIsRefusedByTheTable(t *testing.T) {
 			t.Errorf("%s: %v, want it refused", at, err)
 		}
 	}
-	if batches, err := Claim(t.Context(), db.Pool(t, postgres.RoleSystem), everything(), 10, 1<<20, 1<<20); err != nil || len(batches) != 1 || len(batches[0].Rows) != 2 {
-		t.Errorf("what was taken: %v, %v", batches, err)
+	if c := exchange(t, db.Pool(t, postgres.RoleSystem), Round{}); len(c.Rows) != 2 {
+		t.Errorf("what was taken: %v", c.Rows)
 	}
 }

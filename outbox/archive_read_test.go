@@ -20,7 +20,7 @@ func TestAWalkOverTheArchiveMeetsEveryRowOfItsTimeOnceInOrder(t *testing.T) {
 	// Many rows share a time; some are larger than a page, and they come where pages have grown.
 	if _, err := pool.Exec(t.Context(), `
 		INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
-		       processed_at, attempts, event_id, inserted_at, partition)
+		       processed_at, attempts, event_id, inserted_at, slot)
 		SELECT g, 1, 'post', 1, 'created', 1, CASE WHEN g BETWEEN 2990 AND 2992 THEN to_jsonb(repeat('x', 5000000)) ELSE '1' END,
 		       $1::timestamptz + (g / 700) * interval '1 day', now(), now(), 0, gen_random_uuid(), now(), 0
 		  FROM generate_series(1, 6000) g`, start); err != nil {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -61,36 +62,42 @@ type Horizon struct {
 }
 
 const rowColumns = `m.id, m.event_id::text, m.tenant_id, m.aggregate_type, m.aggregate_id, m.event_type,
-       m.event_version::int, CASE WHEN pg_column_size(m.payload) <= @max_message THEN m.payload::text ELSE '' END,
-       CASE WHEN pg_column_size(m.payload) <= @max_message THEN 0 ELSE pg_column_size(m.payload) END,
+       m.event_version::int, CASE WHEN m.payload_bytes <= @max_message THEN m.payload::text ELSE '' END,
+       CASE WHEN m.payload_bytes <= @max_message THEN 0 ELSE m.payload_bytes END,
        m.occurred_at, coalesce(m.trace_id, ''), m.attempts::int, m.slot::int`
 
 // beginRoundSQL reads the last id that was handed out, before the round has a transaction id, so that the two are a sample of the
-// horizon. And it reads the oldest transaction that still runs,
-// before the claim does. The claim walks the primary key from the floor; a scan or a sort of everything looks cheaper to the planner while
-// the table is small or its statistics are old.
+// horizon. And it reads the oldest transaction that still runs, before the claim does.
 // Index: none.   Locks: none.
 const beginRoundSQL = `
-SELECT /* outbox.begin_round */ (` + lastIDSQL + `),
-       pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
-       set_config('enable_seqscan', 'off', true), set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)`
+SELECT /* outbox.begin_round */ (` + lastIDSQL + `), pg_snapshot_xmin(pg_current_snapshot())::text::bigint`
+
+// walkSQL has the transaction's statements walk the indexes that they are written for, in their order. A scan or a sort of everything looks
+// cheaper to the planner while the table is small or its statistics are old.
+const walkSQL = `
+SELECT /* outbox.walk */ set_config('enable_seqscan', 'off', true), set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)`
 
 // lastIDSQL reads the last id that was handed out; an id that nobody has used yet shows as the one to be handed out first.
 // Index: none.   Locks: none.
 const lastIDSQL = `SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM outbox_messages_id_seq`
 
 // claimSQL reads pending rows above the floor. It takes no lock: who may publish is decided by the stream (the check of its last
-// sequence), and who tries by the lease. A row is held when an earlier one of its aggregate waits.
+// sequence), and who tries by the lease. A row is held when an earlier one of its aggregate waits. Payloads are read, and written out, for
+// no more rows than the round has room for.
 // Index: outbox_messages_pkey, one range scan from the floor; outbox_messages_held_idx, one probe per row, empty but for failures.
 // Locks: none.
 const claimSQL = `
 SELECT /* outbox.claim */ ` + rowColumns + `,
        coalesce((SELECT d.id FROM outbox_messages d
                   WHERE d.tenant_id = m.tenant_id AND d.aggregate_type = m.aggregate_type AND d.aggregate_id = m.aggregate_id
-                    AND d.id < m.id AND d.delayed ORDER BY d.tenant_id DESC, d.aggregate_type DESC, d.aggregate_id DESC, d.id DESC LIMIT 1), 0)
-  FROM outbox_messages m
- WHERE m.id > @floor AND m.processed_at IS NULL AND NOT m.delayed AND m.slot BETWEEN @first AND @last AND m.id <> ALL(@in_flight::bigint[])
- ORDER BY m.id LIMIT @limit`
+                    AND d.id < m.id AND d.delayed ORDER BY d.tenant_id DESC, d.aggregate_type DESC, d.aggregate_id DESC, d.id DESC LIMIT 1), 0),
+       m.upto > @max_bytes
+  FROM (SELECT *, sum(CASE WHEN payload_bytes <= @max_message THEN payload_bytes ELSE 0 END) OVER (ORDER BY id) AS upto
+          FROM (SELECT * FROM outbox_messages
+                 WHERE id > @floor AND processed_at IS NULL AND NOT delayed AND slot BETWEEN @first AND @last AND id <> ALL(@in_flight::bigint[])
+                 ORDER BY id LIMIT @limit) pending) m
+ WHERE m.upto - CASE WHEN payload_bytes <= @max_message THEN payload_bytes ELSE 0 END <= @max_bytes
+ ORDER BY m.id`
 
 // stateSQL reads the partition's stored tail behind the claim: rows that another relay has published and marked are not claimed only if
 // its tail shows as well, and this statement sees at least what the claim saw.
@@ -112,10 +119,16 @@ SELECT /* outbox.due */ ` + rowColumns + `, m.available_at <= now(), m.id = ANY(
  CROSS JOIN LATERAL (
        SELECT * FROM outbox_messages w
         WHERE w.tenant_id = a.tenant_id AND w.aggregate_type = a.aggregate_type AND w.aggregate_id = a.aggregate_id AND w.delayed
-        ORDER BY w.tenant_id, w.aggregate_type, w.aggregate_id, w.id LIMIT @limit) m`
+        ORDER BY w.tenant_id, w.aggregate_type, w.aggregate_id, w.id LIMIT @limit) m
+ LIMIT @limit`
 
 func (r *Row) fields(payload *pgtype.DriverBytes) []any {
 	return []any{&r.OutboxID, &r.ID, &r.TenantID, &r.AggregateType, &r.AggregateID, &r.Type, &r.Version, payload, &r.Oversize, &r.OccurredAt, &r.TraceParent, &r.Attempts, &r.Slot}
+}
+
+func (r Row) with(payload []byte) Row {
+	r.Payload = append(json.RawMessage(nil), payload...)
+	return r
 }
 
 // Exchange carries out a round. ErrMarkFailed says that the mark did not find what it names, and that nothing was recorded; after any
@@ -124,19 +137,20 @@ func Exchange(ctx context.Context, pool *pgxpool.Pool, r Round) (Claimed, error)
 	var (
 		c    Claimed
 		b    pgx.Batch
-		take = taking{c: &c, r: &r}
-		args = pgx.NamedArgs{"partition": r.Partition, "first": r.FirstSlot, "last": r.LastSlot, "floor": r.Floor, "in_flight": r.InFlight,
-			"limit": r.Limit, "max_message": r.MaxMessage}
+		take = taking{c: &c, r: &r, before: make(map[Aggregate]int64)}
+		args = pgx.NamedArgs{"partition": r.Partition, "first": r.FirstSlot, "last": r.LastSlot, "floor": r.Floor, "in_flight": append([]int64{}, r.InFlight...), // not NULL, which no id differs from
+			"limit": r.Limit, "max_message": r.MaxMessage, "max_bytes": r.MaxBytes}
 	)
-	b.Queue(beginRoundSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&c.Sample.LastID, &c.Xmin, nil, nil, nil) })
+	b.Queue(beginRoundSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&c.Sample.LastID, &c.Xmin) })
+	b.Queue(walkSQL)
 	if r.Mark != nil {
 		b.Queue(markSQL, r.Mark.args(r.Partition)).QueryRow(func(row pgx.Row) error { return row.Scan(&c.Sample.XID, nil) })
 	}
 	if r.Due {
-		b.Queue(dueSQL, args).Query(take.due)
+		b.Queue(dueSQL, args).Query(take.dueRows)
 	}
 	if r.Limit > 0 {
-		b.Queue(claimSQL, args).Query(take.fresh)
+		b.Queue(claimSQL, args).Query(take.freshRows)
 	}
 	b.Queue(stateSQL, args).QueryRow(func(row pgx.Row) error { return row.Scan(&c.Tail, &c.Closing, &c.Closed) })
 	if err := pool.SendBatch(ctx, &b).Close(); err != nil {
@@ -148,6 +162,7 @@ func Exchange(ctx context.Context, pool *pgxpool.Pool, r Round) (Claimed, error)
 	if c.Sample.XID == 0 {
 		c.Sample = Horizon{}
 	}
+	take.fill()
 	return c, nil
 }
 
@@ -163,37 +178,25 @@ func (r *Row) Aggregate() Aggregate { return Aggregate{r.TenantID, r.AggregateTy
 
 // taking fills a Claimed from rows, within the round's bounds.
 type taking struct {
-	c     *Claimed
-	r     *Round
-	bytes int
+	c      *Claimed
+	r      *Round
+	due    []Row               // that may go unless an earlier row of their aggregate is among fresh, or was not read
+	fresh  []Row               // that may go
+	before map[Aggregate]int64 // of each aggregate of due the first pending row that was read; 0 without one
+	cut    bool                // not all pending rows were read
 }
 
-// full reports that a payload of n bytes is too much. Nothing after it is taken: the order would break.
-func (t *taking) full(n int) bool {
-	if t.c.More = t.c.More || len(t.c.Rows) >= t.r.Limit || t.bytes > 0 && t.bytes+n > t.r.MaxBytes; !t.c.More {
-		t.bytes += n
-	}
-	return t.c.More
-}
-
-func (t *taking) take(r Row, payload []byte) bool {
-	if t.full(len(payload)) {
-		return false
-	}
-	r.Payload = append(json.RawMessage(nil), payload...)
-	t.c.Rows = append(t.c.Rows, r)
-	return true
-}
-
-// due takes of each aggregate what has fallen due with nothing before it that has not. The rest waits for that.
-func (t *taking) due(rows pgx.Rows) error {
+// dueRows keeps of each aggregate what has fallen due with nothing before it that has not. The rest waits for that.
+func (t *taking) dueRows(rows pgx.Rows) error {
 	var (
 		row      Row
 		payload  pgtype.DriverBytes
 		due, out bool
+		read     int
 		blocked  = make(map[Aggregate]int64)
 	)
 	_, err := pgx.ForEachRow(rows, append(row.fields(&payload), &due, &out), func() error {
+		read++
 		row.Delayed = true
 		key := row.Aggregate()
 		behind, is := blocked[key]
@@ -201,24 +204,29 @@ func (t *taking) due(rows pgx.Rows) error {
 		case is && due:
 			t.c.Held = append(t.c.Held, Held{row.OutboxID, behind})
 		case is:
-		case out || !due || !t.take(row, payload):
+		case out || !due:
 			blocked[key] = row.OutboxID
+		default:
+			t.due = append(t.due, row.with(payload))
+			t.before[key] = 0
 		}
 		return nil
 	})
+	t.c.More = t.c.More || read == t.r.Limit
 	return err
 }
 
-// fresh takes the pending rows in the order of ids.
-func (t *taking) fresh(rows pgx.Rows) error {
+// freshRows keeps the pending rows in the order of ids.
+func (t *taking) freshRows(rows pgx.Rows) error {
 	var (
 		c       = t.c
 		row     Row
 		payload pgtype.DriverBytes
 		behind  int64
+		full    bool
 		read    int
 	)
-	_, err := pgx.ForEachRow(rows, append(row.fields(&payload), &behind), func() error {
+	_, err := pgx.ForEachRow(rows, append(row.fields(&payload), &behind, &full), func() error {
 		if row.OutboxID <= c.Last {
 			return errors.New("the rows came out of order")
 		}
@@ -226,15 +234,40 @@ func (t *taking) fresh(rows pgx.Rows) error {
 		if read++; c.Oldest == 0 {
 			c.Oldest = row.OutboxID
 		}
+		key := row.Aggregate()
+		if first, is := t.before[key]; is && first == 0 {
+			t.before[key] = row.OutboxID
+		}
 		if behind != 0 {
 			c.Held = append(c.Held, Held{row.OutboxID, behind})
 		} else {
-			t.take(row, payload)
+			t.fresh = append(t.fresh, row.with(payload))
 		}
 		return nil
 	})
-	c.More = c.More || read == t.r.Limit
+	t.cut = read == t.r.Limit || full
+	c.More = c.More || t.cut
 	return err
+}
+
+// fill takes the due rows that are the first of their aggregate, and then the fresh ones. After one that has no room nothing is taken: the
+// order would break. A due row that a pending one may precede waits until that is gone.
+func (t *taking) fill() {
+	t.due = slices.DeleteFunc(t.due, func(r Row) bool {
+		before := t.before[r.Aggregate()]
+		return before != 0 && before < r.OutboxID || t.cut && r.OutboxID > t.c.Last
+	})
+	var bytes int
+	for _, rows := range [][]Row{t.due, t.fresh} {
+		for _, r := range rows {
+			if len(t.c.Rows) >= t.r.Limit || bytes > 0 && bytes+len(r.Payload) > t.r.MaxBytes {
+				t.c.More = true
+				return
+			}
+			bytes += len(r.Payload)
+			t.c.Rows = append(t.c.Rows, r)
+		}
+	}
 }
 
 // parkSQL puts held rows off until what holds them falls due, so that no claim meets them before, and notes behind what they wait.

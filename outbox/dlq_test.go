@@ -29,8 +29,8 @@ func bury(t *testing.T, pool *pgxpool.Pool, events ...event.Event) []int64 {
 		e.Payload, e.Version = []byte(fmt.Sprintf(`{"n": %d}`, i)), 1
 		if err := pool.QueryRow(t.Context(), `
 			INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, trace_id) VALUES ($1, $2, $3, $4, $5, $6, $7)
-			RETURNING id, event_id::text, partition`, e.TenantID, e.AggregateType, e.AggregateID, e.Type, e.Payload, e.OccurredAt, e.TraceParent,
-		).Scan(&e.OutboxID, &e.ID, &e.Partition); err != nil {
+			RETURNING id, event_id::text, slot`, e.TenantID, e.AggregateType, e.AggregateID, e.Type, e.Payload, e.OccurredAt, e.TraceParent,
+		).Scan(&e.OutboxID, &e.ID, &e.Slot); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -155,7 +155,7 @@ func TestADeadMessageIsShown(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	want := in
-	want.OutboxID, want.Version, want.ID, want.Partition, want.Payload = id, 1, got.ID, got.Partition, []byte(`{"n": 0}`)
+	want.OutboxID, want.Version, want.ID, want.Slot, want.Payload = id, 1, got.ID, got.Slot, []byte(`{"n": 0}`)
 	if diff := cmp.Diff(DLQMessage{Event: want, Attempts: MaxAttempts + 1, LastError: "no token"}, got, cmpopts.IgnoreFields(DLQMessage{}, "InsertedAt", "DeadAt"),
 		cmpopts.EquateApproxTime(0)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -209,17 +209,17 @@ func TestARetryIsANewRowOfTheSameEvent(t *testing.T) {
 	if did[0].NewID <= later.OutboxID || did[1].NewID <= did[0].NewID {
 		t.Errorf("new ids %d, %d: want them above %d, in the order of the old ones", did[0].NewID, did[1].NewID, later.OutboxID)
 	}
-	var partition int
-	if err := pool.QueryRow(t.Context(), `SELECT partition FROM outbox_messages WHERE id = $1`, did[0].NewID).Scan(&partition); err != nil || woken[0] != partition {
-		t.Errorf("woke partition %d, the message went to %d, %v", woken[0], partition, err)
+	slot := scalar[int](t, pool, `SELECT slot FROM outbox_messages WHERE id = $1`, did[0].NewID)
+	if woken[0] != slot {
+		t.Errorf("woke slot %d, the message went to %d", woken[0], slot)
 	}
-	batches, err := Claim(t.Context(), pool, []int{partition}, 10, 1<<20, 1<<20)
-	if err != nil || len(batches) != 1 || len(batches[0].Rows) != 3 {
-		t.Fatalf("claimed %+v, %v", batches, err)
+	claimed := exchange(t, pool, Round{FirstSlot: slot, LastSlot: slot})
+	if len(claimed.Rows) != 3 {
+		t.Fatalf("claimed %+v", claimed)
 	}
-	for i, r := range batches[0].Rows[1:] {
+	for i, r := range claimed.Rows[1:] {
 		want := dead(1, "post", 7, []string{"a b", "c d"}[i])
-		want.OutboxID, want.ID, want.Version, want.Partition, want.Payload = did[i].NewID, eventIDs[i], 1, partition, []byte(fmt.Sprintf(`{"n": %d}`, i))
+		want.OutboxID, want.ID, want.Version, want.Slot, want.Payload = did[i].NewID, eventIDs[i], 1, slot, []byte(fmt.Sprintf(`{"n": %d}`, i))
 		if diff := cmp.Diff(Row{Event: want}, r, cmpopts.EquateApproxTime(0)); diff != "" {
 			t.Errorf("row %d (-want +got):\n%s", i, diff)
 		}
@@ -239,7 +239,7 @@ func checkAudit(t *testing.T, pool *pgxpool.Pool, want []DLQAction) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(DLQAction{}, "Partition"), cmpopts.EquateApproxTime(0)); diff != "" {
+	if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(DLQAction{}, "Slot"), cmpopts.EquateApproxTime(0)); diff != "" {
 		t.Errorf("audit (-want +got):\n%s", diff)
 	}
 	for _, a := range got {

@@ -7,15 +7,15 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Selection names the events of one aggregate type whose payloads have a field of this value.
+// Selection names the events of one aggregate type. What their payloads say is the caller's to read, as whoever applies them does.
 type Selection struct {
 	TenantID      int64
 	AggregateType string
-	Field, Value  string
-	AggregateIDs  []int64 // the aggregates that have any
+	AggregateIDs  []int64 // in the archive, of which nobody reads all
 }
 
 // Querier is a pool or a transaction.
@@ -34,11 +34,11 @@ const (
 
 // Swept is a message that a sweep has met.
 type Swept struct {
-	ID        int64
-	EventID   string
-	EventType string
-	Pending   bool // neither published nor given up
-	Payload   []byte
+	ID          int64
+	EventID     string
+	AggregateID int64
+	EventType   string
+	Payload     []byte
 }
 
 const (
@@ -54,22 +54,26 @@ SELECT /* outbox.sweep_end */ coalesce(max(id), 0) FROM (SELECT id FROM outbox_m
 // sweepOutboxSQL reads what is selected of a window. The outbox has no index by tenant: it would cost each write.
 // Index: outbox_messages_pkey, one range.   Locks: none.
 const sweepOutboxSQL = `
-SELECT /* outbox.sweep */ id, event_id::text, event_type, processed_at IS NULL, payload
+SELECT /* outbox.sweep */ id, event_id::text, aggregate_id, event_type, payload
   FROM outbox_messages
- WHERE id > @after AND id <= @upto AND tenant_id = @tenant AND aggregate_type = @type AND payload ->> @field::text = @value::text
+ WHERE id > @after AND id <= @upto AND tenant_id = @tenant AND aggregate_type = @type
  ORDER BY id`
 
-// sweepDLQSQL reads what is selected of some aggregates.
-// Index: outbox_messages_dlq_tenant_aggregate_idx.   Locks: none.
+// sweepDLQSQL reads what is selected.
+// Index: outbox_messages_dlq_tenant_aggregate_idx, one range.   Locks: none.
 const sweepDLQSQL = `
-SELECT /* outbox.sweep_dlq */ id, event_id::text, event_type, false, payload
+SELECT /* outbox.sweep_dlq */ id, event_id::text, aggregate_id, event_type, payload
   FROM outbox_messages_dlq
- WHERE tenant_id = @tenant AND aggregate_type = @type AND aggregate_id = ANY(@aggregates::bigint[]) AND payload ->> @field::text = @value::text
+ WHERE tenant_id = @tenant AND aggregate_type = @type
  ORDER BY id`
 
-// sweepArchiveSQL does the same in the archive.
+// sweepArchiveSQL reads what is selected of some aggregates.
 // Index: outbox_messages_archive_tenant_aggregate_idx, in each month.   Locks: none.
-var sweepArchiveSQL = strings.NewReplacer("outbox_messages_dlq", "outbox_messages_archive", "sweep_dlq", "sweep_archive").Replace(sweepDLQSQL)
+const sweepArchiveSQL = `
+SELECT /* outbox.sweep_archive */ id, event_id::text, aggregate_id, event_type, payload
+  FROM outbox_messages_archive
+ WHERE tenant_id = @tenant AND aggregate_type = @type AND aggregate_id = ANY(@aggregates::bigint[])
+ ORDER BY id`
 
 // Sweep calls fn with every message of the table that is selected, and done after each statement that read any: what fn has gathered is
 // then to be dealt with. The pool acts as the system role. It walks over the whole outbox.
@@ -78,7 +82,7 @@ func Sweep(ctx context.Context, q Querier, table string, sel Selection, fn func(
 		var m Swept
 		n := 0
 		rows, _ := q.Query(ctx, sql, args)
-		_, err := pgx.ForEachRow(rows, []any{&m.ID, &m.EventID, &m.EventType, &m.Pending, &m.Payload}, func() error {
+		_, err := pgx.ForEachRow(rows, []any{&m.ID, &m.EventID, &m.AggregateID, &m.EventType, &m.Payload}, func() error {
 			n++
 			err := fn(m)
 			m.Payload = nil
@@ -92,8 +96,11 @@ func Sweep(ctx context.Context, q Querier, table string, sel Selection, fn func(
 		}
 		return nil
 	}
-	args := pgx.StrictNamedArgs{"tenant": sel.TenantID, "type": sel.AggregateType, "field": sel.Field, "value": sel.Value}
-	if table == TableOutbox {
+	args := pgx.StrictNamedArgs{"tenant": sel.TenantID, "type": sel.AggregateType}
+	switch table {
+	case TableDLQ:
+		return read(sweepDLQSQL, args)
+	case TableOutbox:
 		for after := int64(0); ; {
 			var upto int64
 			if err := q.QueryRow(ctx, sweepEndSQL, pgx.StrictNamedArgs{"after": after, "window": sweepWindow}).Scan(&upto); err != nil {
@@ -109,13 +116,9 @@ func Sweep(ctx context.Context, q Querier, table string, sel Selection, fn func(
 			after = upto
 		}
 	}
-	sql := sweepDLQSQL
-	if table == TableArchive {
-		sql = sweepArchiveSQL
-	}
 	for some := range slices.Chunk(sel.AggregateIDs, sweepAggregates) {
 		args["aggregates"] = some
-		if err := read(sql, args); err != nil {
+		if err := read(sweepArchiveSQL, args); err != nil {
 			return err
 		}
 	}
@@ -184,22 +187,20 @@ func Unmark(ctx context.Context, tx pgx.Tx, messages []Published) error {
 	return nil
 }
 
-// pendingOfSQL reads payloads of what is selected and not published yet.
+// pendingOfSQL reads what is selected and not published yet.
 // Index: the pending indexes, all of what is pending.   Locks: none.
 const pendingOfSQL = `
-SELECT /* outbox.pending_of */ id, event_id::text, event_type, true, payload
-  FROM outbox_messages
- WHERE processed_at IS NULL AND tenant_id = @tenant AND aggregate_type = @type AND payload ->> @field::text = @value::text
- LIMIT @limit`
+SELECT /* outbox.pending_of */ payload FROM outbox_messages WHERE processed_at IS NULL AND tenant_id = @tenant AND aggregate_type = @type`
 
-// PendingOf returns some of the messages that are selected and not published yet, up to limit. It reads all that is pending.
-func PendingOf(ctx context.Context, pool *pgxpool.Pool, sel Selection, limit int) ([]Swept, error) {
-	rows, _ := pool.Query(ctx, pendingOfSQL, pgx.StrictNamedArgs{
-		"tenant": sel.TenantID, "type": sel.AggregateType, "field": sel.Field, "value": sel.Value, "limit": limit,
-	})
-	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Swept])
-	if err != nil {
-		return nil, fmt.Errorf("look for pending messages: %w", err)
+// PendingOf calls fn with the payload of every message that is selected and not published yet. It reads all that is pending.
+func PendingOf(ctx context.Context, pool *pgxpool.Pool, sel Selection, fn func(payload []byte)) error {
+	var payload pgtype.DriverBytes
+	rows, _ := pool.Query(ctx, pendingOfSQL, pgx.StrictNamedArgs{"tenant": sel.TenantID, "type": sel.AggregateType})
+	if _, err := pgx.ForEachRow(rows, []any{&payload}, func() error {
+		fn(payload)
+		return nil
+	}); err != nil {
+		return fmt.Errorf("look for pending messages: %w", err)
 	}
-	return all, nil
+	return nil
 }

@@ -22,8 +22,8 @@ func TestEventsAreFoundWhereverTheyAre(t *testing.T) {
 	fill(t, pool, 1, 4, 2*time.Hour) // 5 to 8
 	fill(t, pool, 2, 4, time.Hour)   // 9 to 12
 	exec(t, pool, `WITH d AS (DELETE FROM outbox_messages WHERE id IN (6, 10) RETURNING *)
-		INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts, event_id, inserted_at, partition)
-		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 11, event_id, inserted_at, partition FROM d`)
+		INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts, event_id, inserted_at, slot)
+		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 11, event_id, inserted_at, slot FROM d`)
 	eventID := func(table string, id int64) string {
 		return scalar[string](t, pool, `SELECT event_id::text FROM `+table+` WHERE id = $1`, id)
 	}
@@ -69,6 +69,12 @@ func TestEventsAreFoundWhereverTheyAre(t *testing.T) {
 	if diff := cmp.Diff(`{"n": 1}`, string(found[0].Payload)); diff != "" || found[0].StreamSeq != 3 || found[0].ProcessedAt.IsZero() {
 		t.Errorf("found %+v", found[0])
 	}
+	exec(t, pool, `UPDATE outbox_messages SET partition = 7 WHERE id = 5`)
+	for id, want := range map[int64]int{5: 7, 7: -1, 6: -1} {
+		if found, err := Find(t.Context(), pool, FindQuery{OutboxID: id, Limit: 1}); err != nil || len(found) != 1 || found[0].Partition != want {
+			t.Errorf("message %d: %+v, %v; want partition %d", id, found, err, want)
+		}
+	}
 	for _, q := range []FindQuery{{}, {AggregateType: "post", AggregateID: 2}, {Until: now}, {TenantID: 1}} {
 		if _, err := Find(t.Context(), pool, q); !errors.Is(err, ErrFindQuery) {
 			t.Errorf("%+v: %v, want ErrFindQuery", q, err)
@@ -86,8 +92,8 @@ func TestEachWayToFindAnEventIsByAnIndex(t *testing.T) {
 	archive(t, newArchive(t, pool, 10000))
 	fill(t, owner, 1, 10000, archiveDay)
 	exec(t, owner, `UPDATE outbox_messages SET occurred_at = now() - id * interval '1 s'`)
-	exec(t, owner, `INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts, event_id, inserted_at, partition)
-		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 11, event_id, inserted_at, partition FROM outbox_messages LIMIT 3000`)
+	exec(t, owner, `INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts, event_id, inserted_at, slot)
+		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 11, event_id, inserted_at, slot FROM outbox_messages LIMIT 3000`)
 	exec(t, owner, `ANALYZE outbox_messages, outbox_messages_archive, outbox_messages_dlq`)
 	args := pgx.NamedArgs{
 		"id": int64(8000), "event_id": "00000000-0000-4000-8000-000000000001", "tenant": int64(1), "aggregate_type": "post", "aggregate_id": int64(7),

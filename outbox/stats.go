@@ -53,8 +53,12 @@ SELECT /* outbox.stats */ (SELECT count(*) FROM fresh)::int, (SELECT count(*) FR
 // ReadStats reads how the outbox stands, at a cost that does not grow with the backlog.
 func ReadStats(ctx context.Context, pool *pgxpool.Pool) (Stats, error) {
 	var s Stats
-	err := pool.QueryRow(ctx, statsSQL, pgx.StrictNamedArgs{"bound": statsBound, "sample": archiveSample}).
-		Scan(&s.Pending, &s.Delayed, &s.LagSeconds, &s.Undelivered, &s.DLQDepth, &s.MaxAttempts, &s.ArchiveOldestSeconds, &s.ArchiveMonths)
+	var b pgx.Batch
+	b.Queue(walkSQL)
+	b.Queue(statsSQL, pgx.StrictNamedArgs{"bound": statsBound, "sample": archiveSample}).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&s.Pending, &s.Delayed, &s.LagSeconds, &s.Undelivered, &s.DLQDepth, &s.MaxAttempts, &s.ArchiveOldestSeconds, &s.ArchiveMonths)
+	})
+	err := pool.SendBatch(ctx, &b).Close()
 	if err != nil {
 		return Stats{}, fmt.Errorf("read outbox stats: %w", err)
 	}

@@ -1,8 +1,13 @@
 package outbox
 
 import (
+	"errors"
 	"fmt"
+	"strings"
 	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
@@ -31,4 +36,101 @@ func TestAWriterAppendsAndNoMore(t *testing.T) {
 			t.Errorf("%s: %v, want it refused", sql, err)
 		}
 	}
+}
+
+// The ids of a comment and of others, in the one form that events have them in.
+const (
+	commentID = "0196b2d4-7c00-7000-8000-00000000000a"
+	otherID   = "0196b2d4-7c00-7000-8000-00000000000b"
+)
+
+// TestAnEventOfACommentNamesItInOneForm: a consumer, an erasure and a person who looks for the events of a comment or an author read the same ids, and all
+// events of a comment are in the partition of its post.
+func TestAnEventOfACommentNamesItInOneForm(t *testing.T) {
+	db := testkit.Postgres(t)
+	writer := db.Pool(t, postgres.RoleWriter)
+	for _, id := range []string{commentID, otherID} {
+		if _, err := writer.Exec(t.Context(), `INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body)
+			VALUES (1, $1::text::uuid, 42, right($1::text, 8), right($1::text, 22), CASE WHEN $1::text = $2::text THEN 7 ELSE 8 END, 'text')`, id, commentID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const good = `{"comment_id": "` + commentID + `", "post_id": "42", "author_id": "7", "version": 1}`
+	const names, matches = "outbox_messages_comment_check", "writer_comment"
+	for _, c := range []struct{ what, from, to, refusedBy string }{
+		{"in upper case", commentID, strings.ToUpper(commentID), names},
+		{"without hyphens", commentID, strings.ReplaceAll(commentID, "-", ""), names},
+		{"in braces", commentID, "{" + commentID + "}", names},
+		{"as a URN", commentID, "urn:uuid:" + commentID, names},
+		{"with a space", commentID, commentID + " ", names},
+		{"with a line break", commentID, commentID + `\n`, names},
+		{"without the comment", `"comment_id"`, `"Comment_ID"`, names},
+		{"as a list", `"` + commentID + `"`, `["` + commentID + `"]`, names},
+		{"of an author with a leading zero", `"7"`, `"07"`, names},
+		{"of an author in decimals", `"7"`, `7.0`, names},
+		{"of an author as a number", `"7"`, `7`, names},
+		{"of an author with a sign", `"7"`, `"+7"`, names},
+		{"of an author beyond 64 bits", `"7"`, `"9223372036854775808"`, names},
+		{"of an author far beyond", `"7"`, `"` + strings.Repeat("9", 200) + `"`, names},
+		{"of nobody", `"author_id"`, `"author"`, names},
+		{"of author 0", `"7"`, `"0"`, names},
+		{"of another post than it is written to", `"42"`, `"43"`, names},
+		{"of a post with a leading zero", `"42"`, `"042"`, names},
+		{"of a post as a number", `"42"`, `42`, names},
+		{"of a parent in upper case", `"version"`, `"parent_id": "` + strings.ToUpper(otherID) + `", "version"`, names},
+		{"that is no object", good, `"text"`, names},
+		{"that is null", good, `null`, names},
+		{"of another's comment", `"7"`, `"8"`, matches},
+		{"of a comment that nobody wrote", commentID, "0196b2d4-7c00-7000-8000-00000000000c", matches},
+		{"of the other comment", commentID, otherID, matches},
+	} {
+		payload := strings.Replace(good, c.from, c.to, 1)
+		if payload == good {
+			t.Fatalf("%s: the payload is as it was", c.what)
+		}
+		err := appendComment(t, writer, 42, payload)
+		if c.refusedBy == names && !refusedBy(err, "23514", names) || c.refusedBy == matches && !refusedBy(err, "42501", matches) {
+			t.Errorf("an event %s: %v, want it refused by %s", c.what, err, c.refusedBy)
+		}
+	}
+	// It names itself well, and stands where its comment does not.
+	if err := appendComment(t, writer, 43, strings.Replace(good, `"42"`, `"43"`, 1)); !refusedBy(err, "42501", matches) {
+		t.Errorf("an event of the comment on another post: %v, want it refused", err)
+	}
+	if err := appendComment(t, writer, 42, good); err != nil {
+		t.Error(err)
+	}
+	if err := appendComment(t, writer, 42, strings.Replace(good, `"version"`, `"text": {"of": ["a version to come"]}, "version"`, 1)); err != nil {
+		t.Error(err)
+	}
+	for _, parent := range []string{`null`, `""`, `"` + otherID + `"`} {
+		if err := appendComment(t, writer, 42, strings.Replace(good, `"version"`, `"parent_id": `+parent+`, "version"`, 1)); err != nil {
+			t.Error(err)
+		}
+	}
+	// An archived thread's comments are comments.
+	if _, err := db.Pool(t, postgres.RoleSystem).Exec(t.Context(), `WITH gone AS (DELETE FROM comments RETURNING *) INSERT INTO comments_archive SELECT * FROM gone`); err != nil {
+		t.Fatal(err)
+	}
+	if err := appendComment(t, writer, 42, good); err != nil {
+		t.Error(err)
+	}
+	// Nobody is excused from the form.
+	for _, role := range []postgres.Role{postgres.RoleOwner, postgres.RoleSystem} {
+		if err := appendComment(t, db.Pool(t, role), 42, strings.Replace(good, `"7"`, `7`, 1)); !refusedBy(err, "23514", names) {
+			t.Errorf("%s: %v, want it refused", role, err)
+		}
+	}
+}
+
+func appendComment(t *testing.T, pool *pgxpool.Pool, post int64, payload string) error {
+	t.Helper()
+	_, err := pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'comment', $1, 'created', $2)`, post, payload)
+	return err
+}
+
+// refusedBy reports whether the database refused a row for this constraint or this policy, which only its message names.
+func refusedBy(err error, code, name string) bool {
+	var refused *pgconn.PgError
+	return errors.As(err, &refused) && refused.Code == code && (refused.ConstraintName == name || strings.Contains(refused.Message, `"`+name+`"`))
 }

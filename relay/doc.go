@@ -22,7 +22,13 @@
 //
 // A session is one connection to the broker that never reconnects. The stream is compared with the database before the
 // session's first publish (stream.go), so nothing can be published to a stream that was lost or made anew behind the
-// relay's back. When the connection ends the session ends, its leases are freed, and the next one begins with a catch-up.
+// relay's back. When the connection ends the session ends, its leases are freed, and the next one begins with a catch-up. So it is when the
+// stream is deleted, made anew or repaired: the session verifies it every few seconds and after each failure.
+//
+// # Messages of others
+//
+// The tail check names the partition's last message, whoever wrote it; the stored tail and Tidings-Prev name the last event. A catch-up skips
+// and counts what event.Ours does not know, and a message of an event that an earlier one has. One that is ours and has no row stops the partition.
 //
 // # Flow
 //

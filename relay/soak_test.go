@@ -125,6 +125,43 @@ func TestSoakTheMixFindsARelayWithoutItsGuards(t *testing.T) {
 	}
 }
 
+func TestSoakTheMixFindsARelayThatCannotPassOtherMessages(t *testing.T) {
+	for name, build := range map[string]func(t *testing.T) string{
+		"a foreign message is taken for one of ours": func(t *testing.T) string {
+			return overlay(t, "catchup.go", [2]string{`if event.Ours(msg.Headers()) {`, `if true {`})
+		},
+		"the tail moves to a foreign message": func(t *testing.T) string {
+			return overlay(t, "catchup.go", [2]string{`return position{tail, state.last}, nil
+}
+
+func`, `return position{state.last, state.last}, nil
+}
+
+func`})
+		},
+		"a row names the copy of its message": func(t *testing.T) string {
+			return overlay(t, "../outbox/mark.go", [2]string{`stream_seq = coalesce(m.stream_seq, r.seq)`, `stream_seq = r.seq`})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			binary := build(t)
+			for n := range mutantSeeds {
+				seed, fixed := seedFromEnv(t)
+				var d damage
+				t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) { d = runMix(t, binary, seed, mixRounds) })
+				if d.any() {
+					t.Logf("found with seed %d, number %d: %+v", seed, n+1, d)
+					return
+				}
+				if fixed || t.Failed() {
+					break
+				}
+			}
+			t.Error("no seed has found it")
+		})
+	}
+}
+
 // reuse makes the database hand out again the ids of rows that a relay has published and not marked, as after a crash with
 // synchronous_commit off, and returns what was broken by a relay that runs binary.
 func reuse(t *testing.T, binary string) damage {

@@ -41,7 +41,7 @@ type Meta struct {
 // Store writes and reads the truth. It is safe for concurrent use.
 type Store struct {
 	pool    *pgxpool.Pool
-	wake    func(partition int)
+	wake    func(slot int)
 	slug    func() string // random; a test makes it collide
 	threads *versioned.Table[event.Thread]
 
@@ -62,8 +62,8 @@ type Store struct {
 }
 
 // New returns a Store on pool, whose connections act as postgres.RoleAPI. After each commit wake is called, without waiting,
-// with every partition that got events (broker.Waker); nil leaves it to the relay's polling.
-func New(pool *pgxpool.Pool, wake func(partition int)) *Store {
+// with every slot that got events (broker.Waker); nil leaves it to the relay's polling.
+func New(pool *pgxpool.Pool, wake func(slot int)) *Store {
 	if wake == nil {
 		wake = func(int) {}
 	}
@@ -102,7 +102,7 @@ func (s *Store) write(ctx context.Context, tenant int64, lockTimeout time.Durati
 	if err != nil {
 		return err
 	}
-	var touched uint32 // a bit per partition
+	var touched uint32 // a bit per slot
 	for i := range events {
 		touched |= 1 << events[i].Slot
 	}

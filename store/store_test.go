@@ -821,12 +821,12 @@ func TestACommitWakesThePartitionsOfItsEvents(t *testing.T) {
 	if _, err := s.Follow(t.Context(), 1, []store.FollowWrite{write}); err != nil {
 		t.Fatal(err)
 	}
-	var partition int
-	if err := db.Pool(t, postgres.RoleSystem).QueryRow(t.Context(), `SELECT partition FROM outbox_messages`).Scan(&partition); err != nil {
+	var slot int
+	if err := db.Pool(t, postgres.RoleSystem).QueryRow(t.Context(), `SELECT slot FROM outbox_messages`).Scan(&slot); err != nil {
 		t.Fatal(err)
 	}
-	if len(woken) != 1 || woken[0] != partition {
-		t.Errorf("woken %v: want %d", woken, partition)
+	if len(woken) != 1 || woken[0] != slot {
+		t.Errorf("woken %v: want %d", woken, slot)
 	}
 	woken = nil
 	if _, err := s.Follow(t.Context(), 1, []store.FollowWrite{write}); err != nil || len(woken) > 0 {

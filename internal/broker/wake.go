@@ -11,7 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// WakeSubject carries wake-ups for the relays: which partitions have new rows. It is plain NATS, outside the stream; a wake-up
+// WakeSubject carries wake-ups for the relays: which slots have new rows. It is plain NATS, outside the stream; a wake-up
 // that is lost costs a poll interval and nothing else.
 const WakeSubject = "tidings.wake"
 
@@ -21,16 +21,16 @@ const wakeEvery = time.Millisecond
 // Waker tells the relays that rows were committed. Wake may be called from any goroutine and never waits.
 type Waker struct {
 	nc      *nats.Conn
-	touched atomic.Uint32 // a bit per partition
+	touched atomic.Uint32 // a bit per slot
 	signal  chan struct{}
 }
 
 // NewWaker returns a waker over nc. Wakes are sent while Run runs.
 func NewWaker(nc *nats.Conn) *Waker { return &Waker{nc: nc, signal: make(chan struct{}, 1)} }
 
-// Wake notes that the partition has new rows, after their commit.
-func (w *Waker) Wake(partition int) {
-	w.touched.Or(1 << partition)
+// Wake notes that the slot has new rows, after their commit.
+func (w *Waker) Wake(slot int) {
+	w.touched.Or(1 << slot)
 	select {
 	case w.signal <- struct{}{}:
 	default:
@@ -59,7 +59,7 @@ func (w *Waker) Run(ctx context.Context) error {
 	}
 }
 
-// encodeWake lists the partitions of the set: "3,17".
+// encodeWake lists the slots of the set: "3,17".
 func encodeWake(touched uint32) []byte {
 	var b []byte
 	for ; touched != 0; touched &= touched - 1 {
@@ -71,7 +71,7 @@ func encodeWake(touched uint32) []byte {
 	return b
 }
 
-// DecodeWake reads the partitions that a wake-up names, as a set of bits. What it cannot read it leaves out.
+// DecodeWake reads the slots that a wake-up names, as a set of bits. What it cannot read it leaves out.
 func DecodeWake(data []byte) (touched uint32) {
 	for s := range strings.SplitSeq(string(data), ",") {
 		if n, err := strconv.ParseUint(s, 10, 8); err == nil && n < 32 {

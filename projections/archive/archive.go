@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
@@ -63,8 +62,8 @@ func (p *Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event)
 			if err := e.DecodePayload(&c); err != nil {
 				return err
 			}
-			if _, err := uuid.Parse(c.CommentID); err != nil || c.Version <= 0 || c.Actor == "" {
-				return event.Permanent(fmt.Errorf("event %s: comment %.80q has version %d by %.80q", e.ID, c.CommentID, c.Version, c.Actor))
+			if c.Version <= 0 || c.Actor == "" {
+				return event.Permanent(fmt.Errorf("event %s: comment %s has version %d by %.80q", e.ID, c.CommentID, c.Version, c.Actor))
 			}
 			comments = append(comments, versioned.Entry[event.Comment]{
 				Change:  versioned.Change[event.Comment]{TenantID: e.TenantID, Object: c, By: c.Actor, At: c.UpdatedAt.Time},

@@ -48,7 +48,9 @@ func wireFollow(version int64) event.Follow {
 func TestTodaysShapesAreThoseOfTheNewestFiles(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	for v := range int64(3) {
-		apply(t, pool, toEvent(event.AggregateComment, event.Edited, wireComment(v+1)), toEvent(event.AggregateFollow, event.Created, wireFollow(v+1)))
+		comment := toEvent(event.AggregateComment, event.Edited, wireComment(v+1))
+		comment.AggregateID = 42
+		apply(t, pool, comment, toEvent(event.AggregateFollow, event.Created, wireFollow(v+1)))
 	}
 	for _, table := range []string{"comment_history", "follow_history"} {
 		var got bytes.Buffer

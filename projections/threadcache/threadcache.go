@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
@@ -84,8 +83,8 @@ func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) 
 		if err := e.DecodePayload(&c); err != nil {
 			return err
 		}
-		if err := check(&c, e.AggregateID); err != nil {
-			return event.Permanent(fmt.Errorf("event %s: %w", e.ID, err))
+		if c.Version <= 0 || !wellFormed(c.Path) {
+			return event.Permanent(fmt.Errorf("event %s: comment %s has version %d and the path %.200q", e.ID, c.CommentID, c.Version, c.Path))
 		}
 		k := commentKey{e.TenantID, c.CommentID}
 		if c.Version > comments[k].Version {
@@ -111,28 +110,7 @@ func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) 
 	return p.addCounts(ctx, tx, changes)
 }
 
-// check refuses what could not be placed in the thread of post, which is what the event is partitioned by. It leaves the
-// comment's id in its canonical form, so that one comment is one key.
-func check(c *event.Comment, post int64) error {
-	id, err := uuid.Parse(c.CommentID)
-	if err != nil {
-		return fmt.Errorf("comment_id is %.80q", c.CommentID)
-	}
-	c.CommentID = id.String()
-	if c.ParentID != "" {
-		if _, err := uuid.Parse(c.ParentID); err != nil {
-			return fmt.Errorf("parent_id is %.80q", c.ParentID)
-		}
-	}
-	if int64(c.PostID) != post || c.AuthorID < 0 || c.Version <= 0 {
-		return fmt.Errorf("comment %s has post %d (of %d), author %d, version %d", c.CommentID, c.PostID, post, c.AuthorID, c.Version)
-	}
-	if !wellFormed(c.Path) {
-		return fmt.Errorf("comment %s has the path %.200q", c.CommentID, c.Path)
-	}
-	return nil
-}
-
+// wellFormed reports whether the path could be placed in a thread.
 func wellFormed(path string) bool {
 	if len(path)%(LevelLen+1) != LevelLen {
 		return false

@@ -160,7 +160,7 @@ func (l *line) run(name string, fn func(context.Context) error) *part {
 func (l *line) startRelay() {
 	l.t.Helper()
 	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond, PublishTimeout: 5 * time.Second, Publishers: 2,
-		DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: leaseTTL}},
+		StreamInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: leaseTTL}},
 		l.system, l.nats.Config(), testkit.Logger(l.t), prometheus.NewRegistry())
 	if err != nil {
 		l.t.Fatal(err)

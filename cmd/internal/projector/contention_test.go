@@ -50,7 +50,7 @@ func newLine(t *testing.T) line {
 		t.Fatal(err)
 	}
 	r, err := relay.New(relay.Config{BatchSize: 500, BatchBytes: 1 << 20, PollInterval: 20 * time.Millisecond, PublishTimeout: 5 * time.Second, Publishers: 4,
-		DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: 2 * time.Second}}, l.pool, l.cfg, testkit.Logger(t), prometheus.NewRegistry())
+		StreamInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: 2 * time.Second}}, l.pool, l.cfg, testkit.Logger(t), prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}

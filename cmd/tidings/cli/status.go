@@ -46,6 +46,7 @@ type streamState struct {
 	FirstSeq uint64    `json:"first_seq"`
 	LastSeq  uint64    `json:"last_seq"`
 	LastTime time.Time `json:"last_time"`
+	Refused  string    `json:"refused,omitempty"` // why no relay publishes to it, and what to run
 }
 
 // leaseState is what one instance of a kind holds.
@@ -119,6 +120,11 @@ func (y *system) state(ctx context.Context) (st systemState, err error) {
 	}
 	var found bool
 	if st.Stream, found, err = y.stream(ctx); err != nil {
+		return st, err
+	}
+	if err := relay.Check(ctx, y.truth, y.js, y.broker); errors.Is(err, relay.ErrStreamRefused) {
+		st.Stream.Refused = err.Error()
+	} else if err != nil {
 		return st, err
 	}
 	lags := make([]consumers.ConsumerLag, len(consumerNames()))
@@ -279,8 +285,13 @@ func (p Process) printState(st systemState) error {
 	for _, l := range st.Leases {
 		leaseRows = append(leaseRows, []string{l.Kind, l.Owner, fmt.Sprintf("%d: %s", len(l.Partitions), ranges(l.Partitions))})
 	}
+	var refused error
+	if st.Stream.Refused != "" {
+		_, refused = fmt.Fprintf(p.Stdout, "Nothing is published: %s\n\n", st.Stream.Refused)
+	}
 	blank := func() error { _, err := fmt.Fprintln(p.Stdout); return err }
 	return errors.Join(
+		refused,
 		p.table(
 			[]string{"OUTBOX", "PENDING", "PUT OFF", "LAG", "DLQ", "MOST ATTEMPTS"},
 			[]string{"", capped(st.Outbox.Pending, st.Outbox.PendingMax), count(int64(st.Outbox.Delayed)), seconds(st.Outbox.LagSeconds),

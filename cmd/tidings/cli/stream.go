@@ -1,0 +1,67 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/internal/broker"
+)
+
+func (p Process) streamCommand() *cobra.Command {
+	c := &cobra.Command{Use: "stream", Short: "Change the stream's limits"}
+	c.AddCommand(p.streamConfigureCommand())
+	return c
+}
+
+func (p Process) streamConfigureCommand() *cobra.Command {
+	var (
+		data     string
+		replicas int
+		age      time.Duration
+		size     int64
+	)
+	c := &cobra.Command{
+		Use:   "configure",
+		Short: "Set the stream's replicas, age and size, also to less than it has",
+		Long: `Configure sets what its flags name. It is the only way to give the stream less than it has: a relay whose NATS_REPLICAS, NATS_MAX_AGE or
+NATS_MAX_BYTES ask for less leaves the stream as it is and logs a warning, and one that asks for more grows it when it next connects. So first
+change the environment of every relay.
+
+With a shorter age, older events expire at once. A consumer that has not read them stops there, and needs tidings replay.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			var l broker.Limits
+			if c.Flags().Changed("replicas") {
+				l.Replicas = &replicas
+			}
+			if c.Flags().Changed("max-age") {
+				l.MaxAge = &age
+			}
+			if c.Flags().Changed("max-bytes") {
+				l.MaxBytes = &size
+			}
+			if l == (broker.Limits{}) {
+				return &usageError{errors.New("name at least one of --replicas, --max-age and --max-bytes")}
+			}
+			y, err := p.system(c.Context(), data, "stream")
+			if err != nil {
+				return err
+			}
+			defer y.close()
+			now, err := broker.Configure(c.Context(), y.js, y.broker, l)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(p.Stdout, "Stream %s: replicas %d, age %s (0s: for ever), size %d bytes (-1: no limit).\n", now.Name, now.Replicas, now.MaxAge, now.MaxBytes)
+			return err
+		},
+	}
+	c.Flags().IntVar(&replicas, "replicas", 0, "copies of the stream, 1 to 5")
+	c.Flags().DurationVar(&age, "max-age", 0, "how long events stay; 0 for ever")
+	c.Flags().Int64Var(&size, "max-bytes", 0, "size in bytes; -1 for no limit")
+	dataFlag(c, &data)
+	return c
+}

@@ -1,0 +1,182 @@
+package event
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const (
+	redactID = "0196b2d4-7c00-7000-8000-00000000000a"
+	secret   = "what the author wrote"
+)
+
+// redactable is a comment's payload as a SQL writer might have it.
+const redactable = `{"comment_id": "` + redactID + `", "post_id": "42", "parent_id": "0196b2d4-7c00-7000-8000-00000000000b", "slug": "abcd2345",
+	"path": "0632f8a0000000abcd2344/0632f8a0000001abcd2345", "author_id": "7", "body": "` + secret + `", "author_state": "ACTIVE", "moderation_state": "NONE",
+	"version": 2, "created_at": "2026-05-01T12:30:00.123456Z", "updated_at": "2026-05-01T12:30:00.123456Z", "actor": "user:7", "reason": "` + secret + `"}`
+
+func commentOf(payload string) (c Comment, err error) {
+	e := Event{ID: "id", TenantID: 1, AggregateType: AggregateComment, AggregateID: 42, Type: Edited, Version: 1, Payload: json.RawMessage(payload)}
+	return c, e.DecodePayload(&c)
+}
+
+// oddForms are ways in which a writer may name the comment. The strict decoder takes none of them, and an erasure finds it in all.
+var oddForms = map[string]string{
+	"in upper case":     strings.ToUpper(redactID),
+	"without hyphens":   strings.ReplaceAll(redactID, "-", ""),
+	"in braces":         "{" + redactID + "}",
+	"as a URN":          "urn:uuid:" + redactID,
+	"as a loud URN":     "URN:UUID:" + strings.ToUpper(redactID),
+	"with other dashes": "0196-b2d4-7c00-7000-8000-0000-0000-000a",
+	"with blanks":       " " + redactID + "\n",
+}
+
+func TestOnlyTheOneFormOfIDsIsDecoded(t *testing.T) {
+	if c, err := commentOf(redactable); err != nil || c.CommentID != redactID || c.AuthorID != 7 {
+		t.Fatalf("%+v, %v", c, err)
+	}
+	quoted := func(s string) string { b, _ := json.Marshal(s); return string(b) }
+	bad := map[string][2]string{
+		"author with a leading zero": {`"7"`, `"07700"`},
+		"author in decimals":         {`"7"`, `7700.0`},
+		"author as a number":         {`"7"`, `7`},
+		"no author":                  {`"author_id"`, `"writer_id"`},
+		"no comment":                 {`"comment_id"`, `"id"`},
+		"another post":               {`"42"`, `"43"`},
+		"no post":                    {`"post_id"`, `"post"`},
+		"parent in upper case":       {"00000000000b", "00000000000B"},
+		"parent that is none":        {"0196b2d4-7c00-7000-8000-00000000000b", "x"},
+	}
+	for form, id := range oddForms {
+		bad["comment "+form] = [2]string{`"` + redactID + `"`, quoted(id)}
+	}
+	for what, edit := range bad {
+		payload := strings.Replace(redactable, edit[0], edit[1], 1)
+		if c, err := commentOf(payload); payload == redactable || !IsPermanent(err) {
+			t.Errorf("%s: got %+v, %v: want a permanent error", what, c, err)
+		}
+	}
+	for _, parent := range []string{`""`, `null`} {
+		if _, err := commentOf(strings.Replace(redactable, `"0196b2d4-7c00-7000-8000-00000000000b"`, parent, 1)); err != nil {
+			t.Errorf("without a parent, %s: %v", parent, err)
+		}
+	}
+}
+
+func TestAnErasureFindsACommentInAnyForm(t *testing.T) {
+	for form, id := range oddForms {
+		quoted, err := json.Marshal(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		payload := strings.Replace(redactable, `"`+redactID+`"`, string(quoted), 1)
+		if got := NamedComment([]byte(payload)); got != redactID {
+			t.Errorf("%s: it finds %q", form, got)
+		}
+		taken(t, Edited, payload)
+	}
+	for _, none := range []string{``, `null`, `[]`, `"` + redactID + `"`, `{}`, `{"comment_id": null}`, `{"comment_id": 7}`, `{"comment_id": "` + redactID + `0"}`, `{"comment_id": "` + strings.Repeat("g", 32) + `"}`} {
+		if got := NamedComment([]byte(none)); got != "" {
+			t.Errorf("%s: it finds %q", none, got)
+		}
+	}
+}
+
+// taken fails unless redaction takes the text out, whatever the payload says of itself, and leaves which comment it was.
+func taken(t *testing.T, eventType, payload string) {
+	t.Helper()
+	if Redacted(eventType, []byte(payload)) {
+		t.Errorf("it takes this for redacted: %s", payload)
+	}
+	redacted, err := RedactComment([]byte(payload))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(redacted, []byte(secret)) || NamedComment(redacted) != NamedComment([]byte(payload)) || !Redacted(eventType, redacted) {
+		t.Errorf("%s\nis redacted to\n%s", payload, redacted)
+	}
+	if again, err := RedactComment(redacted); err != nil || !bytes.Equal(again, redacted) {
+		t.Errorf("redacted once more it is %s, %v", again, err)
+	}
+}
+
+func TestNoPayloadSaysThatItIsRedactedWhenItIsNot(t *testing.T) {
+	gone := strings.ReplaceAll(redactable, secret, "")
+	for what, payload := range map[string]string{
+		"a body beside the mark":             strings.Replace(redactable, "{", `{"erased": true, `, 1),
+		"a reason beside the mark":           strings.Replace(redactable, "{", `{"erased": true, "body": "", `, 1),
+		"a field that we do not know":        strings.Replace(gone, "{", `{"erased": true, "text": "`+secret+`", `, 1),
+		"a body in capitals":                 strings.Replace(gone, "{", `{"erased": true, "Body": "`+secret+`", `, 1),
+		"the mark in a comment of capitals":  strings.Replace(redactable, "{", `{"ERASED": true, `, 1),
+		"a body that is no string":           strings.Replace(gone, `"body": ""`, `"erased": true, "body": ["`+secret+`"]`, 1),
+		"a field that names it, in capitals": strings.Replace(gone, "{", `{"erased": true, "Actor": "`+secret+`", `, 1),
+	} {
+		t.Run(what, func(t *testing.T) {
+			taken(t, Edited, payload)
+			taken(t, Erased, payload) // whoever writes one of these
+		})
+	}
+	erased, err := json.Marshal(payloads()["comment.erased"])
+	if err != nil || !Redacted(Erased, erased) || Redacted(Deleted, erased) {
+		t.Errorf("a true comment.erased is not what it should be: %s, %v", erased, err)
+	}
+}
+
+// TestEachFieldOfACommentIsKeptOrTaken: a field that comes later must be one or the other, on purpose.
+func TestEachFieldOfACommentIsKeptOrTaken(t *testing.T) {
+	names := func(typ reflect.Type) (all []string) {
+		for i := range typ.NumField() {
+			name, _, _ := strings.Cut(typ.Field(i).Tag.Get("json"), ",")
+			all = append(all, name)
+		}
+		return all
+	}
+	kept := names(reflect.TypeFor[redacted]())
+	for _, name := range names(reflect.TypeFor[Comment]()) {
+		if slices.Contains(kept, name) == (name == "reason") {
+			t.Errorf("%s is neither kept nor taken", name)
+		}
+	}
+}
+
+var canonical = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+
+// FuzzWhatIsAppliedIsFound: a payload that a consumer applies is one that an erasure finds, by ids that are equal as text, and takes apart.
+func FuzzWhatIsAppliedIsFound(f *testing.F) {
+	f.Add(redactable)
+	for _, id := range oddForms {
+		f.Add(strings.Replace(redactable, redactID, id, 1))
+	}
+	for _, edit := range []string{`"comment_id"/"Comment_ID"`, `"post_id"/"poſt_id"`, `"7"/"07700"`, `"7"/7700.0`, `"42"/42`, `"version"/"VERSION"`, `"parent_id"/"path"`,
+		`{/{"Comment_ID": "0196b2d4-7c00-7000-8000-00000000000c", "erased": true, `, `"reason"/"COMMENT_ID": "0196b2d4-7c00-7000-8000-00000000000c", "reason"`} {
+		from, to, _ := strings.Cut(edit, "/")
+		f.Add(strings.Replace(redactable, from, to, 1))
+	}
+	f.Fuzz(func(t *testing.T, payload string) {
+		c, err := commentOf(payload)
+		if err != nil {
+			return
+		}
+		if !canonical.MatchString(c.CommentID) || c.ParentID != "" && !canonical.MatchString(c.ParentID) || c.PostID != 42 || c.AuthorID <= 0 {
+			t.Errorf("a consumer applies %+v", c)
+		}
+		if got := NamedComment([]byte(payload)); got != c.CommentID {
+			t.Errorf("a consumer applies comment %s, an erasure finds %q", c.CommentID, got)
+		}
+		redacted, err := RedactComment([]byte(payload))
+		if err != nil || !Redacted(Edited, redacted) {
+			t.Fatalf("redacted it is %s, %v", redacted, err)
+		}
+		without := c
+		without.Body, without.Reason, without.Erased = "", "", true
+		if got, err := commentOf(string(redacted)); err != nil || fmt.Sprint(got) != fmt.Sprint(without) {
+			t.Errorf("redacted it is %+v, %v: want %+v", got, err, without)
+		}
+	})
+}

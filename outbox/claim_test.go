@@ -1,0 +1,388 @@
+package outbox
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+// exchange carries out a round about partition 0, with room for everything where the round does not say otherwise.
+func exchange(t *testing.T, pool *pgxpool.Pool, r Round) Claimed {
+	t.Helper()
+	c, err := Exchange(t.Context(), pool, withRoom(r))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func withRoom(r Round) Round {
+	if r.FirstSlot == 0 && r.LastSlot == 0 {
+		r.LastSlot = event.Slots - 1
+	}
+	r.Limit, r.MaxBytes, r.MaxMessage = cmp.Or(r.Limit, 100), cmp.Or(r.MaxBytes, 8<<20), cmp.Or(r.MaxMessage, 1<<20)
+	return r
+}
+
+func claimedIDs(c Claimed) (ids []int64) {
+	for _, r := range c.Rows {
+		ids = append(ids, r.OutboxID)
+	}
+	return ids
+}
+
+func checkClaimed(t *testing.T, pool *pgxpool.Pool, r Round, want ...int64) Claimed {
+	t.Helper()
+	c := exchange(t, pool, r)
+	if got := claimedIDs(c); !slices.Equal(got, want) {
+		t.Errorf("claimed %v, want %v", got, want)
+	}
+	return c
+}
+
+func TestWhatIsAppendedIsClaimedInItsOrder(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	in := appendRows(t, pool, newEvent(1, `{"n": 1}`), newEvent(2, `{"n": 2}`), newEvent(1, `{"n": 3}`))
+	c := exchange(t, pool, Round{})
+	if c.More || len(c.Held) > 0 || len(c.Rows) != 3 || c.Oldest != in[0].OutboxID || c.Last != in[2].OutboxID || c.Sample != (Horizon{}) || c.Tail != 0 || c.Closing || c.Closed {
+		t.Errorf("got %+v", c)
+	}
+	for i, r := range c.Rows {
+		got, want := r.Event, in[i]
+		if want.OutboxID != in[0].OutboxID+int64(i) || want.ID == "" {
+			t.Errorf("Append filled in %+v", want)
+		}
+		got.OccurredAt = want.OccurredAt
+		if diff := gocmp.Diff(want, got); diff != "" {
+			t.Errorf("row %d (-appended +claimed):\n%s", i, diff)
+		}
+	}
+	checkClaimed(t, pool, Round{Floor: in[0].OutboxID, InFlight: []int64{in[1].OutboxID}}, in[2].OutboxID)
+	checkClaimed(t, pool, Round{FirstSlot: in[1].Slot, LastSlot: in[1].Slot}, in[1].OutboxID)
+}
+
+func TestAClaimIsBoundedByRowsAndBytesWithoutGaps(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	big := `"` + strings.Repeat("x", 998) + `"`
+	var in []event.Event
+	for range 10 {
+		in = append(in, newEvent(1, big))
+	}
+	in = append(in, newEvent(1, `1`))
+	appendRows(t, pool, in...)
+	for name, c := range map[string]struct {
+		limit, bytes, want int
+		more               bool
+	}{
+		"everything fits":           {11, 1 << 20, 11, true}, // the limit is reached, so there may be more
+		"more room than rows":       {12, 1 << 20, 11, false},
+		"by rows":                   {4, 1 << 20, 4, true},
+		"by bytes":                  {20, 3500, 3, true},
+		"by bytes that fit exactly": {20, 3000, 3, true},
+		"all bytes that there are":  {20, 10_001, 11, false},
+		"one row over the bytes":    {20, 10, 1, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := exchange(t, pool, Round{Limit: c.limit, MaxBytes: c.bytes})
+			if len(got.Rows) != c.want || got.More != c.more {
+				t.Fatalf("got %d rows, more %t; want %d, %t", len(got.Rows), got.More, c.want, c.more)
+			}
+			for i, r := range got.Rows {
+				if r.OutboxID != got.Rows[0].OutboxID+int64(i) {
+					t.Errorf("row %d has id %d: a row before it was left out", i, r.OutboxID)
+				}
+			}
+		})
+	}
+}
+
+// TestAPayloadTooLargeIsNotLoaded: by the size of the text that is published. The table's own form of it is smaller where the text has blanks and
+// repeats, and larger where it has many short numbers.
+func TestAPayloadTooLargeIsNotLoaded(t *testing.T) {
+	db := testkit.Postgres(t)
+	pool, writer := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleWriter)
+	insert := func(payload string) (id int64, err error) {
+		err = writer.QueryRow(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+			VALUES (1, 'post', 1, 'created', `+payload+`) RETURNING id`).Scan(&id)
+		return id, err
+	}
+	const kb = 1 << 10
+	for _, c := range []struct {
+		payload  string
+		oversize int
+	}{
+		{`to_jsonb(repeat('x', 2000))`, 2002},
+		{`to_jsonb(repeat('x', 1000))`, 0},
+		{`to_jsonb(repeat('x', 8000000))`, 8_000_002}, // a hundredth of that in the table
+		{`(SELECT jsonb_agg(n % 10) FROM generate_series(1, 300) n)`, 0},
+		{`'[1e5000]'`, 5003}, // a few bytes in the table
+	} {
+		id, err := insert(c.payload)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := checkClaimed(t, pool, Round{Floor: id - 1, MaxMessage: kb}, id)
+		if r := got.Rows[0]; r.Oversize != c.oversize || (len(r.Payload) == 0) != (c.oversize > 0) {
+			t.Errorf("%s: %d bytes over, %d loaded; want %d over", c.payload, r.Oversize, len(r.Payload), c.oversize)
+		}
+	}
+	for _, payload := range []string{`to_jsonb(repeat('x', 8388607))`, `('[' || repeat('1e131071,', 100) || '1]')::jsonb`} {
+		var refused *pgconn.PgError
+		if _, err := insert(payload); !errors.As(err, &refused) || refused.ConstraintName != "outbox_messages_payload_check" {
+			t.Errorf("%s: %v, want it refused", payload, err)
+		}
+	}
+}
+
+func TestAFailureIsCountedOnce(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	appendRows(t, pool, newEvent(1, `1`))
+	failures := []Failure{{Row: exchange(t, pool, Round{}).Rows[0], Error: "no"}}
+	if putOff, dead, err := Fail(t.Context(), pool, failures); putOff != 1 || dead != 0 || err != nil {
+		t.Fatalf("got %d, %d, %v", putOff, dead, err)
+	}
+	if putOff, dead, err := Fail(t.Context(), pool, failures); putOff != 0 || dead != 0 || err != nil {
+		t.Errorf("a second relay with the same claim counted again: %d, %d, %v", putOff, dead, err)
+	}
+}
+
+// delay has rows wait for so long from now; less than 0 is in the past.
+func delay(t *testing.T, pool *pgxpool.Pool, d time.Duration, ids ...int64) {
+	t.Helper()
+	exec(t, pool, `UPDATE outbox_messages SET inserted_at = least(inserted_at, now() + $1::interval - interval '1 hour'), available_at = now() + $1::interval WHERE id = ANY($2)`, d, ids)
+}
+
+func publishAll(t *testing.T, pool *pgxpool.Pool, ids ...int64) {
+	t.Helper()
+	exec(t, pool, `UPDATE outbox_messages SET processed_at = now() WHERE id = ANY($1)`, ids)
+}
+
+func TestRowsThatFallDueAreClaimedInTheOrderOfTheirAggregate(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	appendRows(t, pool, newEvent(1, `1`), newEvent(2, `2`), newEvent(1, `3`), newEvent(1, `4`), newEvent(2, `5`), newEvent(3, `6`))
+	delay(t, pool, -time.Second, 1, 4)
+	delay(t, pool, time.Hour, 2, 3)
+
+	c := checkClaimed(t, pool, Round{}, 6) // 5 waits for 2
+	if diff := gocmp.Diff([]Held{{5, 2}}, c.Held); diff != "" || c.Oldest != 5 || c.Last != 6 {
+		t.Errorf("oldest %d, last %d, held (-want +got):\n%s", c.Oldest, c.Last, diff)
+	}
+	c = checkClaimed(t, pool, Round{Due: true}, 1, 6) // 4 is due, and waits for 3
+	if diff := gocmp.Diff([]Held{{4, 3}, {5, 2}}, c.Held); diff != "" || !c.Rows[0].Delayed || c.Rows[1].Delayed {
+		t.Errorf("rows %+v, held (-want +got):\n%s", c.Rows, diff)
+	}
+	delay(t, pool, -time.Second, 3)
+	checkClaimed(t, pool, Round{Due: true}, 1, 3, 4, 6)
+	checkClaimed(t, pool, Round{Due: true, InFlight: []int64{1}}, 6) // and the later ones of its aggregate wait for it
+	checkClaimed(t, pool, Round{Due: true, Limit: 2}, 1, 3)
+	checkClaimed(t, pool, Round{Due: true, FirstSlot: 31, LastSlot: 31})
+}
+
+// TestADueRowDoesNotOvertakeItsAggregate: its predecessors may still be pending, read in this round or not.
+func TestADueRowDoesNotOvertakeItsAggregate(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	appendRows(t, pool, newEvent(2, `1`), newEvent(2, `2`), newEvent(1, `3`), newEvent(1, `4`), newEvent(3, `5`))
+	delay(t, pool, -time.Second, 4)
+	c := checkClaimed(t, pool, Round{Due: true, Limit: 2}, 1, 2)
+	if !c.More {
+		t.Error("there is no more")
+	}
+	checkClaimed(t, pool, Round{Due: true, Limit: 3}, 1, 2, 3)
+	checkClaimed(t, pool, Round{Due: true, MaxBytes: 2}, 1, 2)
+	checkClaimed(t, pool, Round{Due: true}, 1, 2, 3, 5)
+	publishAll(t, pool, 1, 3)
+	checkClaimed(t, pool, Round{Due: true}, 4, 2, 5)
+}
+
+// TestRowsBehindOneThatWaitsAreParkedUntilItWaitsNoLonger: whatever becomes of it.
+func TestRowsBehindOneThatWaitsAreParkedUntilItWaitsNoLonger(t *testing.T) {
+	for name, c := range map[string]struct {
+		becomes func(t *testing.T, pool *pgxpool.Pool)
+		want    []int64
+	}{
+		"it is mended":    {func(t *testing.T, pool *pgxpool.Pool) { delay(t, pool, -time.Second, 1) }, []int64{1, 3, 4}},
+		"it is published": {func(t *testing.T, pool *pgxpool.Pool) { publishAll(t, pool, 1) }, []int64{3, 4}},
+		"it is deleted":   {func(t *testing.T, pool *pgxpool.Pool) { exec(t, pool, `DELETE FROM outbox_messages WHERE id = 1`) }, []int64{3, 4}},
+		"it is dead": {func(t *testing.T, pool *pgxpool.Pool) {
+			exec(t, pool, `UPDATE outbox_messages SET attempts = $1 WHERE id = 1`, MaxAttempts)
+			row := Row{Event: event.Event{OutboxID: 1, ID: scalar[string](t, pool, `SELECT event_id::text FROM outbox_messages WHERE id = 1`)}, Attempts: MaxAttempts}
+			if _, dead, err := Fail(t.Context(), pool, []Failure{{Row: row, Error: "no"}}); err != nil || dead != 1 {
+				t.Fatal(dead, err)
+			}
+		}, []int64{3, 4}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+			appendRows(t, pool, newEvent(1, `1`), newEvent(2, `2`), newEvent(1, `3`), newEvent(1, `4`))
+			delay(t, pool, 300*archiveDay, 1)
+			held := checkClaimed(t, pool, Round{Due: true}, 2).Held
+			if err := Park(t.Context(), pool, held); err != nil {
+				t.Fatal(err)
+			}
+			publishAll(t, pool, 2)
+			if c := checkClaimed(t, pool, Round{Due: true}); len(c.Held) != 0 || c.Oldest != 0 {
+				t.Errorf("parked rows are claimed: %+v", c)
+			}
+			if n, err := Unpark(t.Context(), pool); n != 0 || err != nil {
+				t.Errorf("%d were freed (%v) while they wait", n, err)
+			}
+			c.becomes(t, pool)
+			if n, err := Unpark(t.Context(), pool); n != 2 || err != nil {
+				t.Errorf("%d were freed, %v; want 2", n, err)
+			}
+			checkClaimed(t, pool, Round{Due: true}, c.want...)
+		})
+	}
+}
+
+// TestALaterRowIsParkedForNoLongerThanTheFirstWaits: a retry that is put off again keeps its followers behind it.
+func TestAParkedRowFollowsTheOneAhead(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	appendRows(t, pool, newEvent(1, `1`), newEvent(1, `2`))
+	delay(t, pool, time.Hour, 1)
+	if err := Park(t.Context(), pool, exchange(t, pool, Round{}).Held); err != nil {
+		t.Fatal(err)
+	}
+	delay(t, pool, 30*time.Minute, 1) // mended to an earlier time
+	if n, err := Unpark(t.Context(), pool); n != 1 || err != nil {
+		t.Errorf("%d were freed, %v; want it parked anew for the shorter time", n, err)
+	}
+	c := checkClaimed(t, pool, Round{Due: true})
+	if diff := gocmp.Diff([]Held{{2, 1}}, c.Held); diff != "" {
+		t.Errorf("held (-want +got):\n%s", diff)
+	}
+	if err := Park(t.Context(), pool, c.Held); err != nil {
+		t.Fatal(err)
+	}
+	if !scalar[bool](t, pool, `SELECT bool_and(available_at BETWEEN now() + interval '29 minutes' AND now() + interval '31 minutes') FROM outbox_messages`) {
+		t.Error("it does not wait as long as the row ahead")
+	}
+}
+
+func TestNobodyCanAskToWaitForMoreThanAYear(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleWriter)
+	for after, ok := range map[string]bool{"365 days": true, "367 days": false, "infinity": false} {
+		_, err := pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at)
+			VALUES (1, 'like', 42, 'created', '{}', CASE WHEN $1 = 'infinity' THEN 'infinity' ELSE now() + $1::interval END)`, after)
+		if ok != (err == nil) || err != nil && !postgres.IsCheck(err) {
+			t.Errorf("%s: %v", after, err)
+		}
+	}
+}
+
+// TestTheHorizonIsSampledBeforeTheRoundHasATransaction: whoever got an id up to the sample's has a transaction id below the sample's, and a
+// sequence that was never used, which shows its first value as its last, is below the first row.
+func TestTheHorizonIsSampledBeforeTheRoundHasATransaction(t *testing.T) {
+	pool := bound(t)
+	for want := range int64(3) {
+		c := exchange(t, pool, Round{Mark: markOf(0, 0)})
+		if c.Sample.LastID != want || c.Sample.XID == 0 || c.Xmin == 0 || c.Xmin > c.Sample.XID {
+			t.Errorf("after %d rows the sample is %+v, xmin %d", want, c.Sample, c.Xmin)
+		}
+		if rows := appendRows(t, pool, newEvent(1, `{}`)); rows[0].OutboxID != want+1 {
+			t.Fatalf("row %d has id %d", want+1, rows[0].OutboxID)
+		}
+	}
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	if err := Append(t.Context(), tx, []event.Event{newEvent(1, `{}`)}); err != nil {
+		t.Fatal(err)
+	}
+	sample := exchange(t, pool, Round{Mark: markOf(0, 0)}).Sample
+	if c := exchange(t, pool, Round{}); sample.LastID != 4 || c.Xmin >= sample.XID {
+		t.Errorf("a writer is open: sample %+v, xmin %d", sample, c.Xmin)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if c := exchange(t, pool, Round{}); c.Xmin <= sample.XID {
+		t.Errorf("all writers have ended: sample %+v, xmin %d", sample, c.Xmin)
+	}
+}
+
+// TestPlans: with many published rows, and with statistics or none, a round reads what it returns and little more.
+func TestPlans(t *testing.T) {
+	for name, analyzed := range map[string]bool{"never analyzed": false, "analyzed": true} {
+		t.Run(name, func(t *testing.T) {
+			db := testkit.Postgres(t)
+			owner := db.Pool(t, postgres.RoleOwner)
+			exec(t, owner, `ALTER TABLE outbox_messages SET (autovacuum_enabled = off)`)
+			exec(t, owner, `
+				INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at, processed_at)
+				SELECT 1, 'post', n, 'created', '{}', CASE WHEN n % 1000 = 0 THEN now() + interval '1 day' ELSE now() END, CASE WHEN n % 1000 > 0 AND n <= 99000 THEN now() END
+				  FROM generate_series(1, 100000) n`)
+			exec(t, owner, `UPDATE outbox_messages SET inserted_at = now() - interval '2 day', available_at = now() - interval '1 second' WHERE id IN (3000, 5000)`)
+			exec(t, owner, `UPDATE outbox_partitions SET floor_id = 99000`)
+			if analyzed {
+				exec(t, owner, `ANALYZE outbox_messages`)
+			}
+			pool := db.Pool(t, postgres.RoleSystem)
+			args := pgx.NamedArgs{"first": 0, "last": 31, "floor": int64(99000), "in_flight": []int64{99500}, "limit": 50, "max_message": 1 << 20, "max_bytes": 1 << 20,
+				"bound": 1000, "sample": 100}
+			for what, c := range map[string]struct {
+				sql   string
+				reads int // rows of the table, at most
+				index string
+			}{
+				"claim": {claimSQL, 51, "outbox_messages_pkey"},
+				"due":   {dueSQL, 10, "outbox_messages_delayed_idx"},
+				"stats": {statsSQL, 2500, "outbox_messages_pkey"},
+			} {
+				var lines []string
+				err := postgres.InTx(t.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+					if _, err := tx.Exec(t.Context(), walkSQL); err != nil {
+						return err
+					}
+					rows, _ := tx.Query(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF) "+c.sql, pgx.QueryExecModeExec, args)
+					var err error
+					lines, err = pgx.CollectRows(rows, pgx.RowTo[string])
+					return err
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				plan := strings.Join(lines, "\n")
+				if !strings.Contains(plan, "using "+c.index) || strings.Contains(plan, "Seq Scan on outbox_messages ") || strings.Contains(plan, "Sort") {
+					t.Errorf("%s does not walk %s, or sorts:\n%s", what, c.index, plan)
+				}
+				if n := rowsRead(plan); n > c.reads {
+					t.Errorf("%s reads %d rows, want %d at most:\n%s", what, n, c.reads, plan)
+				}
+			}
+		})
+	}
+}
+
+// rowsRead sums up what the scans of the outbox returned and threw away.
+func rowsRead(plan string) (n int) {
+	inScan := false
+	for line := range strings.Lines(plan) {
+		var rows, loops, removed int
+		if at := strings.Index(line, "(actual rows="); at >= 0 {
+			inScan = strings.Contains(line, " on outbox_messages ")
+			if _, err := fmt.Sscanf(line[at:], "(actual rows=%d loops=%d)", &rows, &loops); err == nil && inScan {
+				n += rows * loops
+			}
+		}
+		if _, err := fmt.Sscanf(strings.TrimSpace(line), "Rows Removed by Filter: %d", &removed); err == nil && inScan {
+			n += removed
+		}
+	}
+	return n
+}

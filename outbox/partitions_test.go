@@ -1,0 +1,150 @@
+package outbox
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+// layout writes partitions as "1:0-7<0", with a "c" that are closing and an "x" that are closed.
+func layout(partitions []Partition) string {
+	var all []string
+	for _, p := range partitions {
+		s := fmt.Sprintf("%d:%d-%d", p.Number, p.FirstSlot, p.LastSlot)
+		if len(p.After) > 0 {
+			s += "<" + strings.Trim(strings.ReplaceAll(fmt.Sprint(p.After), " ", ","), "[]")
+		}
+		if p.Closed {
+			s += "x"
+		} else if p.Closing {
+			s += "c"
+		}
+		all = append(all, s)
+	}
+	return strings.Join(all, " ")
+}
+
+func checkLayout(t *testing.T, pool *pgxpool.Pool, all, active string) []Partition {
+	t.Helper()
+	got, err := Partitions(t.Context(), pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if layout(got) != all {
+		t.Errorf("partitions are %s, want %s", layout(got), all)
+	}
+	if layout(Active(got)) != active {
+		t.Errorf("active are %s, want %s", layout(Active(got)), active)
+	}
+	return got
+}
+
+func resize(t *testing.T, pool *pgxpool.Pool, to int, want string) {
+	t.Helper()
+	added, err := Resize(t.Context(), pool, to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if layout(added) != want {
+		t.Errorf("to %d: added %s, want %s", to, layout(added), want)
+	}
+}
+
+func closeAt(t *testing.T, pool *pgxpool.Pool, partition int, tail, final uint64) {
+	t.Helper()
+	if did, err := Close(t.Context(), pool, partition, tail, final); err != nil || !did {
+		t.Fatalf("close partition %d: %t, %v", partition, did, err)
+	}
+}
+
+func TestPartitionsAreReplacedOnceTheOldOnesHaveClosed(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	checkLayout(t, pool, "0:0-31", "0:0-31")
+	resize(t, pool, 1, "")
+	exec(t, pool, `UPDATE outbox_partitions SET tail_seq = 41, floor_id = 17`)
+
+	resize(t, pool, 4, "1:0-7<0 2:8-15<0 3:16-23<0 4:24-31<0")
+	all := checkLayout(t, pool, "0:0-31c 1:0-7<0 2:8-15<0 3:16-23<0 4:24-31<0", "0:0-31c")
+	if all[1].Floor != 17 || all[4].Floor != 17 || all[1].Tail != 0 {
+		t.Errorf("a new partition begins at %+v, want the old one's floor and no tail", all[1])
+	}
+	if c := exchange(t, pool, Round{Partition: 0}); !c.Closing || c.Closed || c.Tail != 41 {
+		t.Errorf("a claim of the old one says %+v", c)
+	}
+	for _, to := range []int{1, 2, 4, 8} {
+		if _, err := Resize(t.Context(), pool, to); !errors.Is(err, ErrResizing) {
+			t.Errorf("to %d meanwhile: %v, want ErrResizing", to, err)
+		}
+	}
+	if did, err := Close(t.Context(), pool, 0, 40, 42); did || err != nil {
+		t.Errorf("closed at another tail: %t, %v", did, err)
+	}
+	if did, err := Close(t.Context(), pool, 1, 0, 1); did || err != nil {
+		t.Errorf("closed one that is not closing: %t, %v", did, err)
+	}
+	closeAt(t, pool, 0, 41, 42)
+	if did, err := Close(t.Context(), pool, 0, 42, 43); did || err != nil {
+		t.Errorf("closed twice: %t, %v", did, err)
+	}
+	all = checkLayout(t, pool, "0:0-31x 1:0-7<0 2:8-15<0 3:16-23<0 4:24-31<0", "1:0-7<0 2:8-15<0 3:16-23<0 4:24-31<0")
+	if all[0].Final != 42 || all[0].Tail != 42 {
+		t.Errorf("the closed one is %+v", all[0])
+	}
+
+	resize(t, pool, 4, "")
+	resize(t, pool, 2, "5:0-15<1,2 6:16-31<3,4")
+	closeAt(t, pool, 1, 0, 1)
+	closeAt(t, pool, 3, 0, 1)
+	closeAt(t, pool, 4, 0, 1)
+	checkLayout(t, pool, "0:0-31x 1:0-7<0x 2:8-15<0c 3:16-23<0x 4:24-31<0x 5:0-15<1,2 6:16-31<3,4", "2:8-15<0c 6:16-31<3,4")
+	closeAt(t, pool, 2, 0, 1)
+	checkLayout(t, pool, "0:0-31x 1:0-7<0x 2:8-15<0x 3:16-23<0x 4:24-31<0x 5:0-15<1,2 6:16-31<3,4", "5:0-15<1,2 6:16-31<3,4")
+	for _, to := range []int{0, -1, 3, 64} {
+		if _, err := Resize(t.Context(), pool, to); err == nil || errors.Is(err, ErrResizing) {
+			t.Errorf("to %d: %v, want it refused", to, err)
+		}
+	}
+}
+
+func TestOfResizesAtOnceOneCounts(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	var g errgroup.Group
+	for range 6 {
+		g.Go(func() error {
+			if _, err := Resize(t.Context(), pool, 2); err != nil && !errors.Is(err, ErrResizing) {
+				return err
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Error(err)
+	}
+	checkLayout(t, pool, "0:0-31c 1:0-15<0 2:16-31<0", "0:0-31c")
+}
+
+func TestAPartitionIsBoundOnce(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	for _, created := range []time.Time{made, made.Add(time.Hour)} {
+		if err := Bind(t.Context(), pool, 0, "EVENTS-0", created); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, err := Partitions(t.Context(), pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Partition{LastSlot: 31, After: []int{}, Stream: "EVENTS-0", Created: made}
+	if diff := cmp.Diff([]Partition{want}, all); diff != "" {
+		t.Errorf("partitions (-want +got):\n%s", diff)
+	}
+}
