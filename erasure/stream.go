@@ -44,7 +44,7 @@ func (p place) before(o place) bool {
 	return p.partition < o.partition || p.partition == o.partition && p.seq < o.seq
 }
 
-// scan reads every message of the tenant's comments, on the streams of all partitions. A stream that is lost is none of them: a repair publishes
+// scan reads every message of the tenant's comments as consumers do, on the streams of all partitions. A stream that is lost is none of them: a repair publishes
 // what is redacted now.
 func (e *eraser) scan(ctx context.Context) (onStream, error) {
 	found := onStream{created: make(map[string]time.Time), ends: make(map[string]uint64)}
@@ -70,9 +70,8 @@ func (e *eraser) scan(ctx context.Context) (onStream, error) {
 			if err != nil {
 				return fmt.Errorf("message %d of stream %s: %w", m.Seq, s.Name, err)
 			}
-			at := place{s.Number, m.Seq}
 			e.posts[ev.AggregateID] = true
-			stray, redacted := ev.AggregateID != post, event.Redacted(ev.Type, m.Data)
+			at, stray, redacted := place{s.Number, m.Seq}, ev.AggregateID != post, event.Redacted(ev.Type, m.Data)
 			switch {
 			case ev.Type == event.Erased && redacted && !stray:
 				erasedAt[comment], found.ends[s.Name] = at, m.Seq

@@ -109,11 +109,11 @@ func TestNothingThatTheTableLetThroughIsLeftAnywhere(t *testing.T) {
 	stop()
 	write("pending")
 	w.exec(w.truth, `WITH gone AS (DELETE FROM outbox_messages WHERE processed_at IS NULL AND aggregate_id % 3 = 0 AND event_type = 'edited' RETURNING *)
-		INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts, trace_id, event_id, inserted_at, partition)
-		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 11, trace_id, event_id, inserted_at, partition FROM gone`)
+		INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts, trace_id, event_id, inserted_at, slot)
+		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 11, trace_id, event_id, inserted_at, slot FROM gone`)
 	w.exec(w.truth, `WITH gone AS (DELETE FROM outbox_messages m WHERE processed_at IS NOT NULL AND aggregate_id % 3 = 1 RETURNING *)
 		INSERT INTO outbox_messages_archive SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, processed_at,
-		attempts, last_error, trace_id, event_id, stream_seq, inserted_at, partition FROM gone m`)
+		attempts, last_error, trace_id, event_id, stream_seq, inserted_at, partition, slot FROM gone m`)
 	w.relay()
 	w.erased("what the table let through")
 }
@@ -127,15 +127,15 @@ func (w *world) erased(what string) {
 	}
 	w.t.Logf("%+v", report)
 	w.gone("after the erasure of " + what)
-	// Every partition takes another event, for any tenant.
+	// Every slot takes another event, for any tenant.
 	seen := make(map[int]bool)
-	for id := int64(1); len(seen) < event.Partitions; id++ {
-		var partition int
+	for id := int64(1); len(seen) < event.Slots; id++ {
+		var slot int
 		if err := w.truth.QueryRow(w.t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
-			VALUES (2, 'like', $1, 'created', '{}') RETURNING partition`, id).Scan(&partition); err != nil {
+			VALUES (2, 'like', $1, 'created', '{}') RETURNING slot`, id).Scan(&slot); err != nil {
 			w.t.Fatal(err)
 		}
-		seen[partition] = true
+		seen[slot] = true
 	}
 	w.settle(w.projections)
 	if r, err := relay.Repair(w.t.Context(), w.truth, w.nats.Config(), testkit.Logger(w.t), relay.RepairOptions{DryRun: true}); err != nil || !r.Healthy {

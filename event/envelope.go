@@ -64,33 +64,29 @@ func AggregateFilter(prefix string, tenant int64, aggregateType string) string {
 
 // Subject is where the event is published in a partition, under prefix.
 func (e *Event) Subject(prefix string, partition int) string {
-	return fmt.Sprintf("%s.%d.t%d.%s.%s", prefix, partition, e.TenantID, e.AggregateType, e.Type)
+	return prefix + "." + strconv.Itoa(partition) + ".t" + strconv.FormatInt(e.TenantID, 10) + "." + e.AggregateType + "." + e.Type
 }
 
 // Headers are the event's own headers. The relay adds those of the publish: Nats-*.
 func (e *Event) Headers() map[string][]string {
-	h := map[string][]string{
-		HeaderSpecVersion:     {"1.0"},
-		HeaderID:              {e.ID},
-		HeaderType:            {fmt.Sprintf("tidings.%s.%s.v%d", e.AggregateType, e.Type, e.Version)},
-		HeaderSource:          {Source},
-		HeaderSubject:         {strconv.FormatInt(e.AggregateID, 10)},
-		HeaderTime:            {e.OccurredAt.UTC().Format(TimeFormat)},
-		HeaderDataContentType: {"application/json"},
-		HeaderMsgID:           {e.ID},
-		HeaderOutboxID:        {strconv.FormatInt(e.OutboxID, 10)},
-	}
-	if e.TraceParent != "" {
-		h[HeaderTraceParent] = []string{e.TraceParent}
+	names := [...]string{HeaderSpecVersion, HeaderID, HeaderType, HeaderSource, HeaderSubject, HeaderTime, HeaderDataContentType, HeaderMsgID, HeaderOutboxID, HeaderTraceParent}
+	values := []string{"1.0", e.ID, "tidings." + e.AggregateType + "." + e.Type + ".v" + strconv.Itoa(e.Version), Source, strconv.FormatInt(e.AggregateID, 10),
+		e.OccurredAt.UTC().Format(TimeFormat), "application/json", e.ID, strconv.FormatInt(e.OutboxID, 10), e.TraceParent}
+	h := make(map[string][]string, len(names)+publishHeaderNames)
+	for i, name := range names {
+		if values[i] != "" || name != HeaderTraceParent {
+			h[name] = values[i : i+1 : i+1]
+		}
 	}
 	return h
 }
 
 const (
-	maxToken       = 64
-	maxHeaderBytes = 60 << 10 // the server refuses 64 KiB; the rest is for the headers of the publish
-	fixedHeaders   = 750      // the most bytes that an event's headers take but for traceparent: names, tokens, numbers, a time and a UUID
-	publishHeaders = 1 << 10  // Nats-Batch-*, Nats-Expected-*
+	maxToken           = 64
+	maxHeaderBytes     = 60 << 10 // the server refuses 64 KiB; the rest is for the headers of the publish
+	fixedHeaders       = 750      // the most bytes that an event's headers take but for traceparent: names, tokens, numbers, a time and a UUID
+	publishHeaderNames = 4        // what a publish adds
+	publishHeaders     = 1 << 10  // Nats-Batch-*, Nats-Expected-*
 )
 
 func token(s string) bool {

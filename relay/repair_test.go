@@ -573,8 +573,18 @@ func TestNothingIsRepairedWhileAStreamHasNoLeader(t *testing.T) {
 	for _, b := range others {
 		b.Freeze(t)
 	}
+	js, err := jetstream.New(c.Connect(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, 30*time.Second, "the leader to notice that it is alone", func() (bool, error) {
+		_, err := broker.ReadStream(t.Context(), js, c.Config(), 0)
+		return errors.Is(err, broker.ErrNoLeader), err
+	})
+	// By its own marks the partition is lost.
+	d.exec(`UPDATE outbox_partitions SET tail_seq = tail_seq + 1000`)
 	before := d.count(`SELECT sum(hashtext(p::text)) FROM outbox_partitions p`)
-	_, err := Repair(t.Context(), d.pool, c.Config(), testkit.Logger(t), RepairOptions{DeleteUnknown: true})
+	_, err = Repair(t.Context(), d.pool, c.Config(), testkit.Logger(t), RepairOptions{DeleteUnknown: true})
 	if !errors.Is(err, broker.ErrNoLeader) {
 		t.Errorf("got %v, want ErrNoLeader", err)
 	}

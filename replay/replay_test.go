@@ -402,6 +402,30 @@ func TestAReplayKilledAtAnyStepChangesNothing(t *testing.T) {
 	r.verify(p.Name())
 }
 
+func TestAReplayPassesMessagesThatNoRelayWrote(t *testing.T) {
+	r := newRig(t)
+	p := followercounts.New()
+	r.live(p)
+	stray := func() {
+		t.Helper()
+		if _, err := r.js.Publish(t.Context(), r.broker.Prefix+".0.x", []byte("hello")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.fill(200)
+	r.settle(p.Name()) // the relay has bound the empty stream
+	stray()
+	for _, from := range []Source{Stream, Truth} {
+		if report := r.replay(p, Options{From: from}); !report.Switched || report.From != from {
+			t.Errorf("from %s: %+v", from, report)
+		}
+		r.fill(50)
+		stray()
+		r.settle(p.Name())
+		r.verify(p.Name())
+	}
+}
+
 func TestASecondReplayOfAConsumerIsRefused(t *testing.T) {
 	r := newRig(t)
 	p := followercounts.New()

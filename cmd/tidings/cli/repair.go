@@ -76,7 +76,7 @@ does nothing: wait until the brokers have elected one. Rows that were discarded 
 // printRepair writes a line for each partition with a problem, and what was done.
 func printRepair(w io.Writer, report relay.RepairReport) {
 	for _, p := range report.Partitions {
-		if p.Problem == "" {
+		if p.Problem == "" && p.Foreign+p.Duplicates == 0 {
 			continue
 		}
 		var facts []string
@@ -95,7 +95,10 @@ func printRepair(w io.Writer, report relay.RepairReport) {
 		for _, n := range p.ReplacedBy {
 			facts = append(facts, fmt.Sprintf("replaced by partition %d", n))
 		}
-		fmt.Fprintf(w, "Partition %d (%s): %s. %s\n", p.Partition, p.Stream, p.Problem, strings.Join(facts, ", "))
+		if p.Problem != "" {
+			facts = append([]string{p.Problem}, facts...)
+		}
+		fmt.Fprintf(w, "Partition %d (%s): %s.\n", p.Partition, p.Stream, strings.Join(facts, ", "))
 	}
 	switch {
 	case report.Healthy:

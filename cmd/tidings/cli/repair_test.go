@@ -34,8 +34,21 @@ func TestRepairStreamBringsALostStreamBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if _, err := js.Publish(t.Context(), "events.0.x", []byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	if code, stdout, stderr := run(t, nil, "", "repair", "stream", "--delete-foreign", "--dry-run", "--data", d.dir); code != exitOK || !strings.Contains(stdout, "1 foreign message") {
+		t.Errorf("of a stray message: exit code %d\n%s\n%s", code, stdout, stderr)
+	}
+	if code, stdout, stderr := run(t, nil, "", "repair", "stream", "--delete-foreign", "--data", d.dir); code != exitOK || !strings.Contains(stdout, "1 message deleted") {
+		t.Errorf("of a stray message: exit code %d\n%s\n%s", code, stdout, stderr)
+	}
+	d.verify(t)
 	if err := js.DeleteStream(t.Context(), "EVENTS-0"); err != nil {
 		t.Fatal(err)
+	}
+	if code, stdout, stderr := run(t, nil, "", "status", "--data", d.dir); code != exitOK || !strings.Contains(stdout, "Nothing is published") || !strings.Contains(stdout, "tidings repair stream") {
+		t.Errorf("status of a deleted stream: exit code %d\n%s\n%s", code, stdout, stderr)
 	}
 	code, stdout, stderr := run(t, nil, "", "repair", "stream", "--data", d.dir, "--json")
 	var report relay.RepairReport
