@@ -229,7 +229,7 @@ func TestAPartitionWhoseStreamIsLostIsReplaced(t *testing.T) {
 			// One event was erased: its row is processed and says of no message. Another is only in the archive, a third had to wait once.
 			d.exec(`UPDATE outbox_messages SET stream_seq = NULL WHERE id = $1`, erased)
 			d.archive(`partition = 0`)
-			d.exec(`UPDATE outbox_messages SET available_at = inserted_at + interval '1 second', attempts = 3
+			d.exec(`UPDATE outbox_messages SET available_at = inserted_at + interval '1 millisecond', attempts = 3
 				WHERE id = (SELECT max(id) FROM outbox_messages WHERE partition = 0 GROUP BY aggregate_id, payload ->> 'follower_id' HAVING count(*) > 2 LIMIT 1)`)
 			want := d.count(`SELECT count(*) FROM outbox_messages WHERE partition = 0`) // without the erased one, with the archived one
 			if dry := d.looked(RepairOptions{})[0]; dry.Problem == "" || dry.Republish != want || len(dry.ReplacedBy) > 0 {
