@@ -212,7 +212,7 @@ func Closed(ctx context.Context, js jetstream.JetStream, s Stream) (bool, error)
 		return false, nil
 	}
 	m, err := Next(ctx, js, s.Name, s.Last)
-	return m != nil && m.Header.Get(event.HeaderClosed) != "", err
+	return m != nil && event.Closes(m.Subject, m.Header), err
 }
 
 // get asks a stream's leader for one message; nil when there is none.
