@@ -1,10 +1,24 @@
 package relay
 
 import (
+	"errors"
+	"maps"
+	"regexp"
+	"slices"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/lease"
+	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
 )
 
 // clusterFleet is a fleet of two relays on three brokers with a replica of each stream.
@@ -152,5 +166,158 @@ func TestOnThreeBrokersTheLeaderIsCutOff(t *testing.T) {
 	t.Parallel()
 	f := newClusterFleet(t)
 	f.cutOff(12 * time.Second)
+	f.check()
+}
+
+// onCluster returns a relay in this process, on a database of its own.
+func onCluster(t *testing.T, cfg broker.Config) (*Relay, *pgxpool.Pool) {
+	t.Helper()
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	r, err := New(testConfig(), pool, cfg, testkit.Logger(t), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r, pool
+}
+
+func TestOnThreeBrokersAStreamThatIsGoneIsBelievedOnlyAfterAWhile(t *testing.T) {
+	t.Parallel()
+	c := testkit.NATSCluster(t, 3)
+	r, pool := onCluster(t, c.Config())
+	r.sureAfter = 5 * time.Second
+	start(t, r)
+	insertRow(t, pool, 1, "created")
+	awaitDrained(t, t.Context(), pool, 20*time.Second)
+	js, err := jetstream.New(c.Connect(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := js.DeleteStream(t.Context(), c.Config().StreamName(0)); err != nil {
+		t.Fatal(err)
+	}
+	gone := time.Now()
+	insertRow(t, pool, 1, "edited")
+	testkit.Eventually(t, 4*time.Second, "the relay to wait", func() (bool, error) {
+		return r.Ready(t.Context()) != nil && testutil.ToFloat64(r.metrics.waiting) == 1, nil
+	})
+	testkit.Eventually(t, 20*time.Second, "the relay to say that the stream is gone", func() (bool, error) {
+		return errors.Is(r.Ready(t.Context()), ErrStreamRefused) && testutil.ToFloat64(r.metrics.stuck) == 1 && testutil.ToFloat64(r.metrics.waiting) == 0, nil
+	})
+	if waited := time.Since(gone); waited < r.sureAfter {
+		t.Errorf("it was believed after %s", waited)
+	}
+}
+
+// TestOnThreeBrokersAPartitionWithoutALeaderDoesNotHoldUpOthers stops a broker that has some of the streams, none of which has a replica.
+func TestOnThreeBrokersAPartitionWithoutALeaderDoesNotHoldUpOthers(t *testing.T) {
+	t.Parallel()
+	c := testkit.NATSCluster(t, 3)
+	cfg := c.Nodes[0].Config()
+	cfg.Replicas = 1
+	r, pool := onCluster(t, cfg)
+	added, err := outbox.Resize(t.Context(), pool, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	js, err := jetstream.New(c.Nodes[0].Connect(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	victim, gone, kept := c.Nodes[1], 0, []int{}
+	for _, p := range added { // one after the other, so that they are spread
+		s, err := broker.Declare(t.Context(), js, cfg, broker.Partition{Number: p.Number, FirstSlot: p.FirstSlot, LastSlot: p.LastSlot, After: p.After}, testkit.Logger(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Leader == "n1" {
+			gone++
+		} else {
+			kept = append(kept, s.Number)
+		}
+	}
+	start(t, r)
+	if gone == 0 || len(kept) == 0 {
+		t.Fatalf("the broker to stop has %d of the streams", gone)
+	}
+	epochs := func() map[int]int64 {
+		held, err := lease.Holders(t.Context(), pool, LeaseKind)
+		if err != nil {
+			t.Fatal(err)
+		}
+		of := map[int]int64{}
+		for _, h := range held {
+			if slices.Contains(kept, h.Partition) {
+				of[h.Partition] = h.Epoch
+			}
+		}
+		return of
+	}
+	var before map[int]int64
+	testkit.Eventually(t, 20*time.Second, "the relay to hold all partitions", func() (bool, error) {
+		before = epochs()
+		return len(before) == len(kept), nil
+	})
+	victim.Kill(t)
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
+		for n := range int64(16) {
+			insertRow(t, pool, n, "created")
+		}
+		at := time.Now()
+		testkit.Eventually(t, 3*time.Second, "the other partitions to publish", func() (bool, error) {
+			var pending int
+			err := pool.QueryRow(t.Context(), `
+				SELECT count(*) FROM outbox_messages m JOIN outbox_partitions p ON m.slot BETWEEN p.first_slot AND p.last_slot
+				 WHERE m.processed_at IS NULL AND p.partition = ANY($1)`, kept).Scan(&pending)
+			return pending == 0, err
+		})
+		if waited := time.Since(at); waited > time.Second {
+			t.Logf("rows waited %s", waited)
+		}
+	}
+	if got := testutil.ToFloat64(r.metrics.waiting); got != float64(gone) {
+		t.Errorf("%v partitions wait: want %d", got, gone)
+	}
+	if after := epochs(); !maps.Equal(before, after) {
+		t.Errorf("the leases of the other partitions were given up: epochs %v, before %v", after, before)
+	}
+	victim.Restart(t)
+	awaitDrained(t, t.Context(), pool, 30*time.Second)
+	testkit.Eventually(t, 10*time.Second, "the relay to be ready", func() (bool, error) { err := r.Ready(t.Context()); return err == nil, err })
+	if got := testutil.ToFloat64(r.metrics.waiting); got != 0 {
+		t.Errorf("%v partitions wait", got)
+	}
+}
+
+var connectedTo = regexp.MustCompile(`msg="connected to NATS".* url=(\S+)`)
+
+// TestOnThreeBrokersARelaysOwnBrokerIsFrozen freezes one that does not lead: it is the connection alone that is lost.
+func TestOnThreeBrokersARelaysOwnBrokerIsFrozen(t *testing.T) {
+	t.Parallel()
+	f := newClusterFleet(t)
+	f.relays[1].signal(syscall.SIGTERM)
+	f.relays[1].awaitEnd()
+	f.awaitTakeover()
+	all := connectedTo.FindAllStringSubmatch(f.relays[0].log.String(), -1)
+	url := all[len(all)-1][1]
+	var leader *testkit.Broker
+	testkit.Eventually(t, 30*time.Second, "another broker to lead", func() (bool, error) {
+		if leader, _ = f.c.Leader(t, f.stream()); leader.URL != url {
+			return true, nil
+		}
+		f.c.StepDown(t, f.stream())
+		return false, nil
+	})
+	for _, b := range f.c.Nodes {
+		if b.URL == url {
+			since := time.Now()
+			b.Freeze(t)
+			f.last(6 * time.Second)
+			f.resumes("the relay's broker frozen", since)
+			if longest, _ := f.outage(since); longest > 5*time.Second {
+				t.Errorf("rows waited for %s, though other brokers worked", longest)
+			}
+			b.Thaw(t)
+		}
+	}
 	f.check()
 }

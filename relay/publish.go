@@ -80,6 +80,7 @@ func (w *writer) published(before, mark *outbox.Mark, rows []outbox.Row) *outbox
 		return before
 	}
 	w.tail, w.failures, w.refusals = mark.NewTail, 0, 0
+	w.heard.Store(time.Now().UnixNano())
 	for i := range rows {
 		if rows[i].Delayed { // what waited behind it may go
 			w.nextUnpark = time.Time{}

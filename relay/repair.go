@@ -186,10 +186,10 @@ func (r *repairer) inspect(ctx context.Context, f *finding) (err error) {
 	return r.readBehind(ctx, f)
 }
 
-// compare finds out whether the partition's stream is lost. A replicated stream is believed only when it says so for a while: the leader of
-// a moment may be one that nobody follows any more.
+// compare finds out whether the partition's stream is lost.
 func (r *repairer) compare(ctx context.Context, f *finding) (err error) {
-	for since := time.Now(); ; {
+	var doubt broker.Doubt
+	for {
 		f.stream, err = broker.ReadStream(ctx, r.js, r.cfg, f.p.Number)
 		f.exists = err == nil
 		if err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
@@ -213,7 +213,7 @@ func (r *repairer) compare(ctx context.Context, f *finding) (err error) {
 			return nil
 		}
 		f.lost, f.report.Problem, f.report.Left = true, problem, f.left
-		if max(r.cfg.Replicas, f.stream.Replicas) == 1 || time.Since(since) >= sureAfter {
+		if doubt.Sure(r.js) {
 			return nil
 		}
 		if sleep(ctx, time.Second); ctx.Err() != nil {

@@ -37,9 +37,10 @@ func NATSCluster(t testing.TB, n int) *BrokerCluster {
 	ports := freePorts(t, 2*n) // clients' ports and routes' ports in turn
 	var urls []string
 	for i := range n {
+		// Streams go to the node with the most room, so all have the same.
 		// Each node connects to those before it, by a proxy for each pair, and what it advertises leads nowhere: so there is no other way.
 		member := &broker.Cluster{Server: nodeName(i), Port: ports[2*i+1], Advertise: "127.0.0.1:1"}
-		c.Nodes[i] = &Broker{serve: broker.ServerConfig{Dir: t.TempDir(), Port: ports[2*i], LazySync: true, Cluster: member}}
+		c.Nodes[i] = &Broker{serve: broker.ServerConfig{Dir: t.TempDir(), Port: ports[2*i], MaxStore: 4 << 30, LazySync: true, Cluster: member}}
 		for j := range i {
 			p := NewProxy(t, fmt.Sprintf("127.0.0.1:%d", ports[2*j+1]))
 			member.Routes = append(member.Routes, "nats://"+p.Addr())
