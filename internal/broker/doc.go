@@ -1,11 +1,14 @@
-// Package broker is the plumbing to NATS: connections, the declaration of the stream that carries the events, and a server
+// Package broker is the plumbing to NATS: connections, the streams that carry the events, and a server
 // inside this process for `tidings dev` and the tests.
 //
 //	Connect        a connection that comes back for ever and never buffers: what cannot be sent now fails now
-//	EnsureStream   the stream, declared or brought up to date, never shrunk; one of another shape is refused
-//	Configure      sets the stream's limits, also to less
-//	SetMetadata    one key of the stream's metadata; those of others stay
+//	Declare        a partition's stream, made or brought up to date, never shrunk; one of another shape is refused
+//	ReadStream     a partition's stream as its leader has it, or ErrNoLeader; Streams, of all partitions
+//	Next, Scan     messages as the leader has them
+//	RecordErased   notes sequences before their messages are deleted; Erased proves a gap by that
+//	Waker          tells the relays which slots have new rows
 //	StartServer    JetStream in this process, synced to disk before every publish ack
 //
-// It publishes nothing and reads nothing; that is for relay and consumers.
+// What decides comes from a leader that has heard from a quorum of its replicas: neither from a replica that may be behind, nor from a broker that
+// knows no leader. Publishing and delivery are for relay and consumers.
 package broker
