@@ -23,8 +23,9 @@
 //
 // A session is one connection to the broker that never reconnects. It has a writer per partition that the relay leases, each a goroutine that knows
 // nothing of the others, with at most one publish in flight. A writer begins with a catch-up, which compares the stream's creation
-// and last sequence with the database; it repeats the comparison every few seconds and after each failure. A writer that cannot reach the broker
-// twice in a row ends the session: its leases are freed for a relay that can, and the next session may meet another server.
+// and last sequence with the database; it repeats the comparison every few seconds and after each failure. A writer that fails to reach the broker
+// twice in a row ends the session: its leases are freed for a relay that can, and the next session asks another server. If other streams answer,
+// its partition alone waits.
 //
 // # Rounds
 //
