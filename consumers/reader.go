@@ -31,10 +31,6 @@ type stopError struct{ reason error }
 func (e *stopError) Error() string { return e.reason.Error() }
 func (e *stopError) Unwrap() error { return e.reason }
 
-// lostAfter is how long the leader of a replicated stream must say that events are lost: one that was elected a moment ago may not
-// have all of them yet.
-const lostAfter = 10 * time.Second
-
 // reader reads one partition's stream while this instance holds it. The readers of an instance know nothing of each other.
 type reader struct {
 	c         *Consumer
@@ -117,7 +113,7 @@ func (r *reader) lose(reason error) error {
 	if r.lostSince.IsZero() {
 		r.lostSince = time.Now()
 	}
-	if r.replicas > 1 && time.Since(r.lostSince) < lostAfter {
+	if r.replicas > 1 && time.Since(r.lostSince) < broker.SureAfter {
 		return fmt.Errorf("%w: %w", errDoubt, reason)
 	}
 	return &stopError{fmt.Errorf("partition %d: %w", r.partition, reason)}
