@@ -81,7 +81,7 @@ func (w *writer) bind(ctx context.Context) (broker.Stream, error) {
 	w.p = p
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
-		return stream, fmt.Errorf("%w: stream %s is gone", ErrStreamRefused, name)
+		return stream, w.believe(fmt.Errorf("%w: stream %s is gone", ErrStreamRefused, name))
 	case errors.Is(err, broker.ErrStreamShape):
 		return stream, fmt.Errorf("%w: %w", ErrStreamRefused, err)
 	case err != nil:
@@ -90,28 +90,26 @@ func (w *writer) bind(ctx context.Context) (broker.Stream, error) {
 	return stream, w.compare(p, stream)
 }
 
-// compare returns ErrStreamRefused when the stream is not the one that the database knows, or ends before it. A replicated stream is
-// believed only after a while: the leader of a moment may be one that nobody follows any more.
+// believe returns the error that the stream is lost, or broker.ErrNoLeader while that is not sure.
+func (w *writer) believe(lost error) error {
+	if w.doubt(w.p.Number).Sure(w.js) {
+		return lost
+	}
+	return &brokerError{stageCatchUp, fmt.Errorf("%w that confirms a loss: %v", broker.ErrNoLeader, lost)}
+}
+
+// compare returns ErrStreamRefused when the stream is not the one that the database knows, or ends before it.
 func (w *writer) compare(p outbox.Partition, stream broker.Stream) error {
-	var err error
 	switch name := w.broker.StreamName(p.Number); {
 	case p.Stream != name:
 		return fmt.Errorf("%w: partition %d is on stream %s, not %s", ErrStreamRefused, p.Number, p.Stream, name)
 	case !stream.Created.Equal(p.Created):
-		err = fmt.Errorf("%w: stream %s was made at %s, the one known here at %s", ErrStreamRefused, name, stream.Created, p.Created)
+		return w.believe(fmt.Errorf("%w: stream %s was made at %s, the one known here at %s", ErrStreamRefused, name, stream.Created, p.Created))
 	case stream.Last < p.Tail:
-		err = fmt.Errorf("%w: stream %s ends at %d, its marks at %d", ErrStreamRefused, name, stream.Last, p.Tail)
-	default:
-		w.suspect = time.Time{}
-		return nil
+		return w.believe(fmt.Errorf("%w: stream %s ends at %d, its marks at %d", ErrStreamRefused, name, stream.Last, p.Tail))
 	}
-	if w.suspect.IsZero() {
-		w.suspect = time.Now()
-	}
-	if stream.Replicas > 1 && time.Since(w.suspect) < sureAfter {
-		return &brokerError{stageCatchUp, fmt.Errorf("%w: %s says that it ends at %d, which is not believed yet", broker.ErrNoLeader, stream.Name, stream.Last)}
-	}
-	return err
+	w.doubt(p.Number).Clear()
+	return nil
 }
 
 // read adds to mark the messages behind it, up to last and as many as fill a batch. final is the sequence of the closing message.
@@ -125,7 +123,10 @@ func (w *writer) read(ctx context.Context, mark *outbox.Mark, last uint64) (fina
 			mark.NewTail = last
 			break
 		}
-		if w.p.Closing && m.Header.Get(event.HeaderClosed) != "" {
+		if event.Closes(m.Subject, m.Header) {
+			if !w.p.Closing {
+				return 0, fmt.Errorf("%w: stream %s is closed, and this database went back to before that", ErrStreamRefused, w.p.Stream)
+			}
 			return m.Seq, nil
 		}
 		mark.NewTail = m.Seq

@@ -62,7 +62,7 @@ func (c *PartitionCheck) look(ctx context.Context, js jetstream.JetStream, cfg b
 		}
 		c.Err = c.compare(cfg, err)
 		replicated := cfg.Replicas > 1 || stream.Replicas > 1
-		if !errors.Is(c.Err, ErrStreamRefused) || !replicated || time.Since(since) >= sureAfter {
+		if !errors.Is(c.Err, ErrStreamRefused) || !replicated || time.Since(since) >= broker.SureAfter {
 			return nil
 		}
 		if sleep(ctx, checkAgain); ctx.Err() != nil {

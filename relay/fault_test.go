@@ -133,12 +133,17 @@ type fleet struct {
 	written atomic.Int64
 
 	belowFloor atomic.Int64 // rows that the relays say they found there
+	refused    atomic.Int64 // times that they say that a stream is not this database's
 }
 
 func newFleet(t *testing.T, db *testkit.DB) *fleet { return seededFleet(t, db, seeded(t)) }
 
 func seededFleet(t *testing.T, db *testkit.DB, rng *rand.Rand) *fleet {
-	f := &fleet{t: t, url: db.URL, pool: db.Pool(t, postgres.RoleSystem), b: testkit.NATSProcess(t), binary: os.Args[0]}
+	return fleetOn(t, db, testkit.NATSProcess(t), rng)
+}
+
+func fleetOn(t *testing.T, db *testkit.DB, b *testkit.Broker, rng *rand.Rand) *fleet {
+	f := &fleet{t: t, url: db.URL, pool: db.Pool(t, postgres.RoleSystem), b: b, binary: os.Args[0]}
 	ctx, stop := context.WithCancel(t.Context())
 	f.stop = stop
 	f.write = func(writer func(ctx context.Context)) { f.writers.Go(func() { writer(ctx) }) }
@@ -172,11 +177,11 @@ func (f *fleet) resize(to int) {
 }
 
 // links are the proxies between a relay and its servers.
-type links struct{ db, nats *proxy }
+type links struct{ db, nats *testkit.Proxy }
 
 func (f *fleet) links() links {
 	f.t.Helper()
-	return links{db: newProxy(f.t, parse(f.t, f.url).Host), nats: newProxy(f.t, parse(f.t, f.b.URL).Host)}
+	return links{db: testkit.NewProxy(f.t, parse(f.t, f.url).Host), nats: testkit.NewProxy(f.t, parse(f.t, f.b.URL).Host)}
 }
 
 func parse(t *testing.T, raw string) *url.URL {
@@ -189,10 +194,10 @@ func parse(t *testing.T, raw string) *url.URL {
 }
 
 // withHost returns the address of a server that is reached via p.
-func withHost(t *testing.T, raw string, p *proxy) string {
+func withHost(t *testing.T, raw string, p *testkit.Proxy) string {
 	t.Helper()
 	u := parse(t, raw)
-	u.Host = p.addr()
+	u.Host = p.Addr()
 	return u.String()
 }
 
@@ -228,7 +233,7 @@ func (f *fleet) start(o options) *process {
 	}
 	cmd := exec.Command(f.binary)
 	cmd.Env = append(os.Environ(), childEnv+"="+string(cfg))
-	p := &process{t: f.t, cmd: cmd, ended: make(chan struct{}), log: tail{belowFloor: &f.belowFloor}}
+	p := &process{t: f.t, cmd: cmd, ended: make(chan struct{}), log: tail{belowFloor: &f.belowFloor, refused: &f.refused}}
 	cmd.Stderr = &p.log
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -256,11 +261,11 @@ type process struct {
 	log   tail
 }
 
-// tail keeps the end of a relay's log, and counts what it says of rows below a floor.
+// tail keeps the end of a relay's log, and counts what it says of rows below a floor and of streams that it refuses.
 type tail struct {
-	mu         sync.Mutex
-	text       []byte
-	belowFloor *atomic.Int64
+	mu                  sync.Mutex
+	text                []byte
+	belowFloor, refused *atomic.Int64
 }
 
 func (l *tail) Write(p []byte) (int, error) {
@@ -268,6 +273,7 @@ func (l *tail) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.belowFloor.Add(int64(bytes.Count(p, []byte(`msg="a row below the floor`))))
+	l.refused.Add(int64(bytes.Count(p, []byte(`msg="partition stopped until`))))
 	l.text = append(l.text, p...)
 	l.text = l.text[max(0, len(l.text)-most):]
 	return len(p), nil

@@ -20,14 +20,14 @@ func (f *fleet) last(d time.Duration) {
 }
 
 func TestLinksThatAreCutSlowOrStalledLoseAndDoubleNothing(t *testing.T) {
-	for name, pick := range map[string]func(links) *proxy{
-		"NATS":       func(l links) *proxy { return l.nats },
-		"PostgreSQL": func(l links) *proxy { return l.db },
+	for name, pick := range map[string]func(links) *testkit.Proxy{
+		"NATS":       func(l links) *testkit.Proxy { return l.nats },
+		"PostgreSQL": func(l links) *testkit.Proxy { return l.db },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFleet(t, testkit.Postgres(t))
-			var proxies []*proxy
+			var proxies []*testkit.Proxy
 			for range 3 {
 				l := f.links()
 				// A heartbeat is seven round trips, and has half of its lease for them.
@@ -37,22 +37,22 @@ func TestLinksThatAreCutSlowOrStalledLoseAndDoubleNothing(t *testing.T) {
 			f.awaitTakeover()
 
 			for _, p := range proxies { // from all three: nobody publishes
-				p.cut()
+				p.Cut()
 			}
 			f.last(500 * time.Millisecond)
 			for _, p := range proxies {
-				p.heal()
+				p.Heal()
 			}
 			f.awaitTakeover()
 
-			proxies[0].slow(200 * time.Millisecond)
-			proxies[1].slow(200 * time.Millisecond)
+			proxies[0].Slow(200 * time.Millisecond)
+			proxies[1].Slow(200 * time.Millisecond)
 			f.awaitTakeover()
-			proxies[1].heal()
+			proxies[1].Heal()
 
-			proxies[2].stall() // for longer than a publish may take, and then all of it arrives at once
+			proxies[2].Stall() // for longer than a publish may take, and then all of it arrives at once
 			f.last(testConfig().PublishTimeout + 500*time.Millisecond)
-			proxies[2].heal()
+			proxies[2].Heal()
 			f.awaitTakeover()
 			f.check()
 		})
@@ -62,17 +62,17 @@ func TestLinksThatAreCutSlowOrStalledLoseAndDoubleNothing(t *testing.T) {
 func TestAPoolGivesUpIdleConnectionsThatTheNetworkHasLost(t *testing.T) {
 	t.Parallel()
 	db := testkit.Postgres(t)
-	p := newProxy(t, parse(t, db.URL).Host)
+	p := testkit.NewProxy(t, parse(t, db.URL).Host)
 	pool, err := postgres.Open(t.Context(), withHost(t, db.URL, p), postgres.Config{MaxConns: 2, ConnectTimeout: 200 * time.Millisecond}, postgres.RoleSystem, "test")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer pool.Close()
-	defer p.cut() // or the pool waits for their end
+	defer p.Cut() // or the pool waits for their end
 	if err := pool.Ping(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	p.lose()
+	p.Lose()
 	<-time.After(1100 * time.Millisecond) // the pool trusts a connection that was used within a second
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()

@@ -106,7 +106,7 @@ func (m *mix) ofRelay(i int) []fault {
 		proxy, server = m.links[i].db, "PostgreSQL"
 	}
 	healed := func(disturb func()) func() func() {
-		return func() func() { disturb(); return proxy.heal }
+		return func() func() { disturb(); return proxy.Heal }
 	}
 	frozen := func(step string) func() func() {
 		return func() func() {
@@ -144,9 +144,9 @@ func (m *mix) ofRelay(i int) []fault {
 			_ = m.relays[i].cmd.Process.Signal(syscall.SIGTERM) // it may have ended
 			return func() { m.replace(i) }
 		}},
-		{"cut " + server, healed(proxy.cut)},
-		{"delay " + server, healed(func() { proxy.slow(200 * time.Millisecond) })},
-		{"stall " + server, healed(proxy.stall)},
+		{"cut " + server, healed(proxy.Cut)},
+		{"delay " + server, healed(func() { proxy.Slow(200 * time.Millisecond) })},
+		{"stall " + server, healed(proxy.Stall)},
 	}
 }
 
@@ -159,13 +159,13 @@ func (m *mix) ofServers() []fault {
 		{"freeze PostgreSQL", func() func() { m.server.Freeze(m.t); return func() { m.server.Thaw(m.t) } }},
 		{"cut everything", func() func() {
 			for _, l := range m.links {
-				l.db.cut()
-				l.nats.cut()
+				l.db.Cut()
+				l.nats.Cut()
 			}
 			return func() {
 				for _, l := range m.links {
-					l.db.heal()
-					l.nats.heal()
+					l.db.Heal()
+					l.nats.Heal()
 				}
 			}
 		}},

@@ -66,11 +66,14 @@ type Relay struct {
 	metrics *metrics
 
 	mu      sync.Mutex
-	state   error         // why nothing is published; nil while a session runs
-	trouble map[int]error // why a partition is not
+	state   error                 // why nothing is published; nil while a session runs
+	trouble map[int]error         // why a partition is not
+	doubts  map[int]*broker.Doubt // about partitions' streams; they outlive sessions
 
+	sessions   int           // that were tried: each connects to another server
 	pace       pace          // what publishes cost, of all partitions
 	floorEvery time.Duration // between samples of the horizon while there is nothing to mark; the constant but in tests
+	sureAfter  time.Duration // as broker.Doubt's After; 0 but in tests
 	step       func(string)  // nil but in fault tests: called at the named crash points
 }
 
@@ -81,7 +84,8 @@ func New(cfg Config, pool *pgxpool.Pool, brokerCfg broker.Config, log *slog.Logg
 	}
 	return &Relay{
 		cfg: cfg, pool: pool, broker: brokerCfg, owner: lease.Owner("relay"), log: log.With("component", "relay"), metrics: newMetrics(reg),
-		state: errors.New("starting"), trouble: make(map[int]error), floorEvery: floorEvery,
+		state: errors.New("starting"), trouble: make(map[int]error), doubts: make(map[int]*broker.Doubt), floorEvery: floorEvery,
+		sessions: rand.Int(),
 	}, nil
 }
 
@@ -134,6 +138,16 @@ func (r *Relay) setTrouble(partition int, err error) (news bool) {
 	return (before == nil) != (err == nil) || err != nil && before.Error() != err.Error()
 }
 
+// doubt is about the partition's stream. It is for the writer of the partition.
+func (r *Relay) doubt(partition int) *broker.Doubt {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.doubts[partition] == nil {
+		r.doubts[partition] = &broker.Doubt{After: r.sureAfter}
+	}
+	return r.doubts[partition]
+}
+
 // at is a crash point of the fault tests.
 func (r *Relay) at(step string) {
 	if r.step != nil {
@@ -144,6 +158,7 @@ func (r *Relay) at(step string) {
 const (
 	minRetry = 50 * time.Millisecond
 	maxRetry = 5 * time.Second
+	maxApart = time.Second // sessions: whoever stands by finds a new leader soon
 )
 
 // retryAfter is the jittered wait before attempt n (from 1) is repeated.
@@ -179,7 +194,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			break
 		}
-		wait := retryAfter(attempt + 1)
+		wait := min(retryAfter(attempt+1), maxApart)
 		r.setState(err)
 		r.log.WarnContext(ctx, "relay session ended, trying again", "wait", wait, "err", err)
 		sleep(ctx, wait)

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tidings/tidings/event"
@@ -187,10 +186,10 @@ func (r *repairer) inspect(ctx context.Context, f *finding) (err error) {
 	return r.readBehind(ctx, f)
 }
 
-// compare finds out whether the partition's stream is lost. A replicated stream is believed only when it says so for a while: the leader of
-// a moment may be one that nobody follows any more.
+// compare finds out whether the partition's stream is lost.
 func (r *repairer) compare(ctx context.Context, f *finding) (err error) {
-	for since := time.Now(); ; {
+	var doubt broker.Doubt
+	for {
 		f.stream, err = broker.ReadStream(ctx, r.js, r.cfg, f.p.Number)
 		f.exists = err == nil
 		if err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
@@ -214,7 +213,7 @@ func (r *repairer) compare(ctx context.Context, f *finding) (err error) {
 			return nil
 		}
 		f.lost, f.report.Problem, f.report.Left = true, problem, f.left
-		if max(r.cfg.Replicas, f.stream.Replicas) == 1 || time.Since(since) >= sureAfter {
+		if doubt.Sure(r.js) {
 			return nil
 		}
 		if sleep(ctx, time.Second); ctx.Err() != nil {
@@ -289,7 +288,7 @@ func (r *repairer) readBehind(ctx context.Context, f *finding) error {
 	}
 	_, err := broker.Scan(ctx, r.js, r.cfg, f.p.Number, broker.Scanning{From: from, HeadersOnly: true}, func(m *broker.Stored) error {
 		switch {
-		case m.Header.Get(event.HeaderClosed) != "":
+		case event.Closes(m.Subject, m.Header):
 			return nil
 		case !event.Ours(m.Header):
 			if f.report.Foreign++; r.o.DeleteForeign {
@@ -464,10 +463,7 @@ func (r *repairer) end(ctx context.Context, f *finding) (final uint64, err error
 	if err != nil || closed {
 		return stream.Last, err
 	}
-	answer, err := r.js.Conn().RequestMsgWithContext(ctx, &nats.Msg{Subject: event.ControlSubject(r.cfg.Prefix, f.p.Number), Header: nats.Header{
-		event.HeaderClosed: {"1"}, event.HeaderSource: {event.Source},
-		headerExpectStream: {stream.Name}, headerExpectLastSequence: {strconv.FormatUint(stream.Last, 10)},
-	}})
+	answer, err := r.js.Conn().RequestMsgWithContext(ctx, closing(r.cfg, f.p.Number, stream.Last))
 	if err != nil {
 		return 0, fmt.Errorf("close stream %s: %w", stream.Name, err)
 	}

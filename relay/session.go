@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,8 +27,9 @@ type session struct {
 	relayed chan error    // why a writer gave up: it cannot reach the broker
 	layout  chan struct{} // the partitions have changed: look at once
 
-	mu      sync.Mutex
-	writers map[int]*writer
+	mu       sync.Mutex
+	writers  map[int]*writer
+	assigned bool // at least once
 }
 
 // layoutEvery is between looks at which partitions there are.
@@ -39,8 +42,13 @@ var errUnreachable = errors.New("relay: the broker does not take what is publish
 // connect opens a session.
 func (r *Relay) connect(ctx context.Context) (*session, error) {
 	s := &session{Relay: r, closed: make(chan struct{}), relayed: make(chan error, 1), layout: make(chan struct{}, 1), writers: make(map[int]*writer)}
+	cfg := r.broker
+	cfg.Timeout = min(cfg.Timeout, r.cfg.PublishTimeout)
+	urls := strings.Split(cfg.URL, ",") // never the same twice in a row: it may be frozen, or cut off from the others
+	r.sessions++
+	cfg.URL = urls[r.sessions%len(urls)]
 	var err error
-	s.nc, err = broker.Connect(r.broker, r.owner, r.log,
+	s.nc, err = broker.Connect(cfg, r.owner, r.log,
 		nats.RetryOnFailedConnect(false), nats.NoReconnect(),
 		nats.FlusherTimeout(r.cfg.PublishTimeout), // a write that blocks holds the connection's lock, heeds no context, and by default waits a minute
 		nats.ClosedHandler(func(*nats.Conn) { close(s.closed) }))
@@ -130,8 +138,12 @@ func (s *session) assign(ctx, work context.Context, group *lease.Group, writers 
 	held := slices.DeleteFunc(group.Held(), func(n int) bool { return !slices.Contains(numbers, n) })
 	s.stop(held)
 	s.metrics.partitions.Set(float64(len(held)))
+	if s.assigned { // else the leases that the session before had are yet to be taken again
+		s.forget(held)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.assigned = true
 	for _, p := range active {
 		if !slices.Contains(held, p.Number) || s.writers[p.Number] != nil {
 			continue
@@ -146,6 +158,28 @@ func (s *session) assign(ctx, work context.Context, group *lease.Group, writers 
 		})
 	}
 	return nil
+}
+
+// forget drops the troubles of partitions that are not held: they are other relays' to report.
+func (r *Relay) forget(held []int) {
+	r.mu.Lock()
+	others := slices.DeleteFunc(slices.Collect(maps.Keys(r.trouble)), func(n int) bool { return slices.Contains(held, n) })
+	r.mu.Unlock()
+	for _, n := range others {
+		r.setTrouble(n, nil)
+	}
+}
+
+// reaches reports whether the leader of another partition's stream has answered since then: the connection works.
+func (s *session) reaches(besides *writer, since time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, w := range s.writers {
+		if w != besides && w.heard.Load() > since.UnixNano() {
+			return true
+		}
+	}
+	return false
 }
 
 // stop tells the writers of partitions that are not held to end.
@@ -164,14 +198,14 @@ func (s *session) ended(w *writer, err error) {
 	s.mu.Lock()
 	delete(s.writers, w.p.Number)
 	s.mu.Unlock()
-	s.setTrouble(w.p.Number, nil)
-	if errors.Is(err, errUnreachable) {
+	if errors.Is(err, errUnreachable) { // its trouble stays until a later session has reached the stream, or another relay holds the partition
 		select {
 		case s.relayed <- err:
 		default:
 		}
 		return
 	}
+	s.setTrouble(w.p.Number, nil)
 	select { // its partition was closed, or is another's: others may be ready to begin
 	case s.layout <- struct{}{}:
 	default:

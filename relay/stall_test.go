@@ -39,12 +39,12 @@ func TestARelayLeavesDatabaseConnectionsThatPassNothingAnyMore(t *testing.T) {
 	insertRow(t, pool, 1, "created", `{"version": 1}`)
 	awaitDrained(t, t.Context(), pool, 10*time.Second)
 	// No reset, no end: as when a firewall forgets them. New ones work, so the leases are kept, and nobody takes over.
-	via.lose()
+	via.Lose()
 	insertRow(t, pool, 1, "edited", `{"version": 2}`)
 	awaitDrained(t, t.Context(), pool, 10*time.Second)
 	checkStream(t, t.Context(), pool, f.b)
 	stop()
-	via.cut() // or the pool waits for their end
+	via.Cut() // or the pool waits for their end
 }
 
 func TestARelayWhoseBrokerReadsNothingStopsInTime(t *testing.T) {

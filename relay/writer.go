@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -31,8 +32,9 @@ type writer struct {
 	limit      int              // rows of the next claim: fewer while payloads are large
 	failures   int              // in a row
 	refusals   int              // of these, publishes that a healthy broker refused
+	failing    time.Time        // since when
+	heard      atomic.Int64     // when the stream's leader last answered, in Unix ns
 	declared   bool             // by this writer
-	suspect    time.Time        // since when a replicated stream says that it has lost what was acknowledged
 
 	nextDue, nextSample, nextCheck, nextLook, nextUnpark time.Time
 }
@@ -45,9 +47,8 @@ const (
 	lookDepth    = 50_000                 // ids that one such look covers at most
 	unparkEvery  = 10 * time.Second       // between looks for rows that wait for nothing any more
 	maxSamples   = 64
-	maxRefusals  = 3                // how often a healthy broker may refuse a batch before its first row is sent alone
-	giveUpAfter  = 2                // failures to reach the broker in a row
-	sureAfter    = 10 * time.Second // a replicated stream that says for so long that it lost something has lost it
+	maxRefusals  = 3 // how often a healthy broker may refuse a batch before its first row is sent alone
+	giveUpAfter  = 2 // failures to reach the broker in a row
 )
 
 var (
@@ -79,6 +80,7 @@ func (w *writer) run(ctx, work context.Context) error {
 	for ctx.Err() == nil {
 		err := w.catchUp(work)
 		if err == nil {
+			w.heard.Store(time.Now().UnixNano())
 			if w.setTrouble(w.p.Number, nil) {
 				w.log.InfoContext(ctx, "partition resumed", "partition", w.p.Number, "tail", w.tail)
 			}
@@ -100,7 +102,10 @@ func (w *writer) run(ctx, work context.Context) error {
 
 // fail waits as long as an error asks for. It returns errUnreachable when the broker has failed too often.
 func (w *writer) fail(ctx context.Context, err error) error {
-	w.failures++
+	now := time.Now()
+	if w.failures++; w.failures == 1 {
+		w.failing = now
+	}
 	stage := stageClaim
 	if unreachable := (*brokerError)(nil); errors.As(err, &unreachable) {
 		stage = unreachable.stage
@@ -110,6 +115,14 @@ func (w *writer) fail(ctx context.Context, err error) error {
 		if !isRefusal(err) && w.failures >= giveUpAfter || w.refusals > maxRefusals+1 {
 			w.setTrouble(w.p.Number, err)
 			w.failed(ctx, stage, w.p.Number, err)
+			since := now.Add(-w.cfg.CheckInterval - w.cfg.PublishTimeout) // each healthy partition is heard of
+			if since.Before(w.failing) {
+				since = w.failing
+			}
+			if errors.Is(err, broker.ErrNoLeader) && w.reaches(w, since) {
+				sleep(ctx, min(retryAfter(w.failures), maxApart)) // for this stream alone: others are served
+				return nil
+			}
 			return fmt.Errorf("%w: partition %d: %w", errUnreachable, w.p.Number, err)
 		}
 	}
@@ -410,6 +423,7 @@ func (w *writer) check(ctx context.Context) error {
 	if err != nil {
 		return &brokerError{stageCatchUp, err}
 	}
+	w.heard.Store(time.Now().UnixNano())
 	return nil
 }
 

@@ -26,9 +26,10 @@ type ServerConfig struct {
 
 // Cluster says how a server finds the others of its cluster.
 type Cluster struct {
-	Server string   // its own name among them
-	Port   int      // for the others to connect to
-	Routes []string // URLs of all
+	Server    string   // its own name among them
+	Port      int      // for the others to connect to
+	Advertise string   // host:port that the others are told to connect to; where it listens when empty
+	Routes    []string // URLs of all, or of those that do not connect to it
 }
 
 // Server is a NATS server with JetStream in this process.
@@ -63,7 +64,7 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 	}
 	if c := cfg.Cluster; c != nil {
 		opts.ServerName = c.Server
-		opts.Cluster = server.ClusterOpts{Name: "tidings", Host: opts.Host, Port: c.Port, NoAdvertise: true}
+		opts.Cluster = server.ClusterOpts{Name: "tidings", Host: opts.Host, Port: c.Port, Advertise: c.Advertise, NoAdvertise: true}
 		opts.Routes = server.RoutesFromStr(strings.Join(c.Routes, ","))
 	}
 	s, err := server.NewServer(opts)

@@ -80,8 +80,7 @@ func (c Config) Number(name string) (int, bool) {
 }
 
 // ReadStream returns what the leader says of a partition's stream: jetstream.ErrStreamNotFound when there is none, ErrNoLeader
-// while nobody can say. A server that led the cluster and was cut off may go on for 10 s saying that there is none, or what there was
-// (nats-server's lostQuorumInterval): on replicated streams believe a loss only when it is said for longer.
+// while nobody can say. What it says of a loss is to be taken with Doubt.
 func ReadStream(ctx context.Context, js jetstream.JetStream, cfg Config, partition int) (Stream, error) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()
@@ -222,7 +221,7 @@ func Closed(ctx context.Context, js jetstream.JetStream, s Stream) (bool, error)
 		return false, nil
 	}
 	m, err := Next(ctx, js, s.Name, s.Last)
-	return m != nil && m.Header.Get(event.HeaderClosed) != "", err
+	return m != nil && event.Closes(m.Subject, m.Header), err
 }
 
 // get asks a stream's leader for one message; nil when there is none.

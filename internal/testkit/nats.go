@@ -167,7 +167,7 @@ func startChild(cfg broker.ServerConfig) (*child, error) {
 	if !running { // the child would run the tests
 		return nil, errors.New("this package's TestMain does not call testkit.Main")
 	}
-	spec, err := json.Marshal(natsSpec{Dir: cfg.Dir, Port: cfg.Port, Cluster: cfg.Cluster})
+	spec, err := json.Marshal(natsSpec{Dir: cfg.Dir, Port: cfg.Port, MaxStore: cfg.MaxStore, Cluster: cfg.Cluster})
 	if err != nil {
 		return nil, err
 	}
@@ -224,9 +224,10 @@ func (c *child) kill() error {
 }
 
 type natsSpec struct {
-	Dir     string
-	Port    int
-	Cluster *broker.Cluster
+	Dir      string
+	Port     int
+	MaxStore int64
+	Cluster  *broker.Cluster
 }
 
 // serveNATS is the child: it prints its URL and serves until its standard input ends.
@@ -235,7 +236,7 @@ func serveNATS(spec string, stdin io.Reader, stdout io.Writer) error {
 	if err := json.Unmarshal([]byte(spec), &s); err != nil {
 		return err
 	}
-	srv, err := broker.StartServer(broker.ServerConfig{Dir: s.Dir, Port: s.Port, LazySync: true, Cluster: s.Cluster})
+	srv, err := broker.StartServer(broker.ServerConfig{Dir: s.Dir, Port: s.Port, MaxStore: s.MaxStore, LazySync: true, Cluster: s.Cluster})
 	if err != nil {
 		return err
 	}

@@ -16,12 +16,13 @@ import (
 	"github.com/tidings/tidings/internal/pglocal"
 )
 
-// BrokerCluster is a NATS cluster of one test. Each node is a process, which the test may kill, freeze, thaw and restart.
+// BrokerCluster is a NATS cluster of one test. Each node is a process, which the test may kill, freeze, thaw, restart, and cut off from the others.
 type BrokerCluster struct {
 	Nodes []*Broker // their Config connects to the node alone, with as many replicas as there are nodes
 
-	cfg broker.Config
-	js  jetstream.JetStream // for Leader and AwaitReplicas
+	cfg    broker.Config
+	js     jetstream.JetStream // for Leader and AwaitReplicas
+	routes map[*Broker][]*Proxy
 }
 
 // clusterTimeout bounds how long a cluster may take to elect: seconds, on a busy machine more.
@@ -32,15 +33,21 @@ const clusterTimeout = 90 * time.Second
 func NATSCluster(t testing.TB, n int) *BrokerCluster {
 	t.Helper()
 	skipIfShort(t)
-	c := &BrokerCluster{Nodes: make([]*Broker, n)}
+	c := &BrokerCluster{Nodes: make([]*Broker, n), routes: make(map[*Broker][]*Proxy)}
 	ports := freePorts(t, 2*n) // clients' ports and routes' ports in turn
-	var routes, urls []string
+	var urls []string
 	for i := range n {
-		routes = append(routes, fmt.Sprintf("nats://127.0.0.1:%d", ports[2*i+1]))
-	}
-	for i := range n {
-		c.Nodes[i] = &Broker{serve: broker.ServerConfig{Dir: t.TempDir(), Port: ports[2*i], LazySync: true,
-			Cluster: &broker.Cluster{Server: nodeName(i), Port: ports[2*i+1], Routes: routes}}}
+		// Streams go to the node with the most room, so all have the same.
+		// Each node connects to those before it, by a proxy for each pair, and what it advertises leads nowhere: so there is no other way.
+		member := &broker.Cluster{Server: nodeName(i), Port: ports[2*i+1], Advertise: "127.0.0.1:1"}
+		c.Nodes[i] = &Broker{serve: broker.ServerConfig{Dir: t.TempDir(), Port: ports[2*i], MaxStore: 4 << 30, LazySync: true, Cluster: member}}
+		for j := range i {
+			p := NewProxy(t, fmt.Sprintf("127.0.0.1:%d", ports[2*j+1]))
+			member.Routes = append(member.Routes, "nats://"+p.Addr())
+			for _, end := range []*Broker{c.Nodes[i], c.Nodes[j]} {
+				c.routes[end] = append(c.routes[end], p)
+			}
+		}
 	}
 	var starting sync.WaitGroup
 	errs := make([]error, n)
@@ -80,7 +87,32 @@ func (c *BrokerCluster) Config() broker.Config { return c.cfg }
 // Connect returns a connection to whichever node answers, which is closed when the test ends.
 func (c *BrokerCluster) Connect(t testing.TB) *nats.Conn {
 	t.Helper()
-	return (&Broker{cfg: c.cfg}).Connect(t)
+	return c.Any().Connect(t)
+}
+
+// Any returns the cluster as one broker: a client of it connects to whichever node answers.
+func (c *BrokerCluster) Any() *Broker { return &Broker{URL: c.cfg.URL, cfg: c.cfg} }
+
+// Cut has a node and the others hear nothing of each other any more. Clients reach all of them.
+func (c *BrokerCluster) Cut(b *Broker) {
+	for _, p := range c.routes[b] {
+		p.Stall()
+	}
+}
+
+// Heal undoes Cut.
+func (c *BrokerCluster) Heal(b *Broker) {
+	for _, p := range c.routes[b] {
+		p.Heal()
+	}
+}
+
+// StepDown has a stream's leader give its part to another. There may be none just now.
+func (c *BrokerCluster) StepDown(t testing.TB, stream string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, _ = c.js.Conn().RequestWithContext(ctx, "$JS.API.STREAM.LEADER.STEPDOWN."+stream, nil)
 }
 
 // Leader returns the node that leads a stream and the others, once there is a leader.

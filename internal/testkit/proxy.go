@@ -1,4 +1,4 @@
-package relay
+package testkit
 
 import (
 	"net"
@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// proxy passes TCP connections on to a server, and disturbs them when it is told to.
-type proxy struct {
+// Proxy passes TCP connections on to a server, and disturbs them when it is told to.
+type Proxy struct {
 	target   string
 	listener net.Listener
 	passing  sync.WaitGroup
@@ -40,26 +40,27 @@ func (l *link) close() {
 	})
 }
 
-// newProxy returns a proxy to target, host:port. It ends with the test.
-func newProxy(t *testing.T, target string) *proxy {
+// NewProxy returns a proxy to target, host:port. It ends with the test.
+func NewProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &proxy{target: target, listener: l, changed: make(chan struct{}), links: map[*link]bool{}}
+	p := &Proxy{target: target, listener: l, changed: make(chan struct{}), links: map[*link]bool{}}
 	p.passing.Go(p.accept)
 	t.Cleanup(func() {
 		_ = l.Close() // accept ends with its error
-		p.cut()
+		p.Cut()
 		p.passing.Wait()
 	})
 	return p
 }
 
-func (p *proxy) addr() string { return p.listener.Addr().String() }
+// Addr is where clients connect, host:port.
+func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 
-func (p *proxy) accept() {
+func (p *Proxy) accept() {
 	for {
 		client, err := p.listener.Accept()
 		if err != nil {
@@ -69,7 +70,7 @@ func (p *proxy) accept() {
 	}
 }
 
-func (p *proxy) open(client net.Conn) {
+func (p *Proxy) open(client net.Conn) {
 	l := &link{client: client, done: make(chan struct{})}
 	server, err := net.DialTimeout("tcp", p.target, 2*time.Second)
 	if err == nil {
@@ -100,7 +101,7 @@ type chunk struct {
 }
 
 // pass carries what from says to to, delayed but not slowed down.
-func (p *proxy) pass(l *link, from, to net.Conn) {
+func (p *Proxy) pass(l *link, from, to net.Conn) {
 	chunks := make(chan chunk, 256)
 	p.passing.Go(func() {
 		defer l.close()
@@ -131,7 +132,7 @@ func (p *proxy) pass(l *link, from, to net.Conn) {
 }
 
 // hold returns when a chunk that was read then may go on, and false when its link has ended instead.
-func (p *proxy) hold(l *link, read time.Time) bool {
+func (p *Proxy) hold(l *link, read time.Time) bool {
 	for {
 		p.mu.Lock()
 		wait, held, changed := time.Until(read.Add(p.delay)), p.stalled || p.links[l], p.changed
@@ -152,7 +153,7 @@ func (p *proxy) hold(l *link, read time.Time) bool {
 	}
 }
 
-func (p *proxy) change(set func()) {
+func (p *Proxy) change(set func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	set()
@@ -160,8 +161,8 @@ func (p *proxy) change(set func()) {
 	p.changed = make(chan struct{})
 }
 
-// cut resets all connections and refuses new ones.
-func (p *proxy) cut() {
+// Cut resets all connections and refuses new ones.
+func (p *Proxy) Cut() {
 	p.change(func() {
 		p.refuse = true
 		for l := range p.links {
@@ -170,14 +171,14 @@ func (p *proxy) cut() {
 	})
 }
 
-// slow delays everything by d, each way.
-func (p *proxy) slow(d time.Duration) { p.change(func() { p.delay = d }) }
+// Slow delays everything by d, each way.
+func (p *Proxy) Slow(d time.Duration) { p.change(func() { p.delay = d }) }
 
-// stall keeps connections open, accepts new ones, and passes nothing.
-func (p *proxy) stall() { p.change(func() { p.stalled = true }) }
+// Stall keeps connections open, accepts new ones, and passes nothing.
+func (p *Proxy) Stall() { p.change(func() { p.stalled = true }) }
 
-// lose stalls the connections that there are for ever; new ones are passed.
-func (p *proxy) lose() {
+// Lose stalls the connections that there are for ever; new ones are passed.
+func (p *Proxy) Lose() {
 	p.change(func() {
 		for l := range p.links {
 			p.links[l] = true
@@ -185,5 +186,5 @@ func (p *proxy) lose() {
 	})
 }
 
-// heal undoes cut, slow and stall: what was stalled goes on.
-func (p *proxy) heal() { p.change(func() { p.refuse, p.delay, p.stalled = false, 0, false }) }
+// Heal undoes Cut, Slow and Stall: what was stalled goes on.
+func (p *Proxy) Heal() { p.change(func() { p.refuse, p.delay, p.stalled = false, 0, false }) }
