@@ -51,9 +51,6 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 		return err
 	}
 	defer projections.Close()
-	if err := errors.Join(migrations.Check(ctx, truth, migrations.Truth), migrations.Check(ctx, projections, migrations.Projections)); err != nil {
-		return err
-	}
 	nc, err := broker.Connect(cfg.Broker, "api", log) // for wake-ups, and to keep pages: neither reads nor writes need a broker
 	if err != nil {
 		return err
@@ -81,6 +78,13 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	g.Go(func() error { return consumers.Listen(serving, nc, cfg.Broker, event.AggregateFollow, pages, log) })
 	g.Go(func() error {
 		defer end()
+		err := migrations.Await(ctx, truth, migrations.Truth, log)
+		if err == nil {
+			err = migrations.Await(ctx, projections, migrations.Projections, log)
+		}
+		if err != nil {
+			return err
+		}
 		return daemon.ListenAndServe(serving, cfg.API.Addr, cfg.API.TLSCert, cfg.API.TLSKey, handler, log.With("component", "api"))
 	})
 	return g.Wait()
