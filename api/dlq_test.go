@@ -20,7 +20,7 @@ import (
 func (f fixture) bury(t *testing.T, tenant, first, n int) {
 	t.Helper()
 	f.exec(t, `INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
-			attempts, last_error, event_id, inserted_at, partition, dead_at)
+			attempts, last_error, event_id, inserted_at, slot, dead_at)
 		SELECT g, $1, 'post', g % 3, 'type ' || g % 2, 1, jsonb_build_object('n', g), timestamptz '2026-01-01', now(), 11, 'no token',
 		       ('00000000-0000-4000-8000-' || lpad(g::text, 12, '0'))::uuid, timestamptz '2026-01-01', 0, timestamptz '2026-02-01' + (g - $2::int) * interval '1 day'
 		  FROM generate_series($2::int, $2::int + $3::int - 1) g`, tenant, first, n)

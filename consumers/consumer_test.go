@@ -119,7 +119,8 @@ func (r *rig) declare(p broker.Partition) (s broker.Stream) {
 func (r *rig) close(partition int) {
 	r.t.Helper()
 	name := r.cfg.StreamName(partition)
-	msg := &nats.Msg{Subject: event.ControlSubject(r.cfg.Prefix, partition), Header: nats.Header{event.HeaderClosed: {"1"}}}
+	subject, headers := event.ClosingMessage(r.cfg.Prefix, partition)
+	msg := &nats.Msg{Subject: subject, Header: headers}
 	r.send(name, msg)
 	r.open = slices.DeleteFunc(r.open, func(s broker.Stream) bool { return s.Number == partition })
 }

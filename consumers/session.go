@@ -218,7 +218,7 @@ func (s *session) take(ctx context.Context, msg jetstream.Msg, meta *jetstream.M
 	s.reached = seq
 	d = delivery{headers: msg.Headers(), stored: meta.Timestamp, size: len(msg.Data()), more: meta.NumPending >= farBehind}
 	switch {
-	case msg.Headers().Get(event.HeaderClosed) != "" && msg.Subject() == event.ControlSubject(s.c.deps.Broker.Prefix, s.partition):
+	case event.Closes(msg.Subject(), msg.Headers()):
 		d.closing, err = s.successors(ctx, s.stream)
 		d.event.Seq = seq
 		return d, err

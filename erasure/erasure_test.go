@@ -333,7 +333,7 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	// A poison event of a post, behind which everything of the post is parked.
 	parked := w.comment(tenant, author, 50, "", "", secret("parked"))
 	w.exec(w.truth, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload)
-		VALUES (1, 'comment', 50, 'edited', 9, jsonb_build_object('comment_id', $1::text, 'author_id', '7', 'text', $2::text, 'version', 1))`, parked.CommentID, secret("poison"))
+		VALUES (1, 'comment', 50, 'edited', 9, jsonb_build_object('comment_id', $1::text, 'post_id', '50', 'author_id', '7', 'text', $2::text, 'version', 1))`, parked.CommentID, secret("poison"))
 	w.edit(parked, secret("parked too"))
 	w.settle(w.projections)
 	// Rows that were archived, in a month of their own and in none.

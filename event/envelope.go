@@ -52,9 +52,11 @@ type Event struct {
 // Subjects is the subject filter of all that one partition's stream holds, under prefix.
 func Subjects(prefix string, partition int) string { return fmt.Sprintf("%s.%d.>", prefix, partition) }
 
-// ControlSubject is where a partition's closing message is published, under prefix.
-func ControlSubject(prefix string, partition int) string {
-	return fmt.Sprintf("%s.%d.closed", prefix, partition)
+const closedSuffix = ".closed"
+
+// ClosingMessage is the subject and the headers of the message that ends a partition's stream, under prefix (Closes).
+func ClosingMessage(prefix string, partition int) (subject string, headers map[string][]string) {
+	return prefix + "." + strconv.Itoa(partition) + closedSuffix, map[string][]string{HeaderClosed: {"1"}, HeaderSource: {Source}}
 }
 
 // AggregateFilter is the subject filter of all events of one tenant's aggregate type under prefix.

@@ -180,7 +180,7 @@ func TestADamagedMessageIsPermanentAndKeepsItsAggregate(t *testing.T) {
 			}
 		})
 	}
-	for _, subject := range []string{"events.4", ControlSubject("events", 4), "events.4.post.created", "events.4.tx.post.created"} {
+	for _, subject := range []string{"events.4", "events.4.closed", "events.4.post.created", "events.4.tx.post.created"} {
 		if _, err := Decode(subject, e.Headers(), nil); !IsPermanent(err) {
 			t.Errorf("%s: got %v: want a permanent error", subject, err)
 		}
@@ -209,8 +209,9 @@ func TestAnEventIsTheSameOnWhicheverSubjectItCame(t *testing.T) {
 
 // TestTheClosingMessageIsUnderItsPartitionsSubjects: the stream takes it, and no filter on events matches it.
 func TestTheClosingMessageIsUnderItsPartitionsSubjects(t *testing.T) {
-	if got, want := ControlSubject("events", 12), "events.12.closed"; got != want {
-		t.Errorf("it is published to %s, want %s", got, want)
+	subject, headers := ClosingMessage("events", 12)
+	if subject != "events.12.closed" || !Closes(subject, headers) || Closes("events.12.t1.door.open", headers) || Closes(subject, map[string][]string{HeaderClosed: {"1"}}) {
+		t.Errorf("the closing message is %s with %v", subject, headers)
 	}
 	if got, want := Subjects("events", 12), "events.12.>"; got != want {
 		t.Errorf("the stream takes %s, want %s", got, want)

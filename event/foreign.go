@@ -1,6 +1,9 @@
 package event
 
-import "strconv"
+import (
+	"strconv"
+	"strings"
+)
 
 // Ours reports whether a relay of Tidings wrote the message with these headers: it has a relay's source, a UUID as its event id, and an
 // outbox id. Nothing else on the stream is an event, whatever its subject says. Relay, consumers, replay and repair skip and count it
@@ -14,6 +17,12 @@ func Ours(headers map[string][]string) bool {
 	}
 	id, err := strconv.ParseInt(get(HeaderOutboxID), 10, 64)
 	return get(HeaderSource) == Source && isUUID(get(HeaderID)) && err == nil && id > 0
+}
+
+// Closes reports whether a message ends its stream: a relay publishes it last when its partition is closed (ClosingMessage). It is no event.
+func Closes(subject string, headers map[string][]string) bool {
+	source := headers[HeaderSource]
+	return strings.HasSuffix(subject, closedSuffix) && len(headers[HeaderClosed]) > 0 && len(source) > 0 && source[0] == Source
 }
 
 // The kinds of message that are skipped and counted, as metrics label them.

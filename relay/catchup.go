@@ -123,7 +123,10 @@ func (w *writer) read(ctx context.Context, mark *outbox.Mark, last uint64) (fina
 			mark.NewTail = last
 			break
 		}
-		if w.p.Closing && m.Header.Get(event.HeaderClosed) != "" {
+		if event.Closes(m.Subject, m.Header) {
+			if !w.p.Closing {
+				return 0, fmt.Errorf("%w: stream %s is closed, and this database went back to before that", ErrStreamRefused, w.p.Stream)
+			}
 			return m.Seq, nil
 		}
 		mark.NewTail = m.Seq

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/outbox"
 )
 
@@ -100,7 +101,7 @@ func (w *writer) send(ctx context.Context, tail uint64, rows []outbox.Row) (firs
 		e := &rows[i].Event
 		m := &nats.Msg{Subject: e.Subject(w.broker.Prefix, w.p.Number), Header: e.Headers(), Data: e.Payload}
 		if i == 0 {
-			w.expect(m, tail)
+			expect(m, w.p.Stream, tail)
 		}
 		if last > 0 {
 			m.Header[headerBatchID] = []string{batch}
@@ -122,9 +123,17 @@ func (w *writer) send(ctx context.Context, tail uint64, rows []outbox.Row) (firs
 }
 
 // expect has the stream refuse the publish that begins with m unless it ends at tail.
-func (w *writer) expect(m *nats.Msg, tail uint64) {
-	m.Header[headerExpectStream] = []string{w.p.Stream}
+func expect(m *nats.Msg, stream string, tail uint64) {
+	m.Header[headerExpectStream] = []string{stream}
 	m.Header[headerExpectLastSequence] = []string{strconv.FormatUint(tail, 10)}
+}
+
+// closing is the message that closes a partition's stream, if it ends at tail.
+func closing(cfg broker.Config, partition int, tail uint64) *nats.Msg {
+	subject, headers := event.ClosingMessage(cfg.Prefix, partition)
+	m := &nats.Msg{Subject: subject, Header: headers}
+	expect(m, cfg.StreamName(partition), tail)
+	return m
 }
 
 // request sends the last message of a publish of count messages, and returns the sequence of the first. Only a plain ack for all of them
@@ -163,8 +172,7 @@ func readAck(data []byte, count int) (first uint64, err error) {
 
 // close publishes the closing message, behind which the stream takes nothing from any relay, and records that the partition is closed.
 func (w *writer) close(ctx context.Context) error {
-	m := &nats.Msg{Subject: event.ControlSubject(w.broker.Prefix, w.p.Number), Header: nats.Header{event.HeaderClosed: {"1"}, event.HeaderSource: {event.Source}}}
-	w.expect(m, w.tail)
+	m := closing(w.broker, w.p.Number, w.tail)
 	w.at("before closing")
 	bctx, cancel := w.forBroker(ctx)
 	defer cancel()

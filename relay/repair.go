@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tidings/tidings/event"
@@ -289,7 +288,7 @@ func (r *repairer) readBehind(ctx context.Context, f *finding) error {
 	}
 	_, err := broker.Scan(ctx, r.js, r.cfg, f.p.Number, broker.Scanning{From: from, HeadersOnly: true}, func(m *broker.Stored) error {
 		switch {
-		case m.Header.Get(event.HeaderClosed) != "":
+		case event.Closes(m.Subject, m.Header):
 			return nil
 		case !event.Ours(m.Header):
 			if f.report.Foreign++; r.o.DeleteForeign {
@@ -464,10 +463,7 @@ func (r *repairer) end(ctx context.Context, f *finding) (final uint64, err error
 	if err != nil || closed {
 		return stream.Last, err
 	}
-	answer, err := r.js.Conn().RequestMsgWithContext(ctx, &nats.Msg{Subject: event.ControlSubject(r.cfg.Prefix, f.p.Number), Header: nats.Header{
-		event.HeaderClosed: {"1"}, event.HeaderSource: {event.Source},
-		headerExpectStream: {stream.Name}, headerExpectLastSequence: {strconv.FormatUint(stream.Last, 10)},
-	}})
+	answer, err := r.js.Conn().RequestMsgWithContext(ctx, closing(r.cfg, f.p.Number, stream.Last))
 	if err != nil {
 		return 0, fmt.Errorf("close stream %s: %w", stream.Name, err)
 	}

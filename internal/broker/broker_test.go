@@ -151,6 +151,37 @@ func TestDeclaringAgainNeverShrinksAStream(t *testing.T) {
 	}
 }
 
+// TestStreamsShrinkWhenTold: those of all partitions, and only in what the limits name.
+func TestStreamsShrinkWhenTold(t *testing.T) {
+	b := testkit.NATS(t)
+	s := js(t, b.Connect(t))
+	cfg := b.Config()
+	declare(t, s, cfg, broker.Partition{Number: 1, LastSlot: 15, After: []int{0}})
+	declare(t, s, cfg, broker.Partition{Number: 2, FirstSlot: 16, LastSlot: 31, After: []int{0}})
+	day, size, second := 24*time.Hour, int64(1<<20), time.Second
+	for _, step := range []struct {
+		limits broker.Limits
+		bytes  int64
+	}{{broker.Limits{MaxAge: &day}, -1}, {broker.Limits{MaxBytes: &size}, size}} {
+		got, err := broker.Configure(t.Context(), s, cfg, step.limits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []broker.Configured{{Stream: cfg.StreamName(1), Replicas: 1, MaxAge: day, MaxBytes: step.bytes}, {Stream: cfg.StreamName(2), Replicas: 1, MaxAge: day, MaxBytes: step.bytes}}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("configured (-want +got):\n%s", d)
+		}
+		for _, w := range want {
+			if c := config(t, s, w.Stream); c.MaxAge != w.MaxAge || c.MaxBytes != w.MaxBytes {
+				t.Errorf("%s has %s, %d bytes", w.Stream, c.MaxAge, c.MaxBytes)
+			}
+		}
+	}
+	if _, err := broker.Configure(t.Context(), s, cfg, broker.Limits{MaxAge: &second}); err == nil {
+		t.Error("an age of a second was taken")
+	}
+}
+
 func TestTheStreamsOfAllPartitionsAreListed(t *testing.T) {
 	b := testkit.NATS(t)
 	s := js(t, b.Connect(t))

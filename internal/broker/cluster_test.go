@@ -105,4 +105,18 @@ func TestFaultALeaderThatIsFrozenIsReplaced(t *testing.T) {
 	}
 	leader.Thaw(t)
 	c.AwaitReplicas(t, stream.Name)
+
+	// On purpose it is, and the record of erasures with it.
+	if err := broker.RecordErased(t.Context(), s, c.Config(), stream.Name, []uint64{1}); err != nil {
+		t.Fatal(err)
+	}
+	one := 1
+	if got, err := broker.Configure(t.Context(), s, c.Config(), broker.Limits{Replicas: &one}); err != nil || len(got) != 1 || got[0].Replicas != 1 {
+		t.Errorf("configured %+v, %v", got, err)
+	}
+	for _, name := range []string{stream.Name, "KV_" + c.Config().Stream + "-erased"} {
+		if got := config(t, s, name); got.Replicas != 1 {
+			t.Errorf("%s has %d replicas", name, got.Replicas)
+		}
+	}
 }

@@ -64,6 +64,23 @@ func declareErased(ctx context.Context, js jetstream.JetStream, cfg Config) (jet
 	return kv, nil
 }
 
+// replicateErased gives the record, if there is one, so many replicas, also fewer than it has.
+func replicateErased(ctx context.Context, js jetstream.JetStream, cfg Config, replicas int) error {
+	stream, err := js.Stream(ctx, "KV_"+cfg.erasedBucket())
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil
+	}
+	if err == nil {
+		sc := stream.CachedInfo().Config
+		sc.Replicas = replicas
+		_, err = js.UpdateStream(ctx, sc)
+	}
+	if err != nil {
+		return fmt.Errorf("give the record of erasures %d replicas: %w", replicas, unanswered(js, err))
+	}
+	return nil
+}
+
 // setBits sets bits of a key's value by compare and swap: when somebody else recorded at the same moment it looks again.
 func setBits(ctx context.Context, js jetstream.JetStream, kv jetstream.KeyValue, key string, bits []uint64) error {
 	for {

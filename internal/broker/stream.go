@@ -211,7 +211,7 @@ func Closed(ctx context.Context, js jetstream.JetStream, s Stream) (bool, error)
 		return false, nil
 	}
 	m, err := Next(ctx, js, s.Name, s.Last)
-	return m != nil && m.Header.Get(event.HeaderClosed) != "", err
+	return m != nil && event.Closes(m.Subject, m.Header), err
 }
 
 // get asks a stream's leader for one message; nil when there is none.
@@ -259,7 +259,7 @@ func get(ctx context.Context, js jetstream.JetStream, stream string, query map[s
 }
 
 // Declare makes a partition's stream, or brings the one that exists up to date where that loses nothing: it keeps its slots, and
-// any replicas, age or size beyond what cfg says (a process with another environment never shrinks it; Shrink does). One of another shape
+// any replicas, age or size beyond what cfg says (a process with another environment never shrinks it; Configure does). One of another shape
 // is refused with ErrStreamShape. Several processes may call it at once.
 func Declare(ctx context.Context, js jetstream.JetStream, cfg Config, p Partition, log *slog.Logger) (Stream, error) {
 	if err := cfg.Validate(); err != nil {
@@ -280,16 +280,105 @@ func Declare(ctx context.Context, js jetstream.JetStream, cfg Config, p Partitio
 	if reasons := cfg.mismatch(have, p); len(reasons) > 0 {
 		return Stream{}, fmt.Errorf("%w: %s: %s", ErrStreamShape, name, strings.Join(reasons, "; "))
 	}
-	want := cfg.declare(have, p.Number)
-	for _, kept := range grow(&want, have) {
-		log.WarnContext(ctx, "the stream keeps a larger limit than this process is configured with; `tidings stream shrink` lowers it", "stream", name, "limit", kept)
+	var kept []string
+	stream, err = change(ctx, js, stream, func(have jetstream.StreamConfig) jetstream.StreamConfig {
+		want := cfg.declare(have, p.Number)
+		kept = grow(&want, have)
+		return want
+	})
+	if err != nil {
+		return Stream{}, err
 	}
-	if !equal(have, want) {
-		if stream, err = js.UpdateStream(ctx, want); err != nil {
-			return Stream{}, fmt.Errorf("update stream %s: %w", name, unanswered(js, err))
-		}
+	for _, limit := range kept {
+		log.WarnContext(ctx, "the stream keeps a larger limit than this process is configured with; `tidings stream configure` lowers it", "stream", name, "limit", limit)
 	}
 	return describe(cfg, stream.CachedInfo())
+}
+
+// change updates a stream by what f makes of its configuration, which is read just before, so that everything that f does not touch, such
+// as an operator's metadata, stays. JetStream has no conditional update: of two that overlap one may be lost. So it reads again whether
+// its own took, up to some times.
+func change(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, f func(jetstream.StreamConfig) jetstream.StreamConfig) (jetstream.Stream, error) {
+	name := stream.CachedInfo().Config.Name
+	for range 5 {
+		info, err := stream.Info(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("look up stream %s: %w", name, unanswered(js, err))
+		}
+		have := info.Config
+		have.Metadata = maps.Clone(have.Metadata)
+		want := f(have)
+		if equal(info.Config, want) {
+			return stream, nil
+		}
+		if _, err = js.UpdateStream(ctx, want); err != nil {
+			return nil, fmt.Errorf("update stream %s: %w", name, unanswered(js, err))
+		}
+	}
+	return nil, fmt.Errorf("update stream %s: other processes change it all the time", name)
+}
+
+// Limits are what Configure sets. nil leaves a value as it is.
+type Limits struct {
+	Replicas *int
+	MaxAge   *time.Duration // 0 for ever
+	MaxBytes *int64         // of each stream; -1 for no limit
+}
+
+// Configured are the limits that a stream has.
+type Configured struct {
+	Stream   string        `json:"stream"`
+	Replicas int           `json:"replicas"`
+	MaxAge   time.Duration `json:"max_age_ns"`
+	MaxBytes int64         `json:"max_bytes"`
+}
+
+// Configure sets the limits of all partitions' streams, also to less than they have: copies are dropped, and messages beyond the age
+// expire. The record of erasures gets as many replicas. A relay whose environment asks for more grows a stream again when it next
+// declares it. After an error some streams may be changed: repeat it.
+func Configure(ctx context.Context, js jetstream.JetStream, cfg Config, l Limits) (all []Configured, err error) {
+	streams, err := Streams(ctx, js, cfg)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range streams {
+		stream, err := js.Stream(ctx, s.Name)
+		if err != nil {
+			return all, fmt.Errorf("look up stream %s: %w", s.Name, unanswered(js, err))
+		}
+		if err := l.over(cfg, stream.CachedInfo().Config).Validate(); err != nil {
+			return all, err
+		}
+		stream, err = change(ctx, js, stream, func(have jetstream.StreamConfig) jetstream.StreamConfig {
+			c := l.over(cfg, have)
+			have.Replicas, have.MaxAge, have.MaxBytes = c.Replicas, c.MaxAge, c.MaxBytes
+			return have
+		})
+		if err != nil {
+			return all, err
+		}
+		now := stream.CachedInfo().Config
+		all = append(all, Configured{Stream: now.Name, Replicas: now.Replicas, MaxAge: now.MaxAge, MaxBytes: now.MaxBytes})
+	}
+	if l.Replicas != nil {
+		err = replicateErased(ctx, js, cfg, *l.Replicas)
+	}
+	return all, err
+}
+
+// over is c with the limits of have, and those of l over them.
+func (l Limits) over(c Config, have jetstream.StreamConfig) Config {
+	c.Replicas, c.MaxAge, c.MaxBytes = have.Replicas, have.MaxAge, have.MaxBytes
+	if l.Replicas != nil {
+		c.Replicas = *l.Replicas
+	}
+	if l.MaxAge != nil {
+		c.MaxAge = *l.MaxAge
+	}
+	if l.MaxBytes != nil {
+		c.MaxBytes = *l.MaxBytes
+	}
+	return c
 }
 
 // grow keeps what have has more of, and names it.
@@ -315,16 +404,14 @@ func MarkRepaired(ctx context.Context, js jetstream.JetStream, cfg Config, parti
 	if err != nil {
 		return fmt.Errorf("look up stream %s: %w", cfg.StreamName(partition), err)
 	}
-	sc := stream.CachedInfo().Config
-	if sc.Metadata[MetaRepaired] != "" {
-		return nil
-	}
-	sc.Metadata = maps.Clone(sc.Metadata)
-	sc.Metadata[MetaRepaired] = "true"
-	if _, err := js.UpdateStream(ctx, sc); err != nil {
-		return fmt.Errorf("note on stream %s that it was repaired: %w", sc.Name, err)
-	}
-	return nil
+	_, err = change(ctx, js, stream, func(have jetstream.StreamConfig) jetstream.StreamConfig {
+		if have.Metadata == nil {
+			have.Metadata = make(map[string]string)
+		}
+		have.Metadata[MetaRepaired] = "true"
+		return have
+	})
+	return err
 }
 
 func (p Partition) metadata() map[string]string {

@@ -1,0 +1,101 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/outbox"
+)
+
+// PartitionCheck is a partition beside its stream.
+type PartitionCheck struct {
+	outbox.Partition
+	Active bool           // not closed, and waits for no other partition
+	Stream *broker.Stream // as its leader has it; nil when there is none, or no leader
+	Err    error          // why no relay publishes: ErrStreamRefused, or broker.ErrNoLeader; nil when nothing is known to be in the way
+}
+
+const (
+	maxChecks  = 8           // streams that are asked about at once
+	checkAgain = time.Second // between looks at a replicated stream that may be lost
+)
+
+// Check compares the stream of each partition with what the database knows of it, as a relay does that begins. The partitions come by
+// number, closed ones included, whose streams may be gone. A replicated stream is refused only when its leader says for 10 s
+// that it is lost, so then Check takes as long.
+func Check(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config) ([]PartitionCheck, error) {
+	all, err := outbox.Partitions(ctx, pool) // before the streams: these only grow
+	if err != nil {
+		return nil, err
+	}
+	active := make(map[int]bool)
+	for _, p := range outbox.Active(all) {
+		active[p.Number] = true
+	}
+	checks := make([]PartitionCheck, len(all))
+	var g errgroup.Group
+	g.SetLimit(maxChecks)
+	for i, p := range all {
+		c := &checks[i]
+		*c = PartitionCheck{Partition: p, Active: active[p.Number]}
+		g.Go(func() error { return c.look(ctx, js, cfg) })
+	}
+	return checks, g.Wait()
+}
+
+// look reads the partition's stream. It returns what says nothing about the stream, such as the end of ctx.
+func (c *PartitionCheck) look(ctx context.Context, js jetstream.JetStream, cfg broker.Config) error {
+	for since := time.Now(); ; {
+		stream, err := broker.ReadStream(ctx, js, cfg, c.Number)
+		c.Stream = nil
+		if err == nil {
+			c.Stream = &stream
+		} else if !errors.Is(err, jetstream.ErrStreamNotFound) && !errors.Is(err, broker.ErrNoLeader) && !errors.Is(err, broker.ErrStreamShape) {
+			return err
+		}
+		c.Err = c.compare(cfg, err)
+		replicated := cfg.Replicas > 1 || stream.Replicas > 1
+		if !errors.Is(c.Err, ErrStreamRefused) || !replicated || time.Since(since) >= sureAfter {
+			return nil
+		}
+		if sleep(ctx, checkAgain); ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// compare says why a relay would not publish to the stream, given the error of reading it.
+func (c *PartitionCheck) compare(cfg broker.Config, err error) error {
+	name := cfg.StreamName(c.Number)
+	switch {
+	case errors.Is(err, broker.ErrStreamShape) && !c.Closed:
+		return fmt.Errorf("%w: %w", ErrStreamRefused, err)
+	case c.Closed || c.Partition.Stream == "" && (c.Stream == nil || c.Stream.Last == 0):
+		if errors.Is(err, broker.ErrNoLeader) {
+			return err
+		}
+		return nil // a closed one's may be removed, and one that no relay has met is still to be made
+	case c.Partition.Stream == "":
+		return fmt.Errorf("%w: stream %s holds %d messages of another database", ErrStreamRefused, name, c.Stream.Last)
+	case c.Replaced():
+		return fmt.Errorf("%w: a repair of partition %d was interrupted", ErrStreamRefused, c.Number)
+	case c.Partition.Stream != name:
+		return fmt.Errorf("%w: partition %d is on stream %s, not %s", ErrStreamRefused, c.Number, c.Partition.Stream, name)
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		return fmt.Errorf("%w: stream %s is gone", ErrStreamRefused, name)
+	case err != nil:
+		return err
+	case !c.Stream.Created.Equal(c.Created):
+		return fmt.Errorf("%w: stream %s was made at %s, the one known here at %s", ErrStreamRefused, name, c.Stream.Created, c.Created)
+	case c.Stream.Last < c.Tail:
+		return fmt.Errorf("%w: stream %s ends at %d, its marks at %d", ErrStreamRefused, name, c.Stream.Last, c.Tail)
+	}
+	return nil
+}

@@ -1,0 +1,104 @@
+package relay
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/erasure"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/store"
+)
+
+// TestAFrozenRelayBringsNothingErasedBack freezes a relay that has claimed what an author wrote and is about to publish it, erases the author by
+// way of another relay, and thaws the first.
+func TestAFrozenRelayBringsNothingErasedBack(t *testing.T) {
+	for what, o := range map[string]options{
+		"with one message":         {crash: crash{Step: "before commit", Signal: syscall.SIGSTOP}},
+		"with a batch, half of it": {crash: crash{Step: "before commit", Signal: syscall.SIGSTOP}, atomicFrom: batches},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			db, ctx, secret := testkit.Postgres(t), t.Context(), rand.Text()
+			f := &fleet{t: t, url: db.URL, pool: db.Pool(t, postgres.RoleSystem), b: testkit.NATSProcess(t), binary: os.Args[0]}
+			s := store.New(db.Pool(t, postgres.RoleAPI), nil)
+			write := func(author int64, bodies ...string) {
+				t.Helper()
+				var all []store.NewComment
+				for _, body := range bodies {
+					all = append(all, store.NewComment{Meta: store.Meta{Actor: "ann"}, PostID: 5, AuthorID: author, Body: body})
+				}
+				out, err := s.Create(ctx, 1, all)
+				if err != nil || out[0].Err != nil {
+					t.Fatal(out, err)
+				}
+			}
+			held := func() (found []string) {
+				t.Helper()
+				if err := filepath.WalkDir(f.b.Dir(), func(path string, d fs.DirEntry, err error) error {
+					if err != nil || d.IsDir() {
+						return nil // the server removes files as we look
+					}
+					b, err := os.ReadFile(path)
+					if err == nil && bytes.Contains(b, []byte(secret)) {
+						found = append(found, path)
+					}
+					return nil
+				}); err != nil {
+					t.Fatal(err)
+				}
+				return found
+			}
+
+			write(8, "so that there is a tail")
+			first := f.start(options{})
+			f.awaitTakeover()
+			first.signal(syscall.SIGTERM)
+			first.awaitEnd()
+			write(7, "a "+secret, "b "+secret, "c "+secret)
+			zombie := f.start(o)
+			zombie.awaitStopped()
+			second := f.start(options{})
+
+			js, err := jetstream.New(f.b.Connect(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			report, err := erasure.Run(ctx, erasure.Deps{Truth: f.pool, Projections: f.pool, JetStream: js, Broker: f.b.Config(),
+				Fence: func(context.Context, pgx.Tx) error { return nil }},
+				erasure.Options{TenantID: 1, AuthorID: 7, Actor: "officer", Wait: 30 * time.Second})
+			if err != nil || !report.Done || report.Counts[erasure.Stream] != 3 {
+				t.Fatal(report, err)
+			}
+
+			// The zombie is the only relay left: once it has published something new, it has tried what it held.
+			second.signal(syscall.SIGTERM)
+			second.awaitEnd()
+			zombie.signal(syscall.SIGCONT)
+			write(8, "afterwards")
+			f.awaitTakeover()
+			testkit.Eventually(t, 20*time.Second, "the text to be in no file of the stream", func() (bool, error) { return len(held()) == 0, nil })
+			var texts, subjects int
+			if err := f.pool.QueryRow(ctx, `SELECT count(*) FILTER (WHERE payload::text LIKE '%' || $1 || '%'), count(*) FROM outbox_messages`, secret).Scan(&texts, &subjects); err != nil || texts > 0 || subjects != 8 {
+				t.Errorf("%d of %d messages have the text, %v", texts, subjects, err)
+			}
+			stream, err := js.Stream(ctx, f.b.Config().StreamName(0))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := stream.CachedInfo().State.Msgs; got != 5 { // of the other author, before and after, and the three erasures
+				t.Errorf("the stream holds %d messages, want 5", got)
+			}
+		})
+	}
+}
