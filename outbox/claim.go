@@ -84,13 +84,15 @@ const lastIDSQL = `SELECT CASE WHEN is_called THEN last_value ELSE last_value - 
 // claimSQL reads pending rows above the floor. It takes no lock: who may publish is decided by the stream (the check of its last
 // sequence), and who tries by the lease. A row is held when an earlier one of its aggregate waits. Payloads are read, and written out, for
 // no more rows than the round has room for.
-// Index: outbox_messages_pkey, one range scan from the floor; outbox_messages_held_idx, one probe per row, empty but for failures.
+// Index: outbox_messages_pkey, one range scan from the floor; while any row waits, outbox_messages_held_idx, one probe per row.
 // Locks: none.
 const claimSQL = `
 SELECT /* outbox.claim */ ` + rowColumns + `,
-       coalesce((SELECT d.id FROM outbox_messages d
-                  WHERE d.tenant_id = m.tenant_id AND d.aggregate_type = m.aggregate_type AND d.aggregate_id = m.aggregate_id
-                    AND d.id < m.id AND d.delayed ORDER BY d.tenant_id DESC, d.aggregate_type DESC, d.aggregate_id DESC, d.id DESC LIMIT 1), 0),
+       CASE WHEN (SELECT EXISTS (SELECT FROM outbox_messages WHERE delayed)) THEN
+         coalesce((SELECT d.id FROM outbox_messages d
+                    WHERE d.tenant_id = m.tenant_id AND d.aggregate_type = m.aggregate_type AND d.aggregate_id = m.aggregate_id
+                      AND d.id < m.id AND d.delayed ORDER BY d.tenant_id DESC, d.aggregate_type DESC, d.aggregate_id DESC, d.id DESC LIMIT 1), 0)
+       ELSE 0 END,
        m.upto > @max_bytes
   FROM (SELECT *, sum(CASE WHEN payload_bytes <= @max_message THEN payload_bytes ELSE 0 END) OVER (ORDER BY id) AS upto
           FROM (SELECT * FROM outbox_messages

@@ -47,7 +47,7 @@ func TestStatements(t *testing.T) {
 	for name, sql := range map[string]string{
 		"append": appendSQL, "begin round": beginRoundSQL, "walk": walkSQL, "appended": appendedSQL, "below floor": belowFloorSQL, "claim": claimSQL, "due": dueSQL, "state": stateSQL, "park": parkSQL,
 		"unpark": unparkSQL, "fail": failSQL, "mark": markSQL, "caught up": caughtUpSQL, "partitions": partitionsSQL, "bind": bindSQL, "close": closeSQL,
-		"lock partitions": lockPartitionsSQL, "closing": closingSQL, "add partition": addPartitionSQL, "stats": statsSQL, "published": countPublishedSQL,
+		"lock partitions": lockPartitionsSQL, "closing": closingSQL, "add partition": addPartitionSQL, "stats": statsSQL, "published": countPublishedSQL, "in place": inPlaceSQL,
 		"list DLQ": listDLQSQL, "count DLQ": countDLQSQL, "get of DLQ": getDLQSQL, "retry": retryDLQSQL, "discard": discardDLQSQL,
 		"slice": sliceSQL, "cursor": cursorSQL, "move cursor": moveCursorSQL, "plan": planSQL, "months": monthsSQL, "make month": makeMonthSQL,
 		"drop month": dropMonthSQL, "bound locks": boundLocksSQL, "trim default": trimDefaultSQL, "count default": countDefaultSQL,

@@ -24,3 +24,23 @@ func CountPublished(ctx context.Context, pool *pgxpool.Pool, partition int, firs
 	}
 	return rows, distinct, nil
 }
+
+// inPlaceSQL tells which messages are the ones that their rows name.
+// Index: outbox_messages_pkey, outbox_messages_archive_id_idx in each month.   Locks: none.
+const inPlaceSQL = `
+SELECT /* outbox.in_place */ r.seq FROM unnest(@ids::bigint[], @event_ids::uuid[], @seqs::bigint[]) AS r(id, event_id, seq)
+ WHERE EXISTS (SELECT FROM outbox_messages m WHERE m.id = r.id AND m.event_id = r.event_id AND m.partition = @partition AND m.stream_seq = r.seq)
+    OR EXISTS (SELECT FROM outbox_messages_archive a WHERE a.id = r.id AND a.event_id = r.event_id AND a.partition = @partition AND a.stream_seq = r.seq)`
+
+// InPlace returns the sequences of those messages of a partition's stream that their rows name. The others have no row, or are on a stream
+// more than once: Classify tells which.
+func InPlace(ctx context.Context, pool *pgxpool.Pool, partition int, messages []Published) (map[uint64]bool, error) {
+	args := (&Mark{Rows: messages}).args(partition)
+	in := make(map[uint64]bool, len(messages))
+	var seq uint64
+	rows, _ := pool.Query(ctx, inPlaceSQL, pgx.StrictNamedArgs{"partition": partition, "ids": args["ids"], "event_ids": args["event_ids"], "seqs": args["seqs"]})
+	if _, err := pgx.ForEachRow(rows, []any{&seq}, func() error { in[seq] = true; return nil }); err != nil {
+		return nil, fmt.Errorf("look up the rows of %d messages of partition %d: %w", len(messages), partition, err)
+	}
+	return in, nil
+}

@@ -24,3 +24,15 @@ func TestCountPublished(t *testing.T) {
 		}
 	}
 }
+
+func TestAMessageIsInPlaceWhenItsRowNamesIt(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	in := appendRows(t, pool, newEvent(1, `1`), newEvent(1, `2`), newEvent(1, `3`))
+	exec(t, pool, `UPDATE outbox_messages SET processed_at = now(), partition = 3, stream_seq = 4 WHERE id = $1`, in[0].OutboxID)
+	exec(t, pool, `UPDATE outbox_messages SET processed_at = now(), partition = 4, stream_seq = 5 WHERE id = $1`, in[1].OutboxID)
+	message := func(i int, seq uint64) Published { return Published{ID: in[i].OutboxID, EventID: in[i].ID, Seq: seq} }
+	got, err := InPlace(t.Context(), pool, 3, []Published{message(0, 4), message(0, 9), message(1, 5), message(2, 6), {ID: in[0].OutboxID, EventID: in[1].ID, Seq: 4}})
+	if err != nil || len(got) != 1 || !got[4] {
+		t.Errorf("in place are %v, %v; want the message at 4", got, err)
+	}
+}

@@ -143,6 +143,16 @@ func unanswered(js jetstream.JetStream, err error) error {
 	return err
 }
 
+// IsTransient reports an error that says nothing about a stream: no leader, no connection, no answer in time. The same request may succeed
+// later.
+func IsTransient(err error) bool {
+	refused, is := errors.AsType[*jetstream.APIError](err)
+	return is && refused.Code == http.StatusServiceUnavailable || slices.ContainsFunc([]error{
+		ErrNoLeader, nats.ErrTimeout, nats.ErrNoResponders, nats.ErrDisconnected, nats.ErrConnectionClosed, nats.ErrConnectionReconnecting,
+		nats.ErrReconnectBufExceeded, jetstream.ErrNoStreamResponse, jetstream.ErrNoHeartbeat, context.DeadlineExceeded,
+	}, func(known error) bool { return errors.Is(err, known) })
+}
+
 // describe reads a stream's info, unless no leader with a quorum stands behind it.
 func describe(cfg Config, info *jetstream.StreamInfo) (Stream, error) {
 	c := info.Config

@@ -74,7 +74,7 @@ func newLine(t *testing.T, rng *rand.Rand) *line {
 	if l.js, err = jetstream.New(nc); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := broker.EnsureStream(t.Context(), l.js, l.nats.Config()); err != nil {
+	if _, err := broker.Declare(t.Context(), l.js, l.nats.Config(), broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
 		t.Fatal(err)
 	}
 	pool := db.Pool(t, postgres.RoleAPI)
@@ -159,8 +159,8 @@ func (l *line) run(name string, fn func(context.Context) error) *part {
 
 func (l *line) startRelay() {
 	l.t.Helper()
-	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond, PublishTimeout: 5 * time.Second, Publishers: 2,
-		StreamInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: leaseTTL}},
+	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond, RoundInterval: 2 * time.Millisecond, PublishTimeout: 2 * time.Second,
+		CheckInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: leaseTTL}},
 		l.system, l.nats.Config(), testkit.Logger(l.t), prometheus.NewRegistry())
 	if err != nil {
 		l.t.Fatal(err)

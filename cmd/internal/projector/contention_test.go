@@ -46,11 +46,11 @@ func newLine(t *testing.T) line {
 	if l.js, err = jetstream.New(b.Connect(t)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := broker.EnsureStream(t.Context(), l.js, l.cfg); err != nil {
+	if _, err := broker.Declare(t.Context(), l.js, l.cfg, broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
 		t.Fatal(err)
 	}
-	r, err := relay.New(relay.Config{BatchSize: 500, BatchBytes: 1 << 20, PollInterval: 20 * time.Millisecond, PublishTimeout: 5 * time.Second, Publishers: 4,
-		StreamInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: 2 * time.Second}}, l.pool, l.cfg, testkit.Logger(t), prometheus.NewRegistry())
+	r, err := relay.New(relay.Config{BatchSize: 500, BatchBytes: 1 << 20, PollInterval: 20 * time.Millisecond, RoundInterval: 2 * time.Millisecond, PublishTimeout: 2 * time.Second,
+		CheckInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: 2 * time.Second}}, l.pool, l.cfg, testkit.Logger(t), prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}

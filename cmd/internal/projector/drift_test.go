@@ -39,7 +39,7 @@ func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := broker.EnsureStream(ctx, js, nats.Config()); err != nil {
+	if _, err := broker.Declare(ctx, js, nats.Config(), broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
 		t.Fatal(err)
 	}
 	pool, p := db.Pool(t, postgres.RoleSystem), followercounts.New()

@@ -14,6 +14,7 @@ import (
 	"github.com/sethvargo/go-envconfig"
 
 	"github.com/tidings/tidings/cmd/internal/projector"
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
@@ -38,7 +39,7 @@ func TestAProjectorBecomesReadyAndStopsCleanly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := broker.EnsureStream(t.Context(), js, nats.Config()); err != nil {
+	if _, err := broker.Declare(t.Context(), js, nats.Config(), broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
 		t.Fatal(err)
 	}
 	cfg := load(t, map[string]string{"DATABASE_URL": db.URL, "NATS_URL": nats.URL})

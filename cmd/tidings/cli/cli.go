@@ -65,7 +65,7 @@ func Execute(ctx context.Context, args []string, p Process) int {
 		PersistentPreRun:  func(*cobra.Command, []string) { started = true },
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	root.AddCommand(p.devCommand(), p.migrateCommand(), p.tokenCommand(), p.loadCommand(), p.verifyCommand(), p.statusCommand(), p.repairCommand(), p.streamCommand(),
+	root.AddCommand(p.devCommand(), p.migrateCommand(), p.tokenCommand(), p.loadCommand(), p.verifyCommand(), p.statusCommand(), p.repairCommand(), p.streamCommand(), p.partitionsCommand(),
 		p.replayCommand(), p.dlqCommand(), p.pauseCommand(), p.resumeCommand(), p.eraseCommand(), p.historyCommand(), p.archiveCommand(), p.eventsCommand(),
 		bench.Command())
 	refuseUnknown(root.Commands())

@@ -87,10 +87,11 @@ func (w *wiring) connect(ctx context.Context) (err error) {
 	if err := lease.Clear(ctx, w.truth); err != nil {
 		return err
 	}
-	if _, _, met, err := outbox.BoundStream(ctx, w.truth); met || err != nil || w.cfg.NATSURL != "" {
+	first, err := outbox.ReadPartition(ctx, w.truth, 0)
+	if err != nil || first.Stream != "" || w.cfg.NATSURL != "" {
 		return err // a stream that the database has met must be that very one, which is the relay's to see to
 	}
-	_, err = broker.EnsureStream(ctx, w.js, w.cfg.Broker) // the first one, so that the consumers find it
+	_, err = broker.Declare(ctx, w.js, w.cfg.Broker, broker.Partition{FirstSlot: first.FirstSlot, LastSlot: first.LastSlot}, w.log) // so that the consumers find it
 	return err
 }
 

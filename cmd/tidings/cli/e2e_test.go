@@ -18,6 +18,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/load"
 	"github.com/tidings/tidings/internal/testkit"
 )
@@ -73,7 +75,7 @@ func (d *dev) checkCounts(t *testing.T, spec load.Spec) {
 	}
 }
 
-// checkStream wants exactly this many follow events on the stream, each of another pair.
+// checkStream wants exactly this many follow events on the streams of all partitions, each of another pair.
 func (d *dev) checkStream(t *testing.T, want int64) {
 	t.Helper()
 	nc, err := nats.Connect(d.instance(t).NATSURL)
@@ -85,39 +87,36 @@ func (d *dev) checkStream(t *testing.T, want int64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stream, err := js.Stream(t.Context(), "EVENTS")
+	cfg := broker.Config{Stream: "EVENTS", Prefix: "events", Timeout: 10 * time.Second}
+	streams, err := broker.Streams(t.Context(), js, cfg)
 	if err != nil {
 		t.Fatal(err)
-	}
-	c, err := js.OrderedConsumer(t.Context(), "EVENTS", jetstream.OrderedConsumerConfig{FilterSubjects: []string{"events.*.*.follow.created"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	info, err := stream.Info(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if info.State.Msgs != uint64(want) {
-		t.Errorf("the stream holds %d messages, want %d", info.State.Msgs, want)
 	}
 	pairs := map[string]bool{}
-	for range want {
-		msg, err := c.Next(jetstream.FetchMaxWait(5 * time.Second))
-		if err != nil {
-			t.Fatalf("after %d follow events: %v", len(pairs), err)
-		}
-		var f struct {
-			FollowerID string `json:"follower_id"`
-			FolloweeID string `json:"followee_id"`
-		}
-		if err := json.Unmarshal(msg.Data(), &f); err != nil {
+	for _, s := range streams {
+		if _, err := broker.Scan(t.Context(), js, cfg, s.Number, broker.Scanning{}, func(m *broker.Stored) error {
+			if m.Header.Get(event.HeaderClosed) != "" {
+				return nil
+			}
+			var f struct {
+				FollowerID string `json:"follower_id"`
+				FolloweeID string `json:"followee_id"`
+			}
+			if err := json.Unmarshal(m.Data, &f); err != nil {
+				return err
+			}
+			pair := f.FollowerID + "/" + f.FolloweeID
+			if pairs[pair] {
+				t.Errorf("two events of %s", pair)
+			}
+			pairs[pair] = true
+			return nil
+		}); err != nil {
 			t.Fatal(err)
 		}
-		pair := f.FollowerID + "/" + f.FolloweeID
-		if pairs[pair] {
-			t.Errorf("two events of %s", pair)
-		}
-		pairs[pair] = true
+	}
+	if int64(len(pairs)) != want {
+		t.Errorf("the streams hold events of %d pairs, want %d", len(pairs), want)
 	}
 }
 
@@ -145,8 +144,13 @@ func TestLoadArrivesEverywhere(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &st); code != exitOK || err != nil {
 		t.Fatalf("status: exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
 	}
-	if len(st.Consumers) != 3 || len(st.lagging())+len(st.deadLetters()) != 0 || st.Stream.Messages != uint64(spec.Edges) || len(st.Leases) != 4 {
+	if len(st.Consumers) != 3 || len(st.lagging())+len(st.deadLetters()) != 0 || len(st.Partitions) != 1 || len(st.Leases) != 4 {
 		t.Errorf("status: %s", stdout)
+	}
+	want := partitionState{Stream: "EVENTS-0", LastSlot: 31, State: stateOpen, Tail: uint64(spec.Edges), FirstSeq: 1, LastSeq: uint64(spec.Edges), Messages: uint64(spec.Edges),
+		Replicas: 1, Current: 1}
+	if diff := cmp.Diff(want, st.Partitions[0], cmpopts.IgnoreFields(partitionState{}, "Relay")); diff != "" || !strings.HasPrefix(st.Partitions[0].Relay, "relay-") {
+		t.Errorf("status: the relay %q, (-want +got):\n%s", st.Partitions[0].Relay, diff)
 	}
 
 	// What is not equal is named, up to the limit, and counted.

@@ -33,7 +33,9 @@ type foundEvent struct {
 	EventVersion  int             `json:"event_version"`
 	OccurredAt    event.Time      `json:"occurred_at"`
 	ProcessedAt   *event.Time     `json:"processed_at,omitempty"`
-	Partition     int             `json:"partition"`
+	Slot          int             `json:"slot"`
+	Partition     *int            `json:"partition,omitempty"` // of a published one, as are stream and stream_seq
+	Stream        string          `json:"stream,omitempty"`
 	StreamSeq     uint64          `json:"stream_seq,omitempty,string"`
 	Attempts      int             `json:"attempts"`
 	LastError     string          `json:"last_error,omitempty"`
@@ -41,11 +43,14 @@ type foundEvent struct {
 	Payload       json.RawMessage `json:"payload,omitempty"`
 }
 
-func foundEventOf(f outbox.Found) foundEvent {
+func foundEventOf(f outbox.Found, streams map[int]string) foundEvent {
 	e := foundEvent{
 		Where: f.Where, ID: f.OutboxID, EventID: f.ID, TenantID: f.TenantID, AggregateType: f.AggregateType, AggregateID: f.AggregateID, EventType: f.Type,
-		EventVersion: f.Version, OccurredAt: event.Time{Time: f.OccurredAt}, Partition: f.Partition, StreamSeq: f.StreamSeq, Attempts: f.Attempts,
+		EventVersion: f.Version, OccurredAt: event.Time{Time: f.OccurredAt}, Slot: f.Slot, StreamSeq: f.StreamSeq, Attempts: f.Attempts,
 		LastError: f.LastError, TraceParent: f.TraceParent, Payload: f.Payload,
+	}
+	if f.Partition >= 0 {
+		e.Partition, e.Stream = &f.Partition, streams[f.Partition]
 	}
 	if !f.ProcessedAt.IsZero() {
 		e.ProcessedAt = &event.Time{Time: f.ProcessedAt}
@@ -89,8 +94,16 @@ who is followed (follow/42).`,
 			if err != nil {
 				return err
 			}
+			partitions, err := outbox.Partitions(c.Context(), d.truth)
+			if err != nil {
+				return err
+			}
+			streams := make(map[int]string)
+			for _, part := range partitions {
+				streams[part.Number] = part.Stream
+			}
 			more := len(found) > limit
-			if err := p.printFound(found[:min(len(found), limit)], asJSON, q.Payload); err != nil {
+			if err := p.printFound(found[:min(len(found), limit)], streams, asJSON, q.Payload); err != nil {
 				return err
 			}
 			if len(found) == 0 {
@@ -167,27 +180,28 @@ func parseFind(q *outbox.FindQuery, id, aggregate, since, until string, now time
 	return nil
 }
 
-func (p Process) printFound(found []outbox.Found, asJSON, payload bool) error {
-	header := []string{"WHERE", "ID", "EVENT", "TENANT", "AGGREGATE", "TYPE", "OCCURRED", "PUBLISHED", "STREAM"}
+func (p Process) printFound(found []outbox.Found, streams map[int]string, asJSON, payload bool) error {
+	header := []string{"WHERE", "ID", "EVENT", "TENANT", "AGGREGATE", "TYPE", "SLOT", "OCCURRED", "PUBLISHED", "STREAM", "SEQUENCE"}
 	if payload {
 		header = append(header, "PAYLOAD")
 	}
 	rows := [][]string{header}
 	for _, f := range found {
 		if asJSON {
-			if err := p.writeJSON(foundEventOf(f)); err != nil {
+			if err := p.writeJSON(foundEventOf(f, streams)); err != nil {
 				return err
 			}
 			continue
 		}
 		published, seq := "", ""
+		stream := streams[f.Partition] // none of -1
 		if !f.ProcessedAt.IsZero() {
 			published = f.ProcessedAt.UTC().Format(time.RFC3339)
 		}
 		if f.StreamSeq > 0 {
 			seq = fmt.Sprint(f.StreamSeq)
 		}
-		row := []string{f.Where, fmt.Sprint(f.OutboxID), f.ID, fmt.Sprint(f.TenantID), aggregate(f.AggregateType, f.AggregateID), cell(f.Type), f.OccurredAt.UTC().Format(event.TimeFormat), published, seq}
+		row := []string{f.Where, fmt.Sprint(f.OutboxID), f.ID, fmt.Sprint(f.TenantID), aggregate(f.AggregateType, f.AggregateID), cell(f.Type), fmt.Sprint(f.Slot), f.OccurredAt.UTC().Format(event.TimeFormat), published, stream, seq}
 		if payload {
 			row = append(row, string(f.Payload))
 		}

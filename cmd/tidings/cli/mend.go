@@ -52,7 +52,7 @@ func (y *system) mend(ctx context.Context, p mendable, verify verifyFunc, wait t
 	if err != nil || len(first) == 0 {
 		return 0, err
 	}
-	if _, err := y.settle(ctx, wait); err != nil {
+	if _, err := y.await(ctx, wait, systemState.settled); err != nil {
 		return 0, err
 	}
 	second, err := y.flaws(ctx, p, verify)

@@ -28,25 +28,16 @@ import (
 
 // systemState is what `tidings status --json` prints, and what verify waits for.
 type systemState struct {
-	Outbox    outbox.Stats    `json:"outbox"`
-	Stream    streamState     `json:"stream"`
-	Consumers []consumerState `json:"consumers"`
-	Leases    []leaseState    `json:"leases"`
+	Outbox     outbox.Stats     `json:"outbox"`
+	Partitions []partitionState `json:"partitions"`
+	Consumers  []consumerState  `json:"consumers"`
+	Leases     []leaseState     `json:"leases"`
 }
 
 type consumerState struct {
 	consumers.ConsumerLag
-	Paused *consumers.Paused `json:"paused,omitempty"`
-}
-
-type streamState struct {
-	Name     string    `json:"name"`
-	Messages uint64    `json:"messages"`
-	Bytes    uint64    `json:"bytes"`
-	FirstSeq uint64    `json:"first_seq"`
-	LastSeq  uint64    `json:"last_seq"`
-	LastTime time.Time `json:"last_time"`
-	Refused  string    `json:"refused,omitempty"` // why no relay publishes to it, and what to run
+	Unknown string            `json:"lag_unknown,omitempty"` // why the lag is not known now; it is shown as 0
+	Paused  *consumers.Paused `json:"paused,omitempty"`
 }
 
 // leaseState is what one instance of a kind holds.
@@ -92,7 +83,7 @@ func (p Process) system(ctx context.Context, data, name string) (_ *system, err 
 	if err != nil {
 		return nil, err
 	}
-	if y.nc, err = broker.Connect(s.Broker, name, log, nats.RetryOnFailedConnect(false), nats.MaxReconnects(0)); err != nil {
+	if y.nc, err = broker.Connect(s.Broker, name, log, nats.RetryOnFailedConnect(false)); err != nil {
 		return nil, err
 	}
 	if y.js, err = jetstream.New(y.nc); err != nil {
@@ -118,30 +109,25 @@ func (y *system) state(ctx context.Context) (st systemState, err error) {
 	if st.Outbox, err = outbox.ReadStats(ctx, y.truth); err != nil {
 		return st, err
 	}
-	var found bool
-	if st.Stream, found, err = y.stream(ctx); err != nil {
+	if st.Partitions, err = y.partitions(ctx); err != nil {
 		return st, err
 	}
-	if err := relay.Check(ctx, y.truth, y.js, y.broker); errors.Is(err, relay.ErrStreamRefused) {
-		st.Stream.Refused = err.Error()
+	unknown := ""
+	lags, err := consumers.Lag(ctx, y.projections, y.js, y.broker, consumerNames()...)
+	if broker.IsTransient(err) {
+		unknown, lags = err.Error(), nil
+		for _, name := range consumerNames() {
+			lags = append(lags, consumers.ConsumerLag{Consumer: name})
+		}
 	} else if err != nil {
 		return st, err
-	}
-	lags := make([]consumers.ConsumerLag, len(consumerNames()))
-	for i, name := range consumerNames() {
-		lags[i].Consumer = name
-	}
-	if found {
-		if lags, err = consumers.Lag(ctx, y.projections, y.js, y.broker, consumerNames()...); err != nil {
-			return st, err
-		}
 	}
 	pauses, err := consumers.Pauses(ctx, y.projections)
 	if err != nil {
 		return st, err
 	}
 	for _, l := range lags {
-		c := consumerState{ConsumerLag: l}
+		c := consumerState{ConsumerLag: l, Unknown: unknown}
 		if p, ok := pauses[l.Consumer]; ok {
 			c.Paused = &p
 		}
@@ -150,12 +136,68 @@ func (y *system) state(ctx context.Context) (st systemState, err error) {
 	if err := y.leases(ctx, &st, y.truth, relay.LeaseKind); err != nil {
 		return st, err
 	}
+	st.name()
 	for _, name := range consumerNames() {
 		if err := y.leases(ctx, &st, y.projections, name); err != nil {
 			return st, err
 		}
 	}
 	return st, nil
+}
+
+const (
+	// patience is how long a command that does not wait for anything else waits for a broker that cannot answer now: longer than an
+	// election takes.
+	patience      = 10 * time.Second
+	awaitInterval = 200 * time.Millisecond
+)
+
+// await reads the state until it is as wanted, for so long at most, and returns the last one. While the broker cannot answer it asks again,
+// as long as it waits, and never for less than patience.
+func (y *system) await(ctx context.Context, wait time.Duration, wanted func(systemState) bool) (st systemState, err error) {
+	began := time.Now()
+	for {
+		st, err = y.state(ctx)
+		left := wait - time.Since(began)
+		if !broker.IsTransient(err) && (err != nil || wanted(st)) || ctx.Err() != nil {
+			return st, err
+		}
+		if err != nil || !st.seen() {
+			left = max(wait, patience) - time.Since(began)
+		}
+		if left <= 0 {
+			return st, err
+		}
+		select {
+		case <-ctx.Done():
+			return st, context.Cause(ctx)
+		case <-time.After(awaitInterval):
+		}
+	}
+}
+
+// seen reports whether the streams and the lags of all consumers are known.
+func (st systemState) seen() bool {
+	return !slices.ContainsFunc(st.Partitions, func(p partitionState) bool { return p.NoLeader != "" }) &&
+		!slices.ContainsFunc(st.Consumers, func(c consumerState) bool { return c.Unknown != "" })
+}
+
+// settled reports whether everything has arrived everywhere.
+func (st systemState) settled() bool { return len(st.lagging()) == 0 }
+
+// retry runs fn again while the broker cannot answer, for so long at most.
+func retry(ctx context.Context, wait time.Duration, fn func() error) error {
+	for began := time.Now(); ; {
+		err := fn()
+		if !broker.IsTransient(err) || time.Since(began) > wait || ctx.Err() != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(awaitInterval):
+		}
+	}
 }
 
 // consumerProjections are what the consumers apply events to.
@@ -168,23 +210,6 @@ func consumerNames() (names []string) {
 		names = append(names, p.Name())
 	}
 	return names
-}
-
-// stream reads the stream's state. There is none before the relay has met the broker for the first time.
-func (y *system) stream(ctx context.Context) (st streamState, found bool, err error) {
-	st.Name = y.broker.Stream
-	ctx, cancel := context.WithTimeout(ctx, y.broker.Timeout)
-	defer cancel()
-	stream, err := y.js.Stream(ctx, y.broker.Stream)
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return st, false, nil
-	}
-	if err != nil {
-		return st, false, fmt.Errorf("look up stream %s: %w", y.broker.Stream, err)
-	}
-	i := stream.CachedInfo().State
-	st.Messages, st.Bytes, st.FirstSeq, st.LastSeq, st.LastTime = i.Msgs, i.Bytes, i.FirstSeq, i.LastSeq, i.LastTime
-	return st, true, nil
 }
 
 func (y *system) leases(ctx context.Context, st *systemState, pool *pgxpool.Pool, kind string) error {
@@ -209,7 +234,15 @@ func (st systemState) lagging() []string {
 	if st.Outbox.Pending > 0 {
 		all = append(all, fmt.Sprintf("outbox: %s messages are not published", capped(st.Outbox.Pending, st.Outbox.PendingMax)))
 	}
+	for _, p := range st.Partitions {
+		if p.Refused+p.NoLeader != "" {
+			all = append(all, fmt.Sprintf("partition %d: %s", p.Partition, p.Refused+p.NoLeader))
+		}
+	}
 	for _, c := range st.Consumers {
+		if c.Unknown != "" {
+			all = append(all, c.Consumer+": "+c.Unknown)
+		}
 		if c.Messages > 0 {
 			line := fmt.Sprintf("%s: %s messages behind", c.Consumer, count(c.Messages))
 			if c.Paused != nil {
@@ -249,15 +282,17 @@ func (p Process) statusCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "status",
-		Short: "Show lags, dead letters, the stream and who holds which leases",
-		Args:  cobra.NoArgs,
+		Short: "Show lags, dead letters, the partitions and who holds which leases",
+		Long: `Status shows what waits and where. While a stream has no leader it looks again for some seconds, as long as an election takes, and then
+shows what it knows.`,
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			y, err := p.system(c.Context(), data, "status")
 			if err != nil {
 				return err
 			}
 			defer y.close()
-			st, err := y.state(c.Context())
+			st, err := y.await(c.Context(), patience, systemState.seen)
 			if err != nil {
 				return err
 			}
@@ -275,32 +310,49 @@ func (p Process) statusCommand() *cobra.Command {
 func (p Process) printState(st systemState) error {
 	consumerRows := [][]string{{"CONSUMER", "BEHIND", "LAG", "DEAD LETTERS", "PAUSED"}}
 	for _, c := range st.Consumers {
-		paused := "no"
+		paused, behind := "no", count(c.Messages)
+		if c.Unknown != "" {
+			behind = "unknown"
+		}
 		if c.Paused != nil {
 			paused = fmt.Sprintf("since %s by %s", c.Paused.At.Format(time.RFC3339), cell(c.Paused.Actor))
 		}
-		consumerRows = append(consumerRows, []string{c.Consumer, count(c.Messages), seconds(c.Seconds), count(c.DeadLetters), paused})
+		consumerRows = append(consumerRows, []string{c.Consumer, behind, seconds(c.Seconds), count(c.DeadLetters), paused})
 	}
 	leaseRows := [][]string{{"LEASES", "HOLDER", "PARTITIONS"}}
 	for _, l := range st.Leases {
 		leaseRows = append(leaseRows, []string{l.Kind, l.Owner, fmt.Sprintf("%d: %s", len(l.Partitions), ranges(l.Partitions))})
 	}
-	var refused error
-	if st.Stream.Refused != "" {
-		_, refused = fmt.Fprintf(p.Stdout, "Nothing is published: %s\n\n", st.Stream.Refused)
+	notes := strings.Builder{}
+	for _, p := range st.Partitions {
+		switch {
+		case p.Refused != "":
+			fmt.Fprintf(&notes, "Nothing is published to partition %d: %s\n", p.Partition, p.Refused)
+		case p.NoLeader != "":
+			fmt.Fprintf(&notes, "Partition %d waits for a leader of its stream: %s\n", p.Partition, p.NoLeader)
+		}
 	}
+	for _, c := range st.Consumers {
+		if c.Unknown != "" {
+			fmt.Fprintf(&notes, "The lag of %s is not known: %s\n", c.Consumer, c.Unknown)
+		}
+		if len(c.Lost) > 0 {
+			fmt.Fprintf(&notes, "%s has lost events of %s: run `tidings replay --consumer %s`\n", c.Consumer, strings.Join(c.Lost, ", "), c.Consumer)
+		}
+	}
+	if notes.Len() > 0 {
+		notes.WriteByte('\n')
+	}
+	_, noted := fmt.Fprint(p.Stdout, notes.String())
 	blank := func() error { _, err := fmt.Fprintln(p.Stdout); return err }
 	return errors.Join(
-		refused,
+		noted,
 		p.table(
 			[]string{"OUTBOX", "PENDING", "PUT OFF", "LAG", "DLQ", "MOST ATTEMPTS"},
 			[]string{"", capped(st.Outbox.Pending, st.Outbox.PendingMax), count(int64(st.Outbox.Delayed)), seconds(st.Outbox.LagSeconds),
 				count(int64(st.Outbox.DLQDepth)), count(int64(st.Outbox.MaxAttempts))}),
 		blank(),
-		p.table(
-			[]string{"STREAM", "MESSAGES", "FIRST", "LAST", "MIB"},
-			[]string{st.Stream.Name, count(int64(st.Stream.Messages)), count(int64(st.Stream.FirstSeq)), count(int64(st.Stream.LastSeq)),
-				fmt.Sprintf("%.1f", float64(st.Stream.Bytes)/(1<<20))}),
+		p.table(partitionRows(st.Partitions, false)...),
 		blank(),
 		p.table(consumerRows...),
 		blank(),

@@ -11,7 +11,7 @@ import (
 )
 
 func (p Process) streamCommand() *cobra.Command {
-	c := &cobra.Command{Use: "stream", Short: "Change the stream's limits"}
+	c := &cobra.Command{Use: "stream", Short: "Change the limits of the streams"}
 	c.AddCommand(p.streamConfigureCommand())
 	return c
 }
@@ -25,10 +25,10 @@ func (p Process) streamConfigureCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "configure",
-		Short: "Set the stream's replicas, age and size, also to less than it has",
-		Long: `Configure sets what its flags name. It is the only way to give the stream less than it has: a relay whose NATS_REPLICAS, NATS_MAX_AGE or
-NATS_MAX_BYTES ask for less leaves the stream as it is and logs a warning, and one that asks for more grows it when it next connects. So first
-change the environment of every relay.
+		Short: "Set the replicas, age and size of all streams, also to less than they have",
+		Long: `Configure sets what its flags name, on the streams of all partitions. It is the only way to give them less than they have: a relay whose
+NATS_REPLICAS, NATS_MAX_AGE or NATS_MAX_BYTES ask for less leaves the streams as they are and logs a warning, and one that asks for more grows them
+when it next starts. So first change the environment of every relay. The record of erasures gets as many replicas as the streams.
 
 With a shorter age, older events expire at once. A consumer that has not read them stops there, and needs tidings replay.`,
 		Args: cobra.NoArgs,
@@ -51,17 +51,22 @@ With a shorter age, older events expire at once. A consumer that has not read th
 				return err
 			}
 			defer y.close()
-			now, err := broker.Configure(c.Context(), y.js, y.broker, l)
-			if err != nil {
+			var all []broker.Configured
+			if err := retry(c.Context(), patience, func() (err error) { all, err = broker.Configure(c.Context(), y.js, y.broker, l); return err }); err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(p.Stdout, "Stream %s: replicas %d, age %s (0s: for ever), size %d bytes (-1: no limit).\n", now.Name, now.Replicas, now.MaxAge, now.MaxBytes)
-			return err
+			if len(all) == 0 {
+				return errors.New("there is no stream yet: a relay makes the first one")
+			}
+			for _, now := range all {
+				fmt.Fprintf(p.Stdout, "Stream %s: replicas %d, age %s (0s: for ever), size %d bytes (-1: no limit).\n", now.Stream, now.Replicas, now.MaxAge, now.MaxBytes)
+			}
+			return nil
 		},
 	}
-	c.Flags().IntVar(&replicas, "replicas", 0, "copies of the stream, 1 to 5")
+	c.Flags().IntVar(&replicas, "replicas", 0, "copies of each stream, 1 to 5")
 	c.Flags().DurationVar(&age, "max-age", 0, "how long events stay; 0 for ever")
-	c.Flags().Int64Var(&size, "max-bytes", 0, "size in bytes; -1 for no limit")
+	c.Flags().Int64Var(&size, "max-bytes", 0, "size of each stream in bytes; -1 for no limit")
 	dataFlag(c, &data)
 	return c
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/versioned"
@@ -18,11 +17,11 @@ import (
 
 // verification is what `tidings verify --json` prints.
 type verification struct {
-	OK          bool           `json:"ok"`
-	Projections []verified     `json:"projections"`
-	Stream      verifiedStream `json:"stream"`
-	Lagging     []string       `json:"lagging"`      // what had not arrived everywhere when the wait was over
-	DeadLetters []string       `json:"dead_letters"` // listed apart: they are known to be missing
+	OK          bool             `json:"ok"`
+	Projections []verified       `json:"projections"`
+	Streams     []verifiedStream `json:"streams"`
+	Lagging     []string         `json:"lagging"`      // what had not arrived everywhere when the wait was over
+	DeadLetters []string         `json:"dead_letters"` // listed apart: they are known to be missing
 }
 
 // verified is the comparison of one projection with the truth.
@@ -32,17 +31,6 @@ type verified struct {
 	Mended      int64                    `json:"mended"`      // pairs, accounts, threads and histories that --repair brought to the truth
 	Different   int64                    `json:"different"`   // differences found
 	Differences []projections.Difference `json:"differences"` // the first of them
-}
-
-// verifiedStream compares the stream with the outbox rows that were published to it.
-type verifiedStream struct {
-	Messages  uint64 `json:"messages"`  // that the stream holds
-	Published int64  `json:"published"` // rows that say they are there
-	Distinct  int64  `json:"distinct"`  // sequences that these rows name
-}
-
-func (s verifiedStream) ok() bool {
-	return s.Published == s.Distinct && uint64(s.Published) == s.Messages
 }
 
 // verifyFunc is what each projection's package offers.
@@ -58,10 +46,10 @@ func (p Process) verifyCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "verify",
-		Short: "Compare the stream and every projection with the truth",
-		Long: `Verify waits until every event has been published and applied, then compares each projection with the truth, row by row, and the
-stream with the outbox, and looks whether the versions of every object follow each other. It names each difference. The exit code is 0 only if everything is equal and nothing lags. What sits in a
-DLQ is listed apart. While writes go on the comparison is of two moments, and may name what was just on its way.
+		Short: "Compare the streams and every projection with the truth",
+		Long: `Verify waits until every event has been published and applied, then compares each projection with the truth, row by row, and
+each partition's stream with the outbox, and looks whether the versions of every object follow each other. It names each difference. The exit code is 0 only if everything is equal and nothing lags. What sits in a
+DLQ is listed apart, and so are messages that no relay wrote, or that repeat an event. While a stream has no leader it waits for one. While writes go on the comparison is of two moments, and may name what was just on its way.
 
 With --repair it first brings every difference that stays to what the truth says, while everything runs. The consumer waits for each
 hundred of them: moments, but as long as the threads concerned take to write where these are large. What belongs to an aggregate in a DLQ is left alone, and histories are only added to. A projection with very many
@@ -104,7 +92,7 @@ differences is better built anew (tidings replay); a stream that differs is for 
 
 func (y *system) verify(ctx context.Context, wait time.Duration, limit int, repair bool) (verification, error) {
 	v := verification{OK: true, Lagging: []string{}, DeadLetters: []string{}}
-	st, err := y.settle(ctx, wait)
+	st, err := y.await(ctx, wait, systemState.settled)
 	if err != nil {
 		return v, err
 	}
@@ -137,15 +125,12 @@ func (y *system) verify(ctx context.Context, wait time.Duration, limit int, repa
 		v.OK = v.OK && r.Different == 0
 		v.Projections = append(v.Projections, r)
 	}
-	stream, _, err := y.stream(ctx)
-	if err != nil {
+	if v.Streams, err = y.verifyStreams(ctx, max(wait, patience)); err != nil {
 		return v, err
 	}
-	v.Stream.Messages = stream.Messages
-	if v.Stream.Published, v.Stream.Distinct, err = outbox.CountPublished(ctx, y.truth, max(stream.FirstSeq, 1)); err != nil {
-		return v, err
+	for _, s := range v.Streams {
+		v.OK = v.OK && s.ok()
 	}
-	v.OK = v.OK && v.Stream.ok()
 	return v, nil
 }
 
@@ -175,24 +160,6 @@ func verifyArchive(ctx context.Context, truth *pgxpool.Pool, limit int) (verifie
 	return r, err
 }
 
-const settleInterval = 200 * time.Millisecond
-
-// settle waits until nothing lags, at most so long, and returns the last state.
-func (y *system) settle(ctx context.Context, wait time.Duration) (systemState, error) {
-	deadline := time.Now().Add(wait)
-	for {
-		st, err := y.state(ctx)
-		if err != nil || len(st.lagging()) == 0 || time.Now().After(deadline) {
-			return st, err
-		}
-		select {
-		case <-ctx.Done():
-			return st, context.Cause(ctx)
-		case <-time.After(settleInterval):
-		}
-	}
-}
-
 func (p Process) printVerification(v verification) error {
 	rows := [][]string{{"PROJECTION", "CHECKED", "MENDED", "DIFFERENT"}}
 	var notes []string
@@ -206,9 +173,9 @@ func (p Process) printVerification(v verification) error {
 		}
 	}
 	var out strings.Builder
-	fmt.Fprintf(&out, "\nThe stream holds %s messages; %s outbox messages are published to it.\n", count(int64(v.Stream.Messages)), count(v.Stream.Published))
-	if v.Stream.Published != v.Stream.Distinct {
-		fmt.Fprintf(&out, "These name %s sequences: some name the same.\n", count(v.Stream.Distinct))
+	out.WriteByte('\n')
+	for _, s := range v.Streams {
+		fmt.Fprintln(&out, s)
 	}
 	section := func(title string, lines []string) {
 		if len(lines) > 0 {

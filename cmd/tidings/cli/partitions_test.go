@@ -1,0 +1,175 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/internal/load"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
+)
+
+// listed are the partitions that `tidings partitions list` shows.
+func (d *dev) listed(t *testing.T, args ...string) (all []partitionState) {
+	t.Helper()
+	code, stdout, stderr := run(t, nil, "", append([]string{"partitions", "list", "--json", "--data", d.dir}, args...)...)
+	if code != exitOK {
+		t.Fatalf("partitions list: exit code %d\n%s", code, stderr)
+	}
+	for line := range strings.Lines(stdout) {
+		var p partitionState
+		if err := json.Unmarshal([]byte(line), &p); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+// TestPartitionsAreResizedWhileEverythingRuns has two processes with all parts each, and a load that does not stop.
+func TestPartitionsAreResizedWhileEverythingRuns(t *testing.T) {
+	d := newDev(t)
+	d.start(t)
+	in := d.instance(t)
+	second := newDev(t, "DATABASE_URL="+in.DatabaseURL, "NATS_URL="+in.NATSURL, "DEV_TOKEN="+in.Token)
+	second.start(t)
+
+	spec := load.Spec{Users: 200, Edges: 4000, Seed: rand.Uint64()}
+	t.Logf("seed %d", spec.Seed)
+	l, err := load.New(load.Config{URL: in.API, Token: in.Token, Concurrency: 8, RetryFor: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	loaded := make(chan error, 1)
+	go func() { loaded <- l.Run(ctx, sequence(spec)) }()
+	for i, to := range []int{4, 2} {
+		testkit.Eventually(t, startWithin, "a quarter more is loaded", func() (bool, error) { return l.Stats().Done() >= spec.Edges/4*int64(i+1), nil })
+		if l.Stats().Done() == spec.Edges {
+			t.Error("loaded before the resize: this run shows nothing")
+		}
+		code, stdout, stderr := run(t, nil, "", "partitions", "resize", "--to", fmt.Sprint(to), "--data", d.dir)
+		if code != exitOK || !strings.Contains(stdout, "gets the slots 0-") || !strings.Contains(stdout, "Partitions open: ") {
+			t.Fatalf("resize to %d: exit code %d\n%s\n%s", to, code, stdout, stderr)
+		}
+	}
+	if err := <-loaded; err != nil {
+		t.Fatal(err)
+	}
+	d.verify(t)
+	d.checkCounts(t, spec)
+	d.checkStream(t, spec.Edges)
+
+	var open, all []int
+	for _, p := range d.listed(t) {
+		open = append(open, p.Partition)
+		if p.State != stateOpen || p.Relay == "" || p.LastSlot-p.FirstSlot != 15 {
+			t.Errorf("partition %+v", p)
+		}
+	}
+	for _, p := range d.listed(t, "--all") {
+		all = append(all, p.Partition)
+	}
+	if !slices.Equal(open, []int{5, 6}) || !slices.Equal(all, []int{0, 1, 2, 3, 4, 5, 6}) {
+		t.Errorf("the partitions %v of %v are open, want 5 and 6 of 7", open, all)
+	}
+	if code, stdout, stderr := run(t, nil, "", "partitions", "resize", "--to", "2", "--data", d.dir); code != exitOK || stdout != "There are 2 partitions already. Nothing was changed.\n" {
+		t.Errorf("resize to as many: exit code %d\n%s\n%s", code, stdout, stderr)
+	}
+	second.stop(t)
+	if status, _ := d.request(t, http.MethodPut, "/v1/follows/900/901", "", nil, nil); status != http.StatusCreated {
+		t.Errorf("follow: status %d", status)
+	}
+	d.verify(t)
+}
+
+func TestAResizeWaitsForTheOneBefore(t *testing.T) {
+	db, b := testkit.Postgres(t), testkit.NATS(t)
+	cfg := b.Config()
+	env := map[string]string{"DATABASE_URL": db.URL, "NATS_URL": b.URL, "NATS_STREAM": cfg.Stream, "NATS_SUBJECT_PREFIX": cfg.Prefix, "NATS_LIVE_PREFIX": cfg.LivePrefix}
+	for _, c := range []struct {
+		args, says string
+		code       int
+	}{
+		{"--to 3", "want 1, 2, 4, 8, 16 or 32", exitInput},
+		{"--to 4 --wait 0", "The relays go on with it", exitOK},
+		{"--to 2", "the earlier resize waits for", exitError}, // no relay runs
+	} {
+		code, stdout, stderr := run(t, env, "", append([]string{"partitions", "resize"}, strings.Fields(c.args)...)...)
+		if code != c.code || !strings.Contains(stdout+stderr, c.says) {
+			t.Errorf("resize %s: exit code %d\n%s%s", c.args, code, stdout, stderr)
+		}
+	}
+	all, err := outbox.Partitions(t.Context(), db.Pool(t, postgres.RoleSystem))
+	if err != nil || len(all) != 5 {
+		t.Errorf("%+v, %v", all, err)
+	}
+	if code, stdout, _ := run(t, env, "", "partitions", "list"); code != exitOK || strings.Count(stdout, stateWaiting) != 4 || strings.Count(stdout, stateClosing) != 1 {
+		t.Errorf("list: exit code %d\n%s", code, stdout)
+	}
+}
+
+func TestVerifyTellsMessagesThatAreNoEventsFromEventsThatAreMissing(t *testing.T) {
+	d := newDev(t)
+	d.start(t)
+	for n := range 3 {
+		if status, _ := d.request(t, http.MethodPut, fmt.Sprintf("/v1/follows/1/%d", n+2), "", nil, nil); status != http.StatusCreated {
+			t.Fatalf("follow: status %d", status)
+		}
+	}
+	d.verify(t)
+	nc, err := nats.Connect(d.instance(t).NATSURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := js.Stream(t.Context(), "EVENTS-0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := stream.GetMsg(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := first.Header
+	for name := range again { // the relay's own conditions are not repeated
+		if strings.HasPrefix(name, "Nats-") {
+			again.Del(name)
+		}
+	}
+	if _, err := js.Publish(t.Context(), first.Subject, []byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.PublishMsg(t.Context(), &nats.Msg{Subject: first.Subject, Header: again, Data: first.Data}); err != nil {
+		t.Fatal(err)
+	}
+	verify := func(want verifiedStream, wantCode int) {
+		t.Helper()
+		code, stdout, stderr := run(t, nil, "", "verify", "--data", d.dir, "--json", "--wait", "5s")
+		var v verification
+		if err := json.Unmarshal([]byte(stdout), &v); err != nil || code != wantCode || len(v.Streams) != 1 || v.Streams[0] != want {
+			t.Errorf("verify: exit code %d, %v\n%s\n%s\nwant %+v", code, err, stdout, stderr, want)
+		}
+	}
+	verify(verifiedStream{Stream: "EVENTS-0", Messages: 5, Published: 3, Distinct: 3, Foreign: 1, Repeated: 1}, exitOK)
+	if err := stream.DeleteMsg(t.Context(), 2); err != nil {
+		t.Fatal(err)
+	}
+	verify(verifiedStream{Stream: "EVENTS-0", Messages: 4, Published: 3, Distinct: 3, Foreign: 1, Repeated: 1, Missing: 1}, exitError)
+}
