@@ -137,7 +137,7 @@ var calls = map[string]struct {
 	"find_token": {args: `sha256('x')`, setup: `INSERT INTO api_tokens (token_hash, tenant_id, name, roles) VALUES (sha256('x'), 1, 't', '{read}')`},
 	"outbox_archive_make_month": {args: `'2026-01-01'`, setup: `
 		INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
-		    processed_at, attempts, event_id, inserted_at, partition)
+		    processed_at, attempts, event_id, inserted_at, slot)
 		  SELECT 100 + m * 10 + tenant, tenant, 'follow', 2, 'created', 1, '{}', make_timestamptz(2026, m, 15, 0, 0, 0), now(), now(), 0, gen_random_uuid(), now(), 0
 		    FROM generate_series(1, 2) tenant, generate_series(1, 2) m`},
 	"outbox_archive_drop_month": {args: `'2026-02-01'`, passing: map[string]string{"outbox_messages_archive_202602_held": "outbox_messages_archive"}, setup: `
