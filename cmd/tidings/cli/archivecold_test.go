@@ -16,7 +16,7 @@ func TestArchiveExportVerifyRestore(t *testing.T) {
 	pool := db.Pool(t, postgres.RoleSystem)
 	if _, err := pool.Exec(t.Context(), `
 		INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
-		       processed_at, attempts, event_id, inserted_at, partition)
+		       processed_at, attempts, event_id, inserted_at, slot)
 		SELECT g, 1, 'post', 1, 'created', 1, '{}', '2021-08-31 23:59:59+00', now(), now(), 0, gen_random_uuid(), now(), 0 FROM generate_series(1, 1500) g`); err != nil {
 		t.Fatal(err)
 	}

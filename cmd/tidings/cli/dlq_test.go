@@ -22,7 +22,7 @@ func buryRows(t *testing.T, pool *pgxpool.Pool, n int) {
 	t.Helper()
 	if _, err := pool.Exec(t.Context(), `
 		INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
-		       attempts, last_error, event_id, inserted_at, partition, dead_at)
+		       attempts, last_error, event_id, inserted_at, slot, dead_at)
 		SELECT g, 2 - g % 2, 'post', 7, 'a b', 1, jsonb_build_object('n', g), now(), now(), 11, E'no\ttoken',
 		       ('00000000-0000-4000-8000-' || lpad(g::text, 12, '0'))::uuid, now(), 0, now() - g * interval '1 hour'
 		  FROM generate_series(1, $1) g`, n); err != nil {
