@@ -31,10 +31,6 @@ type stopError struct{ reason error }
 func (e *stopError) Error() string { return e.reason.Error() }
 func (e *stopError) Unwrap() error { return e.reason }
 
-// lostAfter is how long the leader of a replicated stream must say that events are lost: one that was elected a moment ago may not
-// have all of them yet.
-const lostAfter = 10 * time.Second
-
 // reader reads one partition's stream while this instance holds it. The readers of an instance know nothing of each other.
 type reader struct {
 	c         *Consumer
@@ -45,8 +41,7 @@ type reader struct {
 	name      string       // of the stream
 	limit     atomic.Int64 // events of a batch
 	quick     int          // full batches in a row that left most of their time
-	replicas  int          // of the stream, when it was last seen
-	lostSince time.Time    // when the stream first said that events are lost; zero when it does not
+	doubt     broker.Doubt // whether events are lost
 	foreign   bool         // a message that no relay wrote was warned of
 }
 
@@ -112,12 +107,9 @@ func isWaiting(err error) bool {
 		errors.As(err, &api) && api.Code == http.StatusServiceUnavailable
 }
 
-// lose returns the error for events that the consumer can no longer read: a stopError, once the leader has said so for long enough.
+// lose returns the error for events that the consumer can no longer read: a stopError, once there is no doubt.
 func (r *reader) lose(reason error) error {
-	if r.lostSince.IsZero() {
-		r.lostSince = time.Now()
-	}
-	if r.replicas > 1 && time.Since(r.lostSince) < lostAfter {
+	if !r.doubt.Sure(r.c.deps.JetStream) {
 		return fmt.Errorf("%w: %w", errDoubt, reason)
 	}
 	return &stopError{fmt.Errorf("partition %d: %w", r.partition, reason)}
@@ -150,7 +142,6 @@ func (r *reader) open(ctx context.Context) (o offset, s broker.Stream, err error
 	case err != nil:
 		return o, s, err
 	}
-	r.replicas = s.Replicas
 	if err := r.mayBegin(ctx, s, all[c.name], begun); err != nil {
 		return o, s, err
 	}

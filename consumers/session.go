@@ -157,7 +157,7 @@ func (s *session) subscribe(ctx context.Context) (jetstream.MessagesContext, err
 	if t, ok := s.c.troubleOf(s.partition); ok && (t.kind != failing || info != nil && info.NumPending == 0) {
 		s.c.clear(ctx, s.partition) // with nothing to apply there is nothing that could fail
 	}
-	s.lostSince = time.Time{}
+	s.doubt.Clear()
 	s.c.log.DebugContext(ctx, "reading", "stream", s.name, "from", s.reached+1)
 	return messages, nil
 }

@@ -28,8 +28,8 @@ const (
 )
 
 // Check compares the stream of each partition with what the database knows of it, as a relay does that begins. The partitions come by
-// number, closed ones included, whose streams may be gone. A replicated stream is refused only when its leader says for 10 s
-// that it is lost, so then Check takes as long.
+// number, closed ones included, whose streams may be gone. On a cluster a stream is refused only when it
+// is said to be lost for as long as broker.Doubt asks, so then Check takes 20 s.
 func Check(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config) ([]PartitionCheck, error) {
 	all, err := outbox.Partitions(ctx, pool) // before the streams: these only grow
 	if err != nil {
@@ -52,7 +52,8 @@ func Check(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg 
 
 // look reads the partition's stream. It returns what says nothing about the stream, such as the end of ctx.
 func (c *PartitionCheck) look(ctx context.Context, js jetstream.JetStream, cfg broker.Config) error {
-	for since := time.Now(); ; {
+	var doubt broker.Doubt
+	for {
 		stream, err := broker.ReadStream(ctx, js, cfg, c.Number)
 		c.Stream = nil
 		if err == nil {
@@ -61,8 +62,7 @@ func (c *PartitionCheck) look(ctx context.Context, js jetstream.JetStream, cfg b
 			return err
 		}
 		c.Err = c.compare(cfg, err)
-		replicated := cfg.Replicas > 1 || stream.Replicas > 1
-		if !errors.Is(c.Err, ErrStreamRefused) || !replicated || time.Since(since) >= broker.SureAfter {
+		if !errors.Is(c.Err, ErrStreamRefused) || doubt.Sure(js) {
 			return nil
 		}
 		if sleep(ctx, checkAgain); ctx.Err() != nil {

@@ -96,6 +96,13 @@ type fault struct {
 	begin func() (end func())
 }
 
+// loseMarksSQL takes back up to 20 sequences of each open partition.
+const loseMarksSQL = `
+WITH back AS (
+  UPDATE outbox_partitions p SET tail_seq = greatest(p.tail_seq - 20, 0), floor_id = 0 WHERE final_seq IS NULL RETURNING partition, tail_seq)
+UPDATE outbox_messages m SET processed_at = NULL, stream_seq = NULL, partition = NULL
+  FROM back WHERE m.partition = back.partition AND m.stream_seq > back.tail_seq`
+
 var crashSteps = []string{"after claim", "before commit", "after ack", "before mark", "after mark", "catch-up", "before closing", "after closing"}
 
 // ofRelay are the faults of relay i.
@@ -182,6 +189,13 @@ func (m *mix) ofServers() []fault {
 			ctx, cancel := context.WithTimeout(m.t.Context(), time.Second)
 			defer cancel()
 			_, _ = outbox.Resize(ctx, m.pool, 1<<m.rng.IntN(4)) // the server may be away, or the last one not have ended
+			return func() {}
+		}},
+		{"the database loses its last marks", func() func() {
+			// As after a failover to a standby that had not got them yet: rows that are on the stream are pending again.
+			ctx, cancel := context.WithTimeout(m.t.Context(), time.Second)
+			defer cancel()
+			_, _ = m.pool.Exec(ctx, loseMarksSQL) // the server may be away
 			return func() {}
 		}},
 		{"a stray message", func() func() {

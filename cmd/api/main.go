@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sethvargo/go-envconfig"
@@ -67,6 +68,13 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	ops.Ready("truth", truth.Ping)
 	ops.Ready("projections", projections.Ping)
 	ops.Ready("load", handler.Ready)
+	var listening atomic.Bool
+	ops.Ready("port", func(context.Context) error {
+		if !listening.Load() {
+			return errors.New("waiting for the databases' schemas")
+		}
+		return nil
+	})
 
 	g, ctx := errgroup.WithContext(ctx)
 	ops.Ready("stopping", func(context.Context) error { return ctx.Err() })
@@ -85,7 +93,13 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 		if err != nil {
 			return err
 		}
-		return daemon.ListenAndServe(serving, cfg.API.Addr, cfg.API.TLSCert, cfg.API.TLSKey, handler, log.With("component", "api"))
+		log := log.With("component", "api")
+		l, err := daemon.Listen(cfg.API.Addr, cfg.API.TLSCert, cfg.API.TLSKey, log)
+		if err != nil {
+			return err
+		}
+		listening.Store(true)
+		return daemon.Serve(serving, l, handler, log)
 	})
 	return g.Wait()
 }
