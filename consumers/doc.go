@@ -1,26 +1,26 @@
 // Package consumers delivers events to projections, each exactly once. It knows no read table.
 //
-//	look at the streams ──▶ lease partitions ──▶ for each that is held, a reader of its own:
-//	                                               offset ──▶ predecessors closed? ──▶ ordered consumer from offset + 1
-//	                                                  ▲                                     │ what is there, up to a batch
-//	                                                  │ the stream or the database failed   ▼
-//	                                                  └────────────── one transaction: the offset (guarded by its old value),
-//	                                                                  then the projection, then dead letters
+//	lease partitions ──▶ a reader each: read the offset of its stream ──▶ ordered consumer from the offset + 1
+//	       ▲                                            │ what is there, up to a batch
+//	       │ the stream, its leader or the database failed   ▼
+//	       └──────────────────────────────── one transaction: the offset (guarded by its old value),
+//	                                         then the projection, then dead letters
 //
 // The offset is written in the transaction of its effect, so an event is applied once whatever is killed, paused or delivered
-// twice. A lease only saves work: two instances that both believe in one are told apart by the offset's guard. An instance that
-// cannot see the streams leaves its partitions to others, although it may reach the database.
+// twice. A lease only saves work: two instances that both believe in one are told apart by the offset's guard. The readers of an instance know
+// nothing of each other.
 //
-// A partition is a stream, and its sequences rise by one. A gap is passed over when it was recorded as erased; any other stops the
-// partition, and so does a stream that is not the one the offset belongs to. What the leader of the stream says decides. While there
-// is none the partition waits. A stopped partition is shown by consumer_partitions_stuck and Ready, and its reader looks again from time to
-// time; the other readers do not notice.
+// Sequences rise by one. A gap is passed over only if the record of erasures has all of it (reader.prove). What expired before it was read, a hole,
+// and a stream that is not the one of the offset stop the partition: consumer_partitions_stuck and Ready show it, and the reader looks again
+// from time to time. While a stream has no leader its partition waits (consumer_waiting_for_leader), and nothing of it is called lost; on a
+// replicated stream a loss is believed once the leader has said so for 20 s. An instance that cannot see the streams it needs leaves its
+// partitions to others. Messages that no relay wrote are skipped and counted. Copies of events change nothing: projections compare versions.
 //
-// A stream that was closed is finished before its successors begin: the transaction that applies the closing message closes the
-// offset and makes theirs.
+// A stream ends with a closing message when a resize or a repair replaces its partition. Its offset is then closed, and the offsets of its
+// successors are made in the same transaction. A stream is begun only when all that it comes after are closed:
 //
-//	open ──▶ (closing message applied, all successors exist) ──▶ closed; the successors are open at 0
-//	  └────▶ (a repair replaced the lost stream: Rebase) ─────────▶ closed; the replacement is open at 0
+//	EVENTS-0 ──▶ closing message ──▶ offset closed ──┬──▶ EVENTS-1, slots 0-15
+//	                                                 └──▶ EVENTS-2, slots 16-31
 //
 // A poison event is parked with every later event of its aggregate in consumer_dead_letters, in the same transaction. DeadLetters
 // retries and discards them:
@@ -30,8 +30,8 @@
 //	             ▼
 //	           none left: the aggregate goes on
 //
-// Whoever parks or unparks holds the stream's offset, so an event that arrives meanwhile is either behind those in the
+// Whoever parks or unparks holds the offset of the stream, so an event that arrives meanwhile is either behind those in the
 // dead letters or applied after them.
 //
-// A row of consumer_pauses makes every instance of a consumer finish its batches and take no more (Pause, Resume).
+// A row of consumer_pauses makes every instance of a consumer finish its batch and take no more (Pause, Resume).
 package consumers

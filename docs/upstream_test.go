@@ -101,8 +101,8 @@ func TestTheUpstreamPageWorks(t *testing.T) {
 		SELECT concat_ws(' ', table_name, privilege) FROM information_schema.tables CROSS JOIN unnest('{DELETE,TRUNCATE,TRIGGER}'::text[]) AS p(privilege)
 		 WHERE table_schema = current_schema() AND has_table_privilege($1, format('%I.%I', table_schema, table_name), privilege)
 		UNION ALL
-		SELECT concat_ws(' ', 'sequence', oid::regclass) FROM pg_class WHERE relnamespace = current_schema()::regnamespace
-		   AND CASE WHEN relkind = 'S' THEN has_sequence_privilege($1, oid, 'USAGE, SELECT, UPDATE') END
+		SELECT concat_ws(' ', 'sequence', oid::regclass, privilege) FROM pg_class CROSS JOIN unnest('{USAGE,SELECT,UPDATE}'::text[]) AS p(privilege)
+		 WHERE relnamespace = current_schema()::regnamespace AND CASE WHEN relkind = 'S' THEN has_sequence_privilege($1, oid, privilege) END
 		UNION ALL
 		SELECT concat_ws(' ', 'function', oid::regprocedure) FROM pg_proc WHERE prosecdef AND has_function_privilege($1, oid, 'EXECUTE')
 		UNION ALL
@@ -130,6 +130,7 @@ func TestTheUpstreamPageWorks(t *testing.T) {
 		"outbox_messages INSERT aggregate_id aggregate_type available_at event_type event_version occurred_at payload tenant_id trace_id",
 		"outbox_messages SELECT delayed event_id id slot",
 		"role tidings_writer",
+		"sequence outbox_messages_id_seq USAGE",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("what the login may do (-want +got):\n%s", diff)

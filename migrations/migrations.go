@@ -13,6 +13,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -132,6 +134,28 @@ func Check(ctx context.Context, pool *pgxpool.Pool, set Set) error {
 		return fmt.Errorf("%s is at version %d, this program needs %d: %w", set, have, want, ErrOutdated)
 	}
 	return nil
+}
+
+// awaitInterval is between looks for a database that cannot be reached.
+const awaitInterval = time.Second
+
+// Await is Check for a process that stays: while the database cannot be reached, as during a restart or a failover, it waits. A database that
+// refuses the login is an error. It returns nil when ctx ends.
+func Await(ctx context.Context, pool *pgxpool.Pool, set Set, log *slog.Logger) error {
+	for {
+		err := Check(ctx, pool, set)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if !postgres.IsTransient(err) || postgres.IsLogin(err) {
+			return err
+		}
+		log.WarnContext(ctx, "waiting for the database", "set", set, "err", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(awaitInterval):
+		}
+	}
 }
 
 // Hash names the schemas that Up makes: equal hashes, equal schemas. Test databases are cloned by it.

@@ -3,36 +3,42 @@
 //
 // # Safety
 //
-// The stream itself is the record of what was published. Every publish, one message or an atomic batch, names the last
-// sequence of its partition (the tail) and the server refuses it if that is not the last one any more. The tail is read
-// before the rows that are published after it, so a row that was published meanwhile moved the tail and the publish fails.
-// Whenever the outcome of a publish is not a plain ack, the relay reads what the stream holds after the stored tail, marks
-// those rows and only then goes on:
+// A partition is a stream with one writer at a time, and the stream itself is the record of what was published. Every publish, one message or an
+// atomic batch, names the stream's last sequence (the tail), and the server refuses it if the stream ends elsewhere. A claim shows the stored
+// tail in its own transaction, so a row that another relay has published is not claimed, or the tails differ. Whenever the outcome of a publish
+// is not a plain ack, the relay reads from the stream's leader what the stream holds behind the stored tail, marks those rows and only then continues:
 //
-//	    ┌────────────────────────── any error, timeout, conflict ──────────────────────────┐
-//	    ▼                                                                                   │
-//	catch-up ──▶ idle ──▶ claim ──▶ publish (tail check) ──▶ publish ack ──▶ mark (tail fence) ──▶ idle
-//	    │                                                                        (own tail moves)
+//	    ┌──────────────────────── any error, timeout, conflict, another stored tail ────────────────────────┐
+//	    ▼                                                                                                   │
+//	catch-up ──▶ round: mark the last publish (fenced by the tail), claim ──▶ publish (names the tail) ──▶ publish ack ──▶ next round
+//	    │   │                                    │ the layout says "closing"
+//	    │   │                                    └──▶ mark what is in hand ──▶ closing message ──▶ closed
+//	    │   └──▶ waiting: the stream has no leader with a quorum; it continues by itself
 //	    └──▶ stuck: the stream or the database lost data; a person decides (tidings repair stream)
 //
 // Leases only keep relays out of each other's way. A relay that is frozen past its lease and thaws finds its publish refused
-// and its mark without effect.
+// and its mark without effect (docs/adr/0003-exactly-once-publish.md).
 //
-// # Sessions
+// # Sessions and writers
 //
-// A session is one connection to the broker that never reconnects. The stream is compared with the database before the
-// session's first publish (stream.go), so nothing can be published to a stream that was lost or made anew behind the
-// relay's back. When the connection ends the session ends, its leases are freed, and the next one begins with a catch-up. So it is when the
-// stream is deleted, made anew or repaired: the session verifies it every few seconds and after each failure.
+// A session is one connection to the broker that never reconnects. It has a writer per partition that the relay leases, each a goroutine that knows
+// nothing of the others, with at most one publish in flight. A writer begins with a catch-up, which compares the stream's creation
+// and last sequence with the database; it repeats the comparison every few seconds and after each failure. A writer that fails to reach the broker
+// twice in a row ends the session: its leases are freed for a relay that can, and the next session asks another server. If other streams answer,
+// its partition alone waits.
+//
+// # Rounds
+//
+// Few rows are published at once and marked with the next claim. While many rows wait, the next ones are claimed during the publish. Rounds rest a
+// moment in between, so that wake-ups gather. Whether rows go one by one or as a batch is measured (pace).
 //
 // # Messages of others
 //
-// The tail check names the partition's last message, whoever wrote it; the stored tail and Tidings-Prev name the last event. A catch-up skips
-// and counts what event.Ours does not know, and a message of an event that an earlier one has. One that is ours and has no row stops the partition.
+// A catch-up skips and counts what event.Ours does not know, and a message of an event that an earlier one has. One that is ours and has no row
+// stops the partition: the database went back in time.
 //
-// # Flow
+// # Repair
 //
-// In a session one goroutine owns the state of all partitions and claims; publishers publish and catch up; one marker
-// records acks, all that have gathered in one transaction. At most one piece of work is in flight per partition, which
-// bounds every channel and the memory.
+// Repair makes streams and database agree again: a lost stream is replaced by a new partition's, what is missing in the middle is published
+// again (docs/adr/0012-partitions-are-streams.md).
 package relay

@@ -232,7 +232,7 @@ func (r *replay) catchUp(ctx context.Context, consumer *consumers.Consumer) erro
 	last, moved, total := int64(-1), time.Now(), int64(0)
 	for {
 		lags, err := consumers.Lag(ctx, r.pool, r.deps.JetStream, r.deps.Broker, r.name+suffix)
-		if err != nil && !postgres.IsTransient(err) {
+		if err != nil && !postgres.IsTransient(err) && !errors.Is(err, broker.ErrNoLeader) {
 			return err
 		}
 		why := errors.Join(err, consumer.Ready(ctx))

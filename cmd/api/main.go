@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sethvargo/go-envconfig"
@@ -51,9 +52,6 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 		return err
 	}
 	defer projections.Close()
-	if err := errors.Join(migrations.Check(ctx, truth, migrations.Truth), migrations.Check(ctx, projections, migrations.Projections)); err != nil {
-		return err
-	}
 	nc, err := broker.Connect(cfg.Broker, "api", log) // for wake-ups, and to keep pages: neither reads nor writes need a broker
 	if err != nil {
 		return err
@@ -70,6 +68,13 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	ops.Ready("truth", truth.Ping)
 	ops.Ready("projections", projections.Ping)
 	ops.Ready("load", handler.Ready)
+	var listening atomic.Bool
+	ops.Ready("port", func(context.Context) error {
+		if !listening.Load() {
+			return errors.New("waiting for the databases' schemas")
+		}
+		return nil
+	})
 
 	g, ctx := errgroup.WithContext(ctx)
 	ops.Ready("stopping", func(context.Context) error { return ctx.Err() })
@@ -81,7 +86,20 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	g.Go(func() error { return consumers.Listen(serving, nc, cfg.Broker, event.AggregateFollow, pages, log) })
 	g.Go(func() error {
 		defer end()
-		return daemon.ListenAndServe(serving, cfg.API.Addr, cfg.API.TLSCert, cfg.API.TLSKey, handler, log.With("component", "api"))
+		err := migrations.Await(ctx, truth, migrations.Truth, log)
+		if err == nil {
+			err = migrations.Await(ctx, projections, migrations.Projections, log)
+		}
+		if err != nil {
+			return err
+		}
+		log := log.With("component", "api")
+		l, err := daemon.Listen(cfg.API.Addr, cfg.API.TLSCert, cfg.API.TLSKey, log)
+		if err != nil {
+			return err
+		}
+		listening.Store(true)
+		return daemon.Serve(serving, l, handler, log)
 	})
 	return g.Wait()
 }

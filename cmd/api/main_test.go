@@ -86,6 +86,40 @@ func TestRunAnswersUntilItIsStopped(t *testing.T) {
 	}
 }
 
+func TestTheAPIWaitsForADatabaseThatStartsLater(t *testing.T) {
+	url, open := testkit.Gate(t, testkit.Postgres(t).URL)
+	addr, opsAddr := freeAddr(t), freeAddr(t)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- run(ctx, envconfig.MapLookuper(map[string]string{"DATABASE_URL": url, "API_ADDR": addr, "OPS_ADDR": opsAddr, "API_CURSOR_KEY": strings.Repeat("ab", 32)}))
+	}()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	answers := func(url string, want int) {
+		t.Helper()
+		testkit.Eventually(t, 30*time.Second, fmt.Sprintf("%s to answer %d", url, want), func() (bool, error) {
+			select {
+			case err := <-done:
+				t.Fatalf("it ended: %v", err)
+			default:
+			}
+			resp, err := client.Get(url)
+			if err != nil {
+				return false, err
+			}
+			return resp.StatusCode == want, resp.Body.Close()
+		})
+	}
+	answers("http://"+opsAddr+"/readyz", http.StatusServiceUnavailable)
+	open()
+	answers("http://"+opsAddr+"/readyz", http.StatusOK)
+	answers("http://"+addr+"/v1/openapi.json", http.StatusOK)
+	stop()
+	if err := <-done; err != nil {
+		t.Errorf("stopped with %v", err)
+	}
+}
+
 // TestAnAnswerThatWasLostIsGivenByTheNextProcess: the client is cut off after it sent its request, and the process is another one when it
 // asks again.
 func TestAnAnswerThatWasLostIsGivenByTheNextProcess(t *testing.T) {

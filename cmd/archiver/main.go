@@ -43,9 +43,6 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 		return err
 	}
 	defer truth.Close()
-	if err := migrations.Check(ctx, truth, migrations.Truth); err != nil {
-		return err
-	}
 	projected, err := postgres.Open(ctx, cfg.Projector.ProjectionsDatabaseURL, cfg.Projector.Postgres, postgres.RoleSystem, archive.Name+" jobs")
 	if err != nil {
 		return err
@@ -65,7 +62,12 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 		return err
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return runner.Run(ctx) })
+	g.Go(func() error {
+		if err := migrations.Await(ctx, truth, migrations.Truth, log); err != nil { // that the projections are there, the projector sees to
+			return err
+		}
+		return runner.Run(ctx)
+	})
 	g.Go(func() error { return projector.Run(ctx, cfg.OpsAddr, cfg.Projector, archive.New(), reg) })
 	return g.Wait()
 }

@@ -42,9 +42,6 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 		return err
 	}
 	defer pool.Close()
-	if err := migrations.Check(ctx, pool, migrations.Truth); err != nil {
-		return err
-	}
 	r, err := relay.New(cfg.Relay, pool, cfg.Broker, log, reg)
 	if err != nil {
 		return err
@@ -56,6 +53,11 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return ops.Run(ctx) })
-	g.Go(func() error { return r.Run(ctx) })
+	g.Go(func() error {
+		if err := migrations.Await(ctx, pool, migrations.Truth, log); err != nil {
+			return err
+		}
+		return r.Run(ctx)
+	})
 	return g.Wait()
 }

@@ -230,7 +230,7 @@ func TestTakenAddressIsAnError(t *testing.T) {
 	}
 	defer l.Close()
 	log := slog.New(slog.DiscardHandler)
-	if err := daemon.ListenAndServe(t.Context(), l.Addr().String(), "", "", http.NotFoundHandler(), log); !errors.Is(err, syscall.EADDRINUSE) {
+	if _, err := daemon.Listen(l.Addr().String(), "", "", log); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("serve: %v", err)
 	}
 	if err := daemon.NewOps(l.Addr().String(), prometheus.NewRegistry(), log).Run(t.Context()); !errors.Is(err, syscall.EADDRINUSE) {

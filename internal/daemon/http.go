@@ -59,19 +59,19 @@ func serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger
 	return nil
 }
 
-// ListenAndServe is Serve on addr (host:port), with TLS when it is given a certificate (see Encrypt).
-func ListenAndServe(ctx context.Context, addr, certFile, keyFile string, h http.Handler, log *slog.Logger) error {
+// Listen opens a port for Serve, encrypted when certFile is not empty.
+func Listen(addr, certFile, keyFile string, log *slog.Logger) (net.Listener, error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
-		return fmt.Errorf("listen for HTTP: %w", err)
+		return nil, fmt.Errorf("listen for HTTP: %w", err)
 	}
 	if certFile != "" {
 		encrypted, err := Encrypt(l, certFile, keyFile, log)
 		if err != nil {
-			return errors.Join(err, l.Close())
+			return nil, errors.Join(err, l.Close())
 		}
 		l = encrypted
 	}
 	log.Info("listening", "addr", l.Addr().String(), "tls", certFile != "")
-	return Serve(ctx, l, h, log)
+	return l, nil
 }

@@ -98,7 +98,7 @@ func write(t *testing.T, name string, b []byte) {
 func TestACertificateThatCannotBeReadIsAnErrorAtTheStart(t *testing.T) {
 	cert := testkit.NewCertificate(t)
 	write(t, cert.KeyFile, []byte("no key"))
-	if err := daemon.ListenAndServe(t.Context(), "127.0.0.1:0", cert.CertFile, cert.KeyFile, http.NotFoundHandler(), slog.New(slog.DiscardHandler)); err == nil {
+	if _, err := daemon.Listen("127.0.0.1:0", cert.CertFile, cert.KeyFile, slog.New(slog.DiscardHandler)); err == nil {
 		t.Error("served")
 	}
 }

@@ -2,7 +2,7 @@
 //
 // A lease is for efficiency: it keeps two instances from doing the same work, and says when one may take over from another.
 // It is never what makes the work right, because a holder can be frozen past its lease and go on when it thaws. What is
-// written under a lease is fenced where it is written: the relay's tail check, the consumers' offsets.
+// written under a lease is fenced where it is written: the relay's check of the stream's last sequence, the consumers' offsets.
 //
 //	         take (free or expired)            renew every TTL/5
 //	free ───────────────────────────▶ held ◀──────────────┐

@@ -18,9 +18,11 @@ const (
 	codeDeadlockDetected     = "40P01"
 	codeLockNotAvailable     = "55P03"
 	codeUndefinedTable       = "42P01"
+	codeUndefinedDatabase    = "3D000"
 	classConnection          = "08"
 	classData                = "22"
 	classIntegrity           = "23"
+	classLogin               = "28"
 	classWithCheck           = "44"
 	classLimits              = "54"
 	classRaised              = "P0"
@@ -61,6 +63,12 @@ func IsLockTimeout(err error) bool { return state(err) == codeLockNotAvailable }
 
 // IsUndefinedTable reports a table that does not exist, as before the first migration.
 func IsUndefinedTable(err error) bool { return state(err) == codeUndefinedTable }
+
+// IsLogin reports that the server refused the login: a wrong password, or a user or a database that it does not have.
+func IsLogin(err error) bool {
+	code := state(err)
+	return strings.HasPrefix(code, classLogin) || code == codeUndefinedDatabase
+}
 
 // IsTransient reports an error that says nothing about the statement or its data: connections, shutdowns, full disks and
 // pools, locks, aborted transactions, ended contexts. The same work may succeed later.

@@ -193,7 +193,7 @@ CREATE TABLE outbox_messages (
   partition      integer,
   slot           smallint    NOT NULL GENERATED ALWAYS AS
     ((get_byte(decode(md5(tenant_id::text || '/' || aggregate_type || '/' || aggregate_id::text), 'hex'), 0) & 31)::smallint) STORED,
-  delayed        boolean     NOT NULL GENERATED ALWAYS AS (available_at > inserted_at AND processed_at IS NULL) STORED,
+  delayed        boolean     NOT NULL GENERATED ALWAYS AS ((available_at > inserted_at OR attempts > 0 OR behind IS NOT NULL) AND processed_at IS NULL) STORED,
   payload_bytes  integer     NOT NULL GENERATED ALWAYS AS (octet_length(payload::text)) STORED,
   -- A time that no header can carry is refused where it is written: infinity is none to the relay, whose claims would fail.
   CONSTRAINT outbox_messages_occurred_at_check CHECK (occurred_at >= '0001-01-01 00:00:00Z' AND occurred_at < '10000-01-01 00:00:00Z'),

@@ -48,7 +48,7 @@ func seedFromEnv(t *testing.T) (seed uint64, fixed bool) {
 
 func TestWhatIsServedEqualsAModelOfWhatWasWritten(t *testing.T) {
 	seed, _ := seedFromEnv(t)
-	property(t, seed, []string{"kill", "pause", "cut", "replay"})
+	property(t, seed, []string{"kill", "pause", "cut", "resize", "replay"})
 }
 
 // property runs writers, walkers and readers of their own writes while the faults happen, in an order from the seed, and compares

@@ -2,6 +2,7 @@ package endtoend_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -306,6 +307,13 @@ func (l *line) fault(what string) {
 		}
 		l.pass(time.Duration(l.rng.IntN(500)) * time.Millisecond)
 		l.startRelay()
+	case "resize":
+		to := []int{1, 2, 4}[l.rng.IntN(3)]
+		added, err := outbox.Resize(l.t.Context(), l.system, to)
+		if err != nil && !errors.Is(err, outbox.ErrResizing) {
+			l.t.Fatal(err)
+		}
+		l.t.Logf("to %d: %d new partitions, %v", to, len(added), err)
 	case "replay":
 		from := []replay.Source{replay.Stream, replay.Truth}[l.rng.IntN(2)]
 		report, err := replay.Run(l.t.Context(), replay.Deps{URL: l.url, Postgres: postgres.Config{MaxConns: 4, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute},

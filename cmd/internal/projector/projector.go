@@ -41,8 +41,8 @@ func (c Config) Validate() error {
 	return errors.Join(missing, c.Postgres.Validate(), c.Broker.Validate(), c.Consumer.Validate(), c.Verify.Validate())
 }
 
-// Run applies events to projection until ctx ends, and answers on opsAddr with its metrics and those of reg. It refuses a database
-// without the newest migrations. Any number of them may run at once and share the work.
+// Run applies events to projection until ctx ends, and answers on opsAddr with its metrics and those of reg. It waits for servers that
+// cannot be reached, and refuses a database without the newest migrations. Any number of them may run at once and share the work.
 func Run(ctx context.Context, opsAddr string, cfg Config, projection consumers.Projection, reg *prometheus.Registry) error {
 	if err := cfg.Validate(); err != nil {
 		return err
@@ -53,9 +53,6 @@ func Run(ctx context.Context, opsAddr string, cfg Config, projection consumers.P
 		return err
 	}
 	defer pool.Close()
-	if err := migrations.Check(ctx, pool, migrations.Projections); err != nil {
-		return err
-	}
 	nc, err := broker.Connect(cfg.Broker, name, log)
 	if err != nil {
 		return err
@@ -87,6 +84,11 @@ func Run(ctx context.Context, opsAddr string, cfg Config, projection consumers.P
 		g.Go(func() error { return drift.Run(ctx) })
 	}
 	g.Go(func() error { return ops.Run(ctx) })
-	g.Go(func() error { return consumer.Run(ctx) })
+	g.Go(func() error {
+		if err := migrations.Await(ctx, pool, migrations.Projections, log); err != nil {
+			return err
+		}
+		return consumer.Run(ctx)
+	})
 	return g.Wait()
 }

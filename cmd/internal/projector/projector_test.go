@@ -3,6 +3,7 @@ package projector_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"github.com/tidings/tidings/cmd/internal/projector"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/pglocal"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/migrations"
@@ -65,6 +67,64 @@ func TestAProjectorBecomesReadyAndStopsCleanly(t *testing.T) {
 	})
 	stop()
 	if err := <-done; err != nil {
+		t.Errorf("stopped with %v", err)
+	}
+}
+
+func TestAProjectorWaitsForServersThatStartLater(t *testing.T) {
+	db, nats := testkit.Postgres(t), testkit.NATS(t)
+	dbURL, openDB := testkit.Gate(t, db.URL)
+	natsURL, openNATS := testkit.Gate(t, nats.URL)
+	js, err := jetstream.New(nats.Connect(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := broker.Declare(t.Context(), js, nats.Config(), broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
+		t.Fatal(err)
+	}
+	cfg := load(t, map[string]string{"DATABASE_URL": dbURL, "NATS_URL": natsURL})
+	cfg.Broker = nats.Config()
+	cfg.Broker.URL = natsURL
+	free, err := pglocal.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := fmt.Sprintf("127.0.0.1:%d", free)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- projector.Run(ctx, addr, cfg, followercounts.New(), prometheus.NewRegistry()) }()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	answers := func(path string, want int) func() (bool, error) {
+		return func() (bool, error) {
+			select {
+			case err := <-done:
+				t.Fatalf("it ended: %v", err)
+			default:
+			}
+			resp, err := client.Get("http://" + addr + path)
+			if err != nil {
+				return false, err
+			}
+			return resp.StatusCode == want, resp.Body.Close()
+		}
+	}
+	testkit.Eventually(t, 10*time.Second, "it to live", answers("/healthz", http.StatusOK))
+	testkit.Eventually(t, 10*time.Second, "it not to be ready", answers("/readyz", http.StatusServiceUnavailable))
+	openDB()
+	testkit.Eventually(t, 10*time.Second, "it to live without NATS", answers("/healthz", http.StatusOK))
+	openNATS()
+	testkit.Eventually(t, 30*time.Second, "readiness", answers("/readyz", http.StatusOK))
+	stop()
+	if err := <-done; err != nil {
+		t.Errorf("stopped with %v", err)
+	}
+}
+
+func TestAProjectorThatWaitsStopsCleanly(t *testing.T) {
+	url, _ := testkit.Gate(t, testkit.Postgres(t).URL)
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	if err := projector.Run(ctx, "127.0.0.1:0", load(t, map[string]string{"DATABASE_URL": url}), followercounts.New(), prometheus.NewRegistry()); err != nil {
 		t.Errorf("stopped with %v", err)
 	}
 }

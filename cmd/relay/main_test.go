@@ -1,0 +1,84 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"testing"
+	"time"
+
+	"github.com/sethvargo/go-envconfig"
+
+	"github.com/tidings/tidings/internal/pglocal"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/migrations"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func TestTheRelayWaitsForServersThatStartLater(t *testing.T) {
+	db, nats := testkit.Postgres(t), testkit.NATS(t)
+	dbURL, openDB := testkit.Gate(t, db.URL)
+	natsURL, openNATS := testkit.Gate(t, nats.URL)
+	port, err := pglocal.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg, ops := nats.Config(), fmt.Sprintf("127.0.0.1:%d", port)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- run(ctx, envconfig.MapLookuper(map[string]string{"DATABASE_URL": dbURL, "NATS_URL": natsURL, "OPS_ADDR": ops,
+			"NATS_STREAM": cfg.Stream, "NATS_SUBJECT_PREFIX": cfg.Prefix, "NATS_LIVE_PREFIX": cfg.LivePrefix}))
+	}()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	ready := func(want int) {
+		t.Helper()
+		testkit.Eventually(t, 30*time.Second, fmt.Sprintf("/readyz to answer %d", want), func() (bool, error) {
+			select {
+			case err := <-done:
+				t.Fatalf("it ended: %v", err)
+			default:
+			}
+			resp, err := client.Get("http://" + ops + "/readyz")
+			if err != nil {
+				return false, err
+			}
+			return resp.StatusCode == want, resp.Body.Close()
+		})
+	}
+	ready(http.StatusServiceUnavailable)
+	openDB()
+	ready(http.StatusServiceUnavailable)
+	openNATS()
+	ready(http.StatusOK)
+	stop()
+	if err := <-done; err != nil {
+		t.Errorf("stopped with %v", err)
+	}
+}
+
+func TestTheRelayRefusesAnOlderSchema(t *testing.T) {
+	db := testkit.Postgres(t)
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `DROP TABLE tidings_truth_migrations`); err != nil {
+		t.Fatal(err)
+	}
+	if err := run(t.Context(), envconfig.MapLookuper(map[string]string{"DATABASE_URL": db.URL, "OPS_ADDR": "127.0.0.1:0"})); !errors.Is(err, migrations.ErrOutdated) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestTheRelayDoesNotWaitForADatabaseThatRefusesIt(t *testing.T) {
+	absent, err := url.Parse(testkit.Postgres(t).URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	absent.Path = "/not_there"
+	err = run(t.Context(), envconfig.MapLookuper(map[string]string{"DATABASE_URL": absent.String(), "OPS_ADDR": "127.0.0.1:0"}))
+	if !postgres.IsLogin(err) {
+		t.Errorf("got %v", err)
+	}
+}
