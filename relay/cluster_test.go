@@ -80,16 +80,20 @@ func (f *clusterFleet) check() {
 	}
 }
 
+func (f *clusterFleet) killLeader() {
+	leader, _ := f.c.Leader(f.t, f.stream())
+	since := time.Now()
+	leader.Kill(f.t)
+	f.resumes("leader killed", since)
+	leader.Restart(f.t)
+	f.awaitTakeover()
+	f.c.AwaitReplicas(f.t, f.stream())
+}
+
 func TestOnThreeBrokersTheLeaderIsKilledAndRestarted(t *testing.T) {
 	t.Parallel()
 	f := newClusterFleet(t)
-	leader, _ := f.c.Leader(t, f.stream())
-	since := time.Now()
-	leader.Kill(t)
-	f.resumes("leader killed", since)
-	leader.Restart(t)
-	f.awaitTakeover()
-	f.c.AwaitReplicas(t, f.stream())
+	f.killLeader()
 	f.check()
 }
 

@@ -53,7 +53,10 @@ func (m *mix) replace(i int) {
 	if m.relays[i] != nil {
 		m.relays[i].kill()
 	}
-	o := options{via: m.links[i], floorEvery: mixFloors}
+	o := options{via: m.links[i]}
+	if m.rng.IntN(2) == 0 {
+		o.floorEvery = mixFloors
+	}
 	if m.rng.IntN(2) == 0 {
 		o.atomicFrom = batches
 	}
@@ -147,6 +150,11 @@ func (m *mix) ofRelay(i int) []fault {
 		}},
 		{"freeze " + step, frozen(step)},
 		{"freeze before a publish", frozen("after claim")}, // where the tail check alone helps
+		{"freeze before a publish, and resize", func() func() { // and the new partitions are not to begin yet
+			thaw := frozen("after claim")()
+			m.resizeSome()
+			return thaw
+		}},
 		{"stop", func() func() {
 			_ = m.relays[i].cmd.Process.Signal(syscall.SIGTERM) // it may have ended
 			return func() { m.replace(i) }
@@ -155,6 +163,13 @@ func (m *mix) ofRelay(i int) []fault {
 		{"delay " + server, healed(func() { proxy.Slow(200 * time.Millisecond) })},
 		{"stall " + server, healed(proxy.Stall)},
 	}
+}
+
+// resizeSome asks for some number of partitions.
+func (m *mix) resizeSome() {
+	ctx, cancel := context.WithTimeout(m.t.Context(), time.Second)
+	defer cancel()
+	_, _ = outbox.Resize(ctx, m.pool, 1<<m.rng.IntN(4)) // the server may be away, or the last one not have ended
 }
 
 // ofServers are the faults that every relay suffers.
@@ -185,17 +200,17 @@ func (m *mix) ofServers() []fault {
 			}
 			return func() {}
 		}},
-		{"resize", func() func() {
-			ctx, cancel := context.WithTimeout(m.t.Context(), time.Second)
-			defer cancel()
-			_, _ = outbox.Resize(ctx, m.pool, 1<<m.rng.IntN(4)) // the server may be away, or the last one not have ended
-			return func() {}
-		}},
+		{"resize", func() func() { m.resizeSome(); return func() {} }},
 		{"the database loses its last marks", func() func() {
-			// As after a failover to a standby that had not got them yet: rows that are on the stream are pending again.
+			// As after a failover to a standby that had not got them yet: rows that are on the stream are pending again. The relays
+			// have marked what they know of, so that no mark of theirs finds out.
 			ctx, cancel := context.WithTimeout(m.t.Context(), time.Second)
 			defer cancel()
+			m.quiet.Lock()
+			defer m.quiet.Unlock()
+			m.within(ctx, 100*time.Millisecond)
 			_, _ = m.pool.Exec(ctx, loseMarksSQL) // the server may be away
+			m.within(ctx, 50*time.Millisecond)
 			return func() {}
 		}},
 		{"a stray message", func() func() {
