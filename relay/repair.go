@@ -259,26 +259,6 @@ func (r *repairer) readBehind(ctx context.Context, f *finding) error {
 	const page = 1000
 	var rows []outbox.Published
 	seen := make(map[int64]bool)
-	classify := func() error {
-		known, err := outbox.Classify(ctx, r.pool, rows)
-		if err != nil {
-			return err
-		}
-		for _, m := range rows {
-			switch {
-			case known[m.Seq] == outbox.Unknown:
-				f.report.Unknown++
-				f.doomed = append(f.doomed, m.Seq)
-			case known[m.Seq] == outbox.Past || seen[m.ID]:
-				f.report.Duplicates++
-			default:
-				seen[m.ID] = true
-				f.report.Unmarked++
-			}
-		}
-		rows = rows[:0]
-		return nil
-	}
 	from := f.p.Tail + 1
 	if r.o.DeleteForeign {
 		from = 1
@@ -302,12 +282,14 @@ func (r *repairer) readBehind(ctx context.Context, f *finding) error {
 		if rows = append(rows, outbox.Published{ID: id, EventID: m.Header.Get(event.HeaderID), Seq: m.Seq}); len(rows) < page {
 			return nil
 		}
-		return classify()
+		some := rows
+		rows = nil
+		return r.classify(ctx, f, some, seen)
 	})
-	if err != nil {
-		return err
+	if err == nil {
+		err = r.classify(ctx, f, rows, seen)
 	}
-	if err := classify(); err != nil {
+	if err != nil {
 		return err
 	}
 	switch {
@@ -317,6 +299,27 @@ func (r *repairer) readBehind(ctx context.Context, f *finding) error {
 		f.report.Problem = "this database does not know its stream: it went back to before they met"
 	case r.o.DeleteForeign && f.report.Foreign > 0:
 		f.report.Problem = fmt.Sprintf("%d messages were written by no relay", f.report.Foreign)
+	}
+	return nil
+}
+
+// classify counts messages of ours by what this database knows of them. seen are the rows whose first message was met.
+func (r *repairer) classify(ctx context.Context, f *finding, messages []outbox.Published, seen map[int64]bool) error {
+	known, err := outbox.Classify(ctx, r.pool, messages)
+	if err != nil {
+		return err
+	}
+	for _, m := range messages {
+		switch {
+		case known[m.Seq] == outbox.Unknown:
+			f.report.Unknown++
+			f.doomed = append(f.doomed, m.Seq)
+		case known[m.Seq] == outbox.Past || seen[m.ID]:
+			f.report.Duplicates++
+		default:
+			seen[m.ID] = true
+			f.report.Unmarked++
+		}
 	}
 	return nil
 }
