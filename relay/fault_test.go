@@ -432,3 +432,47 @@ func TestPostgreSQLIsShutDownAtOnceAndRestarted(t *testing.T) {
 	f.awaitTakeover()
 	f.check()
 }
+
+// loseMarksSQL takes back up to 20 sequences of each open partition, as after a failover to a standby that had not got them yet: rows that
+// are on the stream are pending again.
+const loseMarksSQL = `
+WITH back AS (
+  UPDATE outbox_partitions p SET tail_seq = greatest(p.tail_seq - 20, 0), floor_id = 0 WHERE final_seq IS NULL RETURNING partition, tail_seq)
+UPDATE outbox_messages m SET processed_at = NULL, stream_seq = NULL, partition = NULL
+  FROM back WHERE m.partition = back.partition AND m.stream_seq > back.tail_seq`
+
+// loseMarks has the database lose marks of a relay that runs binary and has nothing to do, so that no further mark finds out, while an
+// open transaction holds the floor down. It returns what was broken.
+func loseMarks(t *testing.T, binary string) damage {
+	t.Helper()
+	f := newFleet(t, testkit.PostgresProcess(t).DB(t))
+	f.binary = binary
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `SELECT pg_current_xact_id()`); err != nil {
+		t.Fatal(err)
+	}
+	f.start(options{floorEvery: time.Minute})
+	testkit.Eventually(t, 30*time.Second, "some transactions to be written", func() (bool, error) { return f.written.Load() >= 50, nil })
+	f.stop()
+	f.writers.Wait()
+	awaitDrained(t, t.Context(), f.pool, 20*time.Second)
+	f.last(300 * time.Millisecond) // the stream takes no message twice within 100 ms
+	if _, err := f.pool.Exec(t.Context(), loseMarksSQL); err != nil {
+		t.Fatal(err)
+	}
+	awaitDrained(t, t.Context(), f.pool, 20*time.Second)
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return inspect(t, t.Context(), f.pool, f.b)
+}
+
+func TestMarksThatTheDatabaseLosesAreMadeAgain(t *testing.T) {
+	t.Parallel()
+	if d := loseMarks(t, os.Args[0]); d.any() {
+		t.Errorf("the stream is not what was committed: %+v", d)
+	}
+}
