@@ -91,10 +91,11 @@ func readStream(t *testing.T, ctx context.Context, b *testkit.Broker) (all []str
 	if err != nil {
 		t.Fatal(err)
 	}
-	streams, err := broker.Streams(ctx, js, b.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
+	var streams []broker.Stream
+	testkit.Eventually(t, 60*time.Second, "all streams to have leaders", func() (bool, error) { // a broker may just have come back
+		streams, err = broker.Streams(ctx, js, b.Config())
+		return err == nil, err
+	})
 	for _, stream := range streams {
 		all = append(all, readPartition(t, ctx, js, stream)...)
 	}
@@ -106,10 +107,11 @@ func readPartition(t *testing.T, ctx context.Context, js jetstream.JetStream, st
 	if stream.Messages == 0 {
 		return nil
 	}
-	consumer, err := js.OrderedConsumer(ctx, stream.Name, jetstream.OrderedConsumerConfig{InactiveThreshold: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
+	var consumer jetstream.Consumer
+	testkit.Eventually(t, 60*time.Second, "stream "+stream.Name+" to be read", func() (_ bool, err error) {
+		consumer, err = js.OrderedConsumer(ctx, stream.Name, jetstream.OrderedConsumerConfig{InactiveThreshold: time.Minute})
+		return err == nil, err
+	})
 	it, err := consumer.Messages()
 	if err != nil {
 		t.Fatal(err)
