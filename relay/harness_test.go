@@ -91,52 +91,43 @@ func readStream(t *testing.T, ctx context.Context, b *testkit.Broker) (all []str
 	if err != nil {
 		t.Fatal(err)
 	}
-	streams, err := broker.Streams(ctx, js, b.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
+	var streams []broker.Stream
+	testkit.Eventually(t, 60*time.Second, "all streams to have leaders", func() (bool, error) { // a broker may just have come back
+		streams, err = broker.Streams(ctx, js, b.Config())
+		return err == nil, err
+	})
 	for _, stream := range streams {
 		all = append(all, readPartition(t, ctx, js, stream)...)
 	}
 	return all
 }
 
+// readPartition reads from the leader alone: a consumer may be made on a broker that has just come back.
 func readPartition(t *testing.T, ctx context.Context, js jetstream.JetStream, stream broker.Stream) (all []streamed) {
 	t.Helper()
 	if stream.Messages == 0 {
 		return nil
 	}
-	consumer, err := js.OrderedConsumer(ctx, stream.Name, jetstream.OrderedConsumerConfig{InactiveThreshold: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
-	it, err := consumer.Messages()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer it.Stop()
 	var before uint64
 	for {
-		m, err := it.Next(jetstream.NextMaxWait(10 * time.Second))
-		if err != nil {
-			t.Fatalf("read stream %s after %d of %d messages: %v", stream.Name, len(all), stream.Last, err)
-		}
-		meta, err := m.Metadata()
-		if err != nil {
-			t.Fatal(err)
-		}
-		s := streamed{partition: stream.Number, before: before, foreign: !event.Ours(m.Headers())}
+		var m *broker.Stored
+		testkit.Eventually(t, 60*time.Second, fmt.Sprintf("the leader of stream %s to have a message behind %d", stream.Name, before), func() (_ bool, err error) {
+			m, err = broker.Next(ctx, js, stream.Name, before+1)
+			return m != nil, err
+		})
+		s := streamed{partition: stream.Number, before: before, foreign: !event.Ours(m.Header)}
 		if !s.foreign {
-			if s.Event, err = event.Decode(m.Subject(), m.Headers(), m.Data()); err != nil {
+			var err error
+			if s.Event, err = event.Decode(m.Subject, m.Header, m.Data); err != nil {
 				t.Fatal(err)
 			}
 		}
-		s.Seq = meta.Sequence.Stream
+		s.Seq = m.Seq
 		before = s.Seq
-		if _, rest, ok := strings.Cut(string(m.Data()), `"version": `); ok {
+		if _, rest, ok := strings.Cut(string(m.Data), `"version": `); ok {
 			s.version, _ = strconv.ParseInt(strings.TrimRight(rest[:strings.IndexAny(rest, ",}")], " "), 10, 64)
 		}
-		if !strings.HasSuffix(m.Subject(), ".closed") {
+		if !strings.HasSuffix(m.Subject, ".closed") {
 			all = append(all, s)
 		}
 		if s.Seq == stream.Last {
