@@ -33,7 +33,7 @@ func newUnderFault(t *testing.T, n int) *underFault {
 	t.Helper()
 	c := testkit.NATSCluster(t, 3)
 	f := &underFault{rig: newRigOn(t, testkit.Postgres(t), connect(t, c.Config()), c.Config(), n), c: c}
-	f.instances[0] = f.runWith(config(), connect(t, c.Config()), f.system, logbook{})
+	f.instances[0] = f.runWith(config(), connect(t, c.Nodes[0].Config()), f.system, logbook{})
 	f.instances[1] = f.runWith(config(), connect(t, c.Nodes[2].Config()), f.system, logbook{})
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
@@ -241,17 +241,24 @@ func TestOnThreeBrokersConsumersApplyEverythingOnce(t *testing.T) {
 // TestOnThreeBrokersAnInstanceThatIsCutOffGivesItsLeasesUp cuts off the broker that it is connected to.
 func TestOnThreeBrokersAnInstanceThatIsCutOffGivesItsLeasesUp(t *testing.T) {
 	t.Parallel()
+	const partitions = 2
 	f := newUnderFault(t, partitions)
-	f.awaitShares(20*time.Second, "both to share", 2)
+	shared := func(what string) {
+		testkit.Eventually(t, time.Minute, what, func() (bool, error) {
+			held, err := lease.Holders(context.Background(), f.system, name)
+			return len(held) == partitions && held[0].Owner != held[1].Owner, err
+		})
+	}
+	shared("both to share")
 	f.c.Cut(f.c.Nodes[2])
-	testkit.Eventually(t, 30*time.Second, "the instance to be cut off", func() (bool, error) { return f.instances[1].Ready(context.Background()) != nil, nil })
-	testkit.Eventually(t, 30*time.Second, "the other to have all partitions", func() (bool, error) {
+	testkit.Eventually(t, 60*time.Second, "the instance to be cut off", func() (bool, error) { return f.instances[1].Ready(context.Background()) != nil, nil })
+	testkit.Eventually(t, 60*time.Second, "the other to have all partitions", func() (bool, error) {
 		held, err := lease.Holders(context.Background(), f.system, name)
 		return len(held) == partitions && f.instances[0].metric(t, "consumer_partitions_held") == partitions, err
 	})
 	f.goesOn("the other instance alone")
 	f.c.Heal(f.c.Nodes[2])
-	f.awaitShares(30*time.Second, "both to share again", 2)
+	shared("both to share again")
 	f.check()
 }
 
@@ -267,7 +274,7 @@ func TestOnThreeBrokersAStreamThatIsGoneIsNotBelievedAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	in := f.run(f.system, logbook{})
-	testkit.Eventually(t, 10*time.Second, "the consumer to wait", func() (bool, error) {
+	testkit.Eventually(t, 30*time.Second, "the consumer to wait", func() (bool, error) {
 		if n := in.metric(t, "consumer_partitions_stuck"); n > 0 {
 			t.Fatalf("it is stuck: %v", in.Ready(context.Background()))
 		}

@@ -42,10 +42,12 @@ func (c *Consumer) watch(ctx context.Context) {
 				leave = c.join(ctx)
 			}
 		default:
-			c.log.WarnContext(ctx, "looking at the streams failed, trying again", "err", err)
 			c.lag.fail()
 			wait = lookRetry
-			if failures++; failures < patience {
+			if failures++; failures == 1 || failures == patience {
+				c.log.WarnContext(ctx, "looking at the streams failed, trying again", "failures", failures, "err", err)
+			}
+			if failures < patience {
 				break
 			}
 			c.setCutOff(fmt.Errorf("cut off from the streams, the partitions are left to other instances: %w", err))

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/outbox"
 )
@@ -327,7 +328,11 @@ func (w *writer) sift(ctx context.Context, c *outbox.Claimed) ([]outbox.Row, err
 		if len(failed) > 0 && failed[key] {
 			continue
 		}
-		if err := r.Validate(w.maxMessage); err != nil {
+		err := r.Validate(w.maxMessage)
+		if r.Oversize > 0 { // its payload was not even read
+			err = &event.InvalidError{Field: "payload", Reason: fmt.Sprintf("has %d bytes: the limit of a message is %d", r.Oversize, w.maxMessage)}
+		}
+		if err != nil {
 			failed[key] = true
 			failures = append(failures, outbox.Failure{Row: r, Error: err.Error()})
 			continue
