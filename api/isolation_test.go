@@ -203,7 +203,7 @@ func (f fixture) populate(t *testing.T, secret string) world {
 		put(201, "POST", "/v1/posts/$post/comments", `{"author_id":"$user","body":"pending `+secret+`"}`)
 	}
 	f.bury(t, tenant, 7000001, 2)
-	f.exec(t, `UPDATE outbox_messages_dlq SET last_error = $1, payload = to_jsonb($1::text), aggregate_type = 'comment', event_type = 'created', aggregate_id = $2`, secret, w["post"])
+	f.exec(t, `UPDATE outbox_messages_dlq SET last_error = $1, payload = jsonb_build_object('comment_id', gen_random_uuid(), 'post_id', $2::bigint::text, 'author_id', '1', 'body', $1::text), aggregate_type = 'comment', event_type = 'created', aggregate_id = $2`, secret, w["post"])
 	f.catchUp(t)
 	f.exec(t, `INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at)
 		SELECT $1, follower, followee, true, 3, now() FROM (VALUES ($2::bigint, $3::bigint), ($2, 1), (1, $3), ($2, $2 + 7), ($2 + 7, $3)) e (follower, followee)`,
