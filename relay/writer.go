@@ -45,7 +45,7 @@ const (
 	dueEvery     = 100 * time.Millisecond // between looks for waiting rows that have fallen due
 	floorEvery   = time.Second            // between samples of the horizon while there is nothing to mark
 	looksPer     = 5                      // of these, one look below the floor
-	lookDepth    = 50_000                 // ids that one such look covers at most
+	lookDepth    = 10_000                 // ids that one such look covers at most
 	unparkEvery  = 10 * time.Second       // between looks for rows that wait for nothing any more
 	maxSamples   = 64
 	maxRefusals  = 3 // how often a healthy broker may refuse a batch before its first row is sent alone
