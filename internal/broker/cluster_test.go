@@ -120,3 +120,16 @@ func TestFaultALeaderThatIsFrozenIsReplaced(t *testing.T) {
 		}
 	}
 }
+
+// TestOneDeclarerWithFewerReplicasTakesNoneAway: a relay that was started without NATS_REPLICAS.
+func TestOneDeclarerWithFewerReplicasTakesNoneAway(t *testing.T) {
+	c := testkit.NATSCluster(t, 3)
+	s, cfg := js(t, c.Connect(t)), c.Config()
+	for _, replicas := range []int{3, 1} {
+		cfg.Replicas = replicas
+		name := declare(t, s, cfg, whole).Name
+		if got := config(t, s, name).Replicas; got != 3 {
+			t.Errorf("declared with %d replicas, the stream has %d, want 3", replicas, got)
+		}
+	}
+}
