@@ -22,6 +22,9 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/projections/followercounts"
+	"github.com/tidings/tidings/projections/threadcache"
 	"github.com/tidings/tidings/store"
 )
 
@@ -37,6 +40,9 @@ type fixture struct {
 	reg    *prometheus.Registry
 	token  string // of tenant, with every role
 }
+
+// fleet are the projections that the API reads.
+var fleet = []projections.Projection{followercounts.New(), threadcache.New()}
 
 func config() api.Config {
 	return api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 128 << 10, MaxBatchBytes: 4 << 20, RequestTimeout: 10 * time.Second, MaxRequests: 512, MaxWait: time.Second}
@@ -54,7 +60,7 @@ func openWith(t *testing.T, cfg api.Config, log *slog.Logger) fixture {
 	pool := db.Pool(t, postgres.RoleAPI)
 	f.pool = pool
 	var err error
-	f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Log: log, Reg: f.reg})
+	f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: log, Reg: f.reg})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -880,7 +886,7 @@ func TestADatabaseThatIsAwayIsA503(t *testing.T) {
 	f := fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}
 	pool := db.Pool(t, postgres.RoleAPI)
 	var err error
-	if f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Log: testkit.Logger(t), Reg: f.reg}); err != nil {
+	if f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg}); err != nil {
 		t.Fatal(err)
 	}
 	f.token = f.newToken(t, tenant, "tester", store.Roles()...)

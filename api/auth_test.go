@@ -25,7 +25,7 @@ func openTwo(t *testing.T) [2]fixture {
 		f := fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}
 		pool := db.Pool(t, postgres.RoleAPI)
 		var err error
-		f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Log: testkit.Logger(t), Reg: f.reg})
+		f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -266,7 +266,7 @@ func TestOverlappingBatches(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pool.Close()
-	if f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Log: testkit.Logger(t), Reg: prometheus.NewRegistry()}); err != nil {
+	if f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: prometheus.NewRegistry()}); err != nil {
 		t.Fatal(err)
 	}
 	seed := rand.Uint64()
@@ -306,7 +306,7 @@ func TestAnOperationThatTheStoreHasNoRoomForIsRefusedAlone(t *testing.T) {
 	f := open(t)
 	s := store.New(f.pool, nil)
 	var err error
-	if f.Handler, err = api.New(config(), api.Deps{Store: s, DLQ: outbox.NewDLQ(f.pool, nil), Projections: f.pool, Log: testkit.Logger(t), Reg: prometheus.NewRegistry()}); err != nil {
+	if f.Handler, err = api.New(config(), api.Deps{Store: s, DLQ: outbox.NewDLQ(f.pool, nil), Projections: f.pool, Fleet: fleet, Log: testkit.Logger(t), Reg: prometheus.NewRegistry()}); err != nil {
 		t.Fatal(err)
 	}
 	f.want(t, 201, "PUT", "/v1/follows/1/2", "")

@@ -482,7 +482,7 @@ func TestEveryOperationConforms(t *testing.T) {
 	cfg.CursorKey = strings.Repeat("cd", 32)
 	otherKey, stranger := f, f
 	var err error
-	if otherKey.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Log: testkit.Logger(t), Reg: prometheus.NewRegistry()}); err != nil {
+	if otherKey.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: prometheus.NewRegistry()}); err != nil {
 		t.Fatal(err)
 	}
 	stranger.token = f.newToken(t, tenant+1, "stranger", store.Roles()...)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
-	"github.com/tidings/tidings/projections/archive"
+	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/projections/threadcache"
 )
 
@@ -30,7 +30,7 @@ func (f fixture) catchUp(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if err := archive.New().Apply(t.Context(), tx, events); err != nil {
+		if err := history.New().Apply(t.Context(), tx, events); err != nil {
 			return err
 		}
 		return threadcache.New().Apply(t.Context(), tx, slices.DeleteFunc(events, func(e event.Event) bool { return e.AggregateType == event.AggregateFollow }))

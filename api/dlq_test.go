@@ -33,7 +33,7 @@ func TestTheDLQOverHTTP(t *testing.T) {
 	var woken []int
 	var err error
 	f.Handler, err = api.New(config(), api.Deps{
-		Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, func(p int) { woken = append(woken, p) }), Projections: pool, Log: testkit.Logger(t), Reg: f.reg,
+		Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, func(p int) { woken = append(woken, p) }), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -80,7 +80,7 @@ func TestACauseIsLoggedAndNotSent(t *testing.T) {
 	var log bytes.Buffer
 	var err error
 	f.Handler, err = api.New(config(), api.Deps{
-		Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Reg: f.reg, Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Reg: f.reg, Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -111,7 +111,7 @@ func TestTheAccessLogTellsWhoAskedWhatAndNoSecret(t *testing.T) {
 	var log bytes.Buffer
 	var err error
 	f.Handler, err = api.New(cfg, api.Deps{
-		Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Reg: f.reg, Log: slog.New(slog.NewJSONHandler(&log, nil)),
+		Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Reg: f.reg, Log: slog.New(slog.NewJSONHandler(&log, nil)),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -14,8 +13,6 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
-	"github.com/tidings/tidings/projections/followercounts"
-	"github.com/tidings/tidings/projections/threadcache"
 )
 
 const (
@@ -66,26 +63,11 @@ func freshParameters() []*huma.Param {
 		"Tokens of writes, separated by commas, of at most %d entities: the answer shows these writes, however far behind the projection is.", maxFreshRefs)}}
 }
 
-// projection is what a consumer keeps, as far as reads are concerned.
-type projection interface {
-	consumers.Projection
-	// Reached reports whether it has each entity at the version that the ref names, or a later one.
-	Reached(ctx context.Context, tx pgx.Tx, refs []event.Ref) (bool, error)
-}
-
-func projectionOf(consumer string) projection {
-	if consumer == followercounts.Name {
-		return followercounts.New()
-	}
-	return threadcache.New()
-}
-
 // mustSee returns the entities of the request's tokens that the consumer keeps.
-func mustSee(ctx context.Context, consumer string) []event.Ref {
-	aggregates := projectionOf(consumer).Aggregates()
+func (s *server) mustSee(ctx context.Context, consumer string) []event.Ref {
 	var refs []event.Ref
 	for _, r := range callerOf(ctx).fresh {
-		if slices.Contains(aggregates, r.Aggregate()) {
+		if s.fleet[consumer].Wants(r.Type) {
 			refs = append(refs, r)
 		}
 	}
@@ -100,7 +82,7 @@ var (
 // readProjection runs fn, which reads a projection, in a transaction of the tenant, on one snapshot. It shows the writes whose tokens
 // came with the request: it waits for the projection to have them, and after freshWait reads as if it had; while the consumer is in the way, it tries again.
 func (s *server) readProjection(ctx context.Context, tenant int64, consumer string, fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
-	refs := mustSee(ctx, consumer)
+	refs := s.mustSee(ctx, consumer)
 	start := time.Now()
 	for wait := 5 * time.Millisecond; ; wait = min(2*wait, freshWait) {
 		err := postgres.InTenant(ctx, s.projections, tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
@@ -108,7 +90,7 @@ func (s *server) readProjection(ctx context.Context, tenant int64, consumer stri
 				return err
 			}
 			if len(refs) > 0 {
-				if reached, err := projectionOf(consumer).Reached(ctx, tx, refs); err != nil {
+				if reached, err := s.fleet[consumer].Reached(ctx, tx, refs); err != nil {
 					return err
 				} else if !reached {
 					return errBehind
@@ -151,7 +133,7 @@ func (s *server) readAsIf(ctx context.Context, tenant int64, consumer string, re
 		if progress, err = consumers.ReadProgress(ctx, tx, consumer); err != nil {
 			return err
 		}
-		if err := projectionOf(consumer).Apply(ctx, tx, states); err != nil {
+		if err := s.fleet[consumer].Apply(ctx, tx, states); err != nil {
 			return fmt.Errorf("apply %d states to read as if %s had: %w", len(states), consumer, err)
 		}
 		if err := fn(tx); err != nil {

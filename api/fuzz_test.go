@@ -75,11 +75,11 @@ func FuzzCursor(f *testing.F) {
 // The header has tokens of this tenant, or is refused with its name.
 func FuzzTidingsToken(f *testing.F) {
 	s := offline(f)
-	given, err := s.cursors.encode(tokenList(1), []event.Ref{{Follower: 7, Followee: 42, Version: 1}})
+	given, err := s.cursors.encode(tokenList(1), []event.Ref{{Type: event.AggregateFollow, Follower: 7, Followee: 42, Version: 1}})
 	if err != nil {
 		f.Fatal(err)
 	}
-	other, err := s.cursors.encode(tokenList(2), []event.Ref{{Thread: 5, Version: 1}})
+	other, err := s.cursors.encode(tokenList(2), []event.Ref{{Type: event.AggregateThread, Thread: 5, Version: 1}})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -27,7 +27,7 @@ func openLimited(t *testing.T, read, write, author int64) fixture {
 		*rate = store.Rate{N: n, Window: time.Hour}
 	}
 	var err error
-	f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Log: testkit.Logger(t), Reg: f.reg})
+	f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg})
 	if err != nil {
 		t.Fatal(err)
 	}

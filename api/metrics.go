@@ -8,8 +8,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/tidings/tidings/projections/followercounts"
-	"github.com/tidings/tidings/projections/threadcache"
 	"github.com/tidings/tidings/store"
 )
 
@@ -22,7 +20,7 @@ type metrics struct {
 	shed       *prometheus.CounterVec
 }
 
-func newMetrics(reg prometheus.Registerer, truth *store.Store) *metrics {
+func newMetrics(reg prometheus.Registerer, truth *store.Store, consumers []string) *metrics {
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "api_requests_total", Help: "Requests answered, by route pattern, method and status code.",
@@ -35,7 +33,7 @@ func newMetrics(reg prometheus.Registerer, truth *store.Store) *metrics {
 	m.overlaid = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "api_overlaid_reads_total", Help: "Reads whose Tidings-Token the projection had not reached, answered with those entities taken from the truth.",
 	}, []string{"consumer"})
-	for _, consumer := range []string{followercounts.Name, threadcache.Name} {
+	for _, consumer := range consumers {
 		m.overlaid.WithLabelValues(consumer)
 	}
 	m.limited = prometheus.NewCounterVec(prometheus.CounterOpts{

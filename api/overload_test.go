@@ -32,7 +32,7 @@ func TestOverloadIsRefusedAndWhatIsAcceptedIsKept(t *testing.T) {
 	defer pool.Close()
 	cfg := config()
 	cfg.MaxRequests, cfg.MaxWait = 64, 500*time.Millisecond
-	if f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Log: testkit.Logger(t), Reg: f.reg}); err != nil {
+	if f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg}); err != nil {
 		t.Fatal(err)
 	}
 	f.token = f.newToken(t, tenant, "tester", store.Roles()...)

@@ -46,7 +46,7 @@ func openCached(t testing.TB, db *testkit.DB, b *testkit.Broker, bytes int64) ca
 		t.Fatal(err)
 	}
 	pages := api.NewPages(cfg, f.reg)
-	f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Pages: pages, Log: testkit.Logger(t), Reg: f.reg})
+	f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Pages: pages, Log: testkit.Logger(t), Reg: f.reg})
 	if err != nil {
 		t.Fatal(err)
 	}

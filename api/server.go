@@ -26,6 +26,9 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/projections/followercounts"
+	"github.com/tidings/tidings/projections/threadcache"
 	"github.com/tidings/tidings/store"
 )
 
@@ -34,7 +37,8 @@ type Deps struct {
 	Store       *store.Store
 	DLQ         *outbox.DLQ // on a pool of postgres.RoleAPI
 	Projections *pgxpool.Pool
-	Pages       *Pages // nil: no page is kept
+	Fleet       []projections.Projection // those that reads go to
+	Pages       *Pages                   // nil: no page is kept
 	Log         *slog.Logger
 	Reg         prometheus.Registerer
 }
@@ -44,6 +48,7 @@ type server struct {
 	store       *store.Store
 	dlq         *outbox.DLQ
 	projections *pgxpool.Pool
+	fleet       map[string]projections.Projection // by name
 	pages       *Pages
 	log         *slog.Logger
 	metrics     *metrics
@@ -74,8 +79,17 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 	}
 	s := &server{
 		cfg: cfg, store: deps.Store, dlq: deps.DLQ, projections: deps.Projections, pages: deps.Pages, log: deps.Log.With("component", "api"),
-		metrics: newMetrics(deps.Reg, deps.Store), auth: newAuthenticator(deps.Store), cursors: cursors{key}, problems: newProblemTable(), mux: http.NewServeMux(),
+		fleet: make(map[string]projections.Projection), auth: newAuthenticator(deps.Store), cursors: cursors{key}, problems: newProblemTable(), mux: http.NewServeMux(),
 	}
+	for _, p := range deps.Fleet {
+		s.fleet[p.Name()] = p
+	}
+	for _, name := range []string{followercounts.Name, threadcache.Name} {
+		if s.fleet[name] == nil {
+			return nil, fmt.Errorf("the API reads the projection %s, which it was not given", name)
+		}
+	}
+	s.metrics = newMetrics(deps.Reg, deps.Store, slices.Collect(maps.Keys(s.fleet)))
 	s.gate = newGate(cfg, func(reason string) { s.metrics.shed.WithLabelValues(reason).Inc() })
 	s.metrics.queues(deps.Reg, s.gate, deps.Store.Stats)
 	jsonFormat := huma.Format{Marshal: huma.DefaultJSONFormat.Marshal, Unmarshal: strictJSON}

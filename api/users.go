@@ -91,7 +91,7 @@ func (s *server) edges(name string, read readEdges) func(context.Context, *edges
 			after = &followercounts.EdgeCursor{PositionedAt: c.At.Time, UserID: int64(c.User)}
 		}
 		key := pageKey{tenant, name, in.ID.int64()}
-		keep := after == nil && len(mustSee(ctx, followercounts.Name)) == 0
+		keep := after == nil && len(s.mustSee(ctx, followercounts.Name)) == 0
 		if keep {
 			if page, ok := s.pages.get(key, in.Limit); ok {
 				return &edgesOutput{Body: page}, nil

@@ -11,7 +11,7 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
-	"github.com/tidings/tidings/projections/archive"
+	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/versioned"
 )
@@ -138,7 +138,7 @@ func (s *server) before(l list, cursor string) (int64, error) {
 func (s *server) readHistory(ctx context.Context, tenant int64, fn func(tx pgx.Tx) error) (event.Time, error) {
 	var progress consumers.Progress
 	err := postgres.InTenant(ctx, s.projections, tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
-		if progress, err = consumers.ReadProgress(ctx, tx, archive.Name); err != nil {
+		if progress, err = consumers.ReadProgress(ctx, tx, history.Name); err != nil {
 			return err
 		}
 		return fn(tx)
@@ -157,7 +157,7 @@ func (s *server) commentVersions(ctx context.Context, in *commentVersionsInput) 
 	}
 	var rows []versioned.Version[event.Comment]
 	asOf, err := s.readHistory(ctx, c.TenantID, func(tx pgx.Tx) (err error) {
-		rows, err = archive.Comments().Recent(ctx, tx, c.TenantID, versioned.Key{id}, before, in.Limit+1)
+		rows, err = history.Comments().Recent(ctx, tx, c.TenantID, versioned.Key{id}, before, in.Limit+1)
 		return err
 	})
 	if err != nil {
@@ -196,7 +196,7 @@ func (s *server) followVersions(ctx context.Context, in *followVersionsInput) (*
 	}
 	var rows []versioned.Version[event.Follow]
 	asOf, err := s.readHistory(ctx, tenant, func(tx pgx.Tx) (err error) {
-		rows, err = archive.Follows().Recent(ctx, tx, tenant, versioned.Key{follower, followee}, before, in.Limit+1)
+		rows, err = history.Follows().Recent(ctx, tx, tenant, versioned.Key{follower, followee}, before, in.Limit+1)
 		return err
 	})
 	if err != nil {

@@ -117,8 +117,8 @@ func TestVersionsOfEarlierShapesAreShown(t *testing.T) {
 		}
 		f.exec(t, `INSERT INTO `+table+` (tenant_id, object, metadata) SELECT $1, r -> 'object', r -> 'metadata' FROM jsonb_array_elements($2::jsonb) r`, tenant, string(b))
 	}
-	fill("comment_history", "../projections/archive/testdata/comment_history.v0.json")
-	fill("follow_history", "../projections/archive/testdata/follow_history.v0.json")
+	fill("comment_history", "../projections/history/testdata/comment_history.v0.json")
+	fill("follow_history", "../projections/history/testdata/follow_history.v0.json")
 	fill("threads", "../store/testdata/threads.v0.json")
 	const comment = "0190a000-0000-7000-8000-0000000000a1"
 	f.exec(t, `INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body, version) VALUES ($1, $2, 42, 'abcdefgh', '00000000000000abcdefgh', 7, 'second', 2)`, tenant, comment)

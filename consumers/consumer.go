@@ -23,8 +23,8 @@ import (
 // Projection is what a consumer does with events. Its name is the consumer's in consumer_offsets and leases.
 type Projection interface {
 	Name() string
-	// Aggregates returns the aggregate types whose events Apply gets.
-	Aggregates() []string
+	// Wants reports whether Apply gets the events of an aggregate type.
+	Wants(aggregateType string) bool
 	// Apply changes the projection's tables in tx, by events in stream order, of several tenants and aggregates; it touches
 	// nothing but tx, and may be called again for the same events after a rollback. An error that event.IsPermanent parks an
 	// event; so does any other that is not the database's own trouble.
@@ -73,7 +73,6 @@ type Consumer struct {
 	deps       Deps
 	projection Projection
 	name       string
-	wants      map[string]bool
 	group      *lease.Group
 	metrics    *metrics
 	log        *slog.Logger
@@ -100,12 +99,9 @@ func New(cfg Config, deps Deps, projection Projection) (*Consumer, error) {
 		return nil, err
 	}
 	c := &Consumer{
-		cfg: cfg, deps: deps, projection: projection, name: name, wants: make(map[string]bool), group: group, log: log,
+		cfg: cfg, deps: deps, projection: projection, name: name, group: group, log: log,
 		lag: lagClock{stale: 3 * cfg.LagInterval}, lookNow: make(chan struct{}, 1),
 		streams: make(map[string]broker.Stream), readers: make(map[int]*reader), troubles: make(map[int]trouble),
-	}
-	for _, a := range projection.Aggregates() {
-		c.wants[a] = true
 	}
 	if c.metrics, err = newMetrics(deps.Registry, name, func() float64 { return c.lag.seconds(time.Now()) }); err != nil {
 		return nil, fmt.Errorf("register the metrics of consumer %s: %w", name, err)

@@ -35,8 +35,8 @@ type logbook struct {
 	hook func(ctx context.Context, tx pgx.Tx, events []event.Event) error // before writing; nil for none
 }
 
-func (logbook) Name() string         { return name }
-func (logbook) Aggregates() []string { return []string{event.AggregateFollow} }
+func (logbook) Name() string                { return name }
+func (logbook) Wants(aggregate string) bool { return aggregate == event.AggregateFollow }
 
 type line struct {
 	FollowerID, FolloweeID, Version int64

@@ -43,7 +43,7 @@ type DeadLetters struct {
 
 // NewDeadLetters returns the operations on pool, which is the projections' and acts as the system role. Retry applies through
 // the projection that the dead letter's consumer is named after.
-func NewDeadLetters(pool *pgxpool.Pool, projections ...Projection) *DeadLetters {
+func NewDeadLetters[P Projection](pool *pgxpool.Pool, projections ...P) *DeadLetters {
 	d := &DeadLetters{pool: pool, projections: make(map[string]Projection)}
 	for _, p := range projections {
 		d.projections[p.Name()] = p

@@ -52,7 +52,7 @@ func (b *bad) hook(_ context.Context, _ pgx.Tx, events []event.Event) error {
 
 func (r *rig) letters(f consumers.DeadLetterFilter) []consumers.DeadLetter {
 	r.t.Helper()
-	all, err := consumers.NewDeadLetters(r.system).List(context.Background(), f, consumers.MaxDeadLetters)
+	all, err := consumers.NewDeadLetters[logbook](r.system).List(context.Background(), f, consumers.MaxDeadLetters)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func TestARetryAppliesWhatWasParkedInItsOrder(t *testing.T) {
 			t.Errorf("the second one: %v", err)
 		}
 	}
-	if _, err := consumers.NewDeadLetters(r.system).Retry(t.Context(), consumers.DeadLetterRequest{ID: all[2].ID, Actor: "ann"}); err == nil {
+	if _, err := consumers.NewDeadLetters[logbook](r.system).Retry(t.Context(), consumers.DeadLetterRequest{ID: all[2].ID, Actor: "ann"}); err == nil {
 		t.Error("a retry without the projection")
 	}
 

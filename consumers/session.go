@@ -256,7 +256,7 @@ func (c *Consumer) classify(d *delivery) {
 	e := &d.event
 	known, _ := event.Known(e.AggregateType, e.Type, e.Version)
 	switch {
-	case c.wants[e.AggregateType]:
+	case c.projection.Wants(e.AggregateType):
 		if d.fault == nil {
 			d.fault = checkKnown(e)
 		}

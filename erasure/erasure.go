@@ -18,8 +18,7 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/outbox"
-	"github.com/tidings/tidings/projections/archive"
-	"github.com/tidings/tidings/projections/threadcache"
+	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/store"
 )
 
@@ -31,20 +30,23 @@ const (
 	DLQ         = "outbox DLQ"
 	Archive     = "outbox archive"
 	DeadLetters = "dead letters"
-	History     = "comment history"
-	Threads     = "thread cache"
 	Stream      = "stream"
 	Cold        = "cold files"
 )
 
-// Stores are all of them, in the order of reports.
-func Stores() []string {
-	return []string{Comments, Keys, Outbox, DLQ, Archive, DeadLetters, History, Threads, Stream, Cold}
+// Stores are all of them, in the order of reports; a projection is one under its own name.
+func Stores(fleet []projections.Projection) []string {
+	all := []string{Comments, Keys, Outbox, DLQ, Archive, DeadLetters}
+	for _, p := range fleet {
+		all = append(all, p.Name())
+	}
+	return append(all, Stream, Cold)
 }
 
 // Deps are what an erasure works with.
 type Deps struct {
 	Truth, Projections *pgxpool.Pool // act as the system role
+	Fleet              []projections.Projection
 	JetStream          jetstream.JetStream
 	Broker             broker.Config
 	Wake               func(partition int) // tells the relay of events; may be nil
@@ -165,14 +167,14 @@ func (e *eraser) run(ctx context.Context) error {
 			e.report.Done = true
 			return nil
 		}
-		e.o.Progress("the scan has found more: " + describe(left))
+		e.o.Progress("the scan has found more: " + describe(e.Fleet, left))
 	}
 	return fmt.Errorf("%w: something writes it again; %d rounds were not enough", ErrUnfinished, maxRounds)
 }
 
-func describe(counts map[string]int) string {
+func describe(fleet []projections.Projection, counts map[string]int) string {
 	var all []string
-	for _, s := range Stores() {
+	for _, s := range Stores(fleet) {
 		if counts[s] > 0 {
 			all = append(all, fmt.Sprintf("%s %d", s, counts[s]))
 		}
@@ -460,19 +462,16 @@ func (e *eraser) redactProjections(ctx context.Context, look bool, counts map[st
 		return err
 	}
 	for ids := range slices.Chunk(slices.Sorted(maps.Keys(e.comments)), slice) {
-		var versions, bodies int64
-		err := postgres.InTx(ctx, e.Projections, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {
-			if versions, err = archive.Redact(ctx, tx, e.o.TenantID, ids, look); err != nil {
+		for _, p := range e.Fleet {
+			var n int64
+			if err := postgres.InTx(ctx, e.Projections, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {
+				n, err = p.Redact(ctx, tx, e.o.TenantID, ids, look)
+				return err
+			}); err != nil {
 				return err
 			}
-			bodies, err = threadcache.Redact(ctx, tx, e.o.TenantID, ids, look)
-			return err
-		})
-		if err != nil {
-			return err
+			add(p.Name(), int(n))
 		}
-		add(History, int(versions))
-		add(Threads, int(bodies))
 	}
 	return nil
 }

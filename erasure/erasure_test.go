@@ -32,7 +32,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
-	"github.com/tidings/tidings/projections/archive"
+	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/projections/threadcache"
 	"github.com/tidings/tidings/relay"
 	"github.com/tidings/tidings/replay"
@@ -125,7 +125,9 @@ func (w *world) relay() (stop func()) {
 	return w.run(r.Run)
 }
 
-func both() []consumers.Projection { return []consumers.Projection{threadcache.New(), archive.New()} }
+func both() []projections.Projection {
+	return []projections.Projection{threadcache.New(), history.New()}
+}
 
 // consume runs the consumers that want comments on some projections' database.
 func (w *world) consume(pool *pgxpool.Pool) (stop func()) {
@@ -154,7 +156,7 @@ func (w *world) settle(pool *pgxpool.Pool) {
 		if err := w.truth.QueryRow(w.t.Context(), `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&waiting); err != nil || waiting {
 			return false, err
 		}
-		lags, err := consumers.Lag(w.t.Context(), pool, w.js, w.nats.Config(), threadcache.Name, archive.Name)
+		lags, err := consumers.Lag(w.t.Context(), pool, w.js, w.nats.Config(), threadcache.Name, history.Name)
 		return err == nil && !slices.ContainsFunc(lags, func(l consumers.ConsumerLag) bool { return l.Messages > 0 }), err
 	})
 }
@@ -246,8 +248,8 @@ func (w *world) gone(when string) {
 // equal compares what consumers made with the truth, and the stream with the outbox.
 func (w *world) equal(when string, pool *pgxpool.Pool) {
 	w.t.Helper()
-	for _, verify := range []func(context.Context, *pgxpool.Pool, *pgxpool.Pool, func(projections.Difference)) (int64, error){threadcache.Verify, archive.Verify} {
-		if _, err := verify(w.t.Context(), w.truth, pool, func(d projections.Difference) { w.t.Errorf("%s: %s", when, d) }); err != nil {
+	for _, p := range both() {
+		if _, err := p.Verify(w.t.Context(), w.truth, pool, func(d projections.Difference) { w.t.Errorf("%s: %s", when, d) }); err != nil {
 			w.t.Error(err)
 		}
 	}
@@ -298,7 +300,7 @@ func (w *world) redactCold(ctx context.Context, tenant int64, look bool, concern
 }
 
 func (w *world) deps() Deps {
-	return Deps{Truth: w.truth, Projections: w.projections, JetStream: w.js, Broker: w.nats.Config(), Cold: w.redactCold, Fence: noFence}
+	return Deps{Truth: w.truth, Projections: w.projections, Fleet: both(), JetStream: w.js, Broker: w.nats.Config(), Cold: w.redactCold, Fence: noFence}
 }
 
 func (w *world) erase(o Options) (Report, error) {
@@ -376,7 +378,7 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(map[string]int{Comments: 6, Keys: 1, Outbox: 6, DLQ: 1, Archive: 4, DeadLetters: 4, History: 6, Threads: 2, Stream: 9, Cold: 2}, dry.Counts); diff != "" {
+	if diff := cmp.Diff(map[string]int{Comments: 6, Keys: 1, Outbox: 6, DLQ: 1, Archive: 4, DeadLetters: 4, history.Name: 6, threadcache.Name: 2, Stream: 9, Cold: 2}, dry.Counts); diff != "" {
 		t.Errorf("a dry run (-want +got):\n%s", diff)
 	}
 
@@ -502,7 +504,7 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	if err != nil || !again.Done {
 		t.Fatal(again, err)
 	}
-	if diff := cmp.Diff(map[string]int{Comments: 1, Outbox: 1, History: 1, Stream: 1}, again.Counts); diff != "" {
+	if diff := cmp.Diff(map[string]int{Comments: 1, Outbox: 1, history.Name: 1, Stream: 1}, again.Counts); diff != "" {
 		t.Errorf("the second erasure (-want +got):\n%s", diff)
 	}
 	w.gone("after the second erasure")

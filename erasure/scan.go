@@ -43,7 +43,7 @@ func (e *eraser) scanAll(ctx context.Context) (map[string]int, error) {
 		return nil, err
 	}
 	if len(behind) > 0 { // a consumer that has begun since
-		left[Threads] += len(behind)
+		left[Stream] += len(behind)
 	}
 	if err := e.redactProjections(ctx, true, left); err != nil {
 		return nil, err

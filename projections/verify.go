@@ -26,6 +26,7 @@ type Difference struct {
 // Key names what a projection mends as one: a pair (Aggregate is the followee, Other the follower), an account (Other is 0), a
 // post, or a comment.
 type Key struct {
+	Type                       string // the aggregate type of the events that it is made of
 	TenantID, Aggregate, Other int64
 	Comment                    string // its id, of a history only
 }

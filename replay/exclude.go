@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/tidings/tidings/projections"
 )
 
 // Exclusion keeps projections from being replayed, and has dropped what interrupted replays of them left: copies of what they were built from.
@@ -11,7 +13,7 @@ type Exclusion struct{ held []*replay }
 
 // Exclude keeps these projections from being replayed until the exclusion is closed. Of deps it uses the connection alone. It returns
 // ErrRunning when one of them is being replayed.
-func Exclude(ctx context.Context, deps Deps, all ...Projection) (_ *Exclusion, err error) {
+func Exclude(ctx context.Context, deps Deps, all ...projections.Projection) (_ *Exclusion, err error) {
 	e := &Exclusion{}
 	defer func() {
 		if err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"log/slog"
 	"sync/atomic"
 	"time"
@@ -20,19 +19,11 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/projections"
 )
 
 // ErrRunning reports that another replay of the consumer is at work.
 var ErrRunning = errors.New("replay: another replay of this consumer is running")
-
-// Projection is what can be replayed.
-type Projection interface {
-	consumers.Projection
-	// Tables names the projection's tables, all of them. One without tables of its own keeps a record, which is only added to.
-	Tables() []string
-	// Truth yields events that say what state each entity of the truth is in, in bounded memory. It ends at its first error.
-	Truth(ctx context.Context, truth *pgxpool.Pool) iter.Seq2[event.Event, error]
-}
 
 // Source is what a projection is built from.
 type Source string
@@ -97,7 +88,7 @@ const (
 type replay struct {
 	deps   Deps
 	opts   Options
-	p      Projection
+	p      projections.Projection
 	name   string // of the consumer
 	shadow string // the schema of the new tables
 	old    string // the schema that the live tables go to
@@ -112,7 +103,7 @@ type replay struct {
 
 // Run replays the projection. It may be run again after any interruption. ctx ending stops it and leaves the live tables as they are. It
 // returns ErrRunning when another replay of the consumer runs.
-func Run(ctx context.Context, deps Deps, p Projection, opts Options) (report Report, err error) {
+func Run(ctx context.Context, deps Deps, p projections.Projection, opts Options) (report Report, err error) {
 	start := time.Now()
 	if opts.Stall == 0 {
 		opts.Stall = defaultStall
@@ -261,7 +252,7 @@ func (r *replay) catchUp(ctx context.Context, consumer *consumers.Consumer) erro
 
 // counted is the projection under the name that its second consumer has; it counts what it applies.
 type counted struct {
-	Projection
+	projections.Projection
 	r *replay
 }
 

@@ -132,7 +132,7 @@ func TestAnArchivedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T)
 			t.Fatal(err)
 		}
 	}
-	states, err := a.States(ctx, 1, []event.Ref{{Comment: ids[0]}, {Comment: ids[1]}})
+	states, err := a.States(ctx, 1, []event.Ref{{Type: event.AggregateComment, Comment: ids[0]}, {Type: event.AggregateComment, Comment: ids[1]}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +161,7 @@ func TestAnArchivedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T)
 				t.Errorf("another tenant got %v", err)
 			}
 		}
-		got, err := a.States(ctx, 1, []event.Ref{{Comment: ids[0]}, {Comment: ids[1]}})
+		got, err := a.States(ctx, 1, []event.Ref{{Type: event.AggregateComment, Comment: ids[0]}, {Type: event.AggregateComment, Comment: ids[1]}})
 		if len(got) != 2 || len(states) != 2 || err != nil {
 			t.Errorf("%d states, %v", len(got), err)
 		}

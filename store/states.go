@@ -16,7 +16,7 @@ func (s *Store) States(ctx context.Context, tenant int64, refs []event.Ref) ([]e
 	var followers, followees, posts []int64
 	var comments []string
 	for _, r := range refs {
-		switch r.Aggregate() {
+		switch r.Type {
 		case event.AggregateFollow:
 			followers, followees = append(followers, int64(r.Follower)), append(followees, int64(r.Followee))
 		case event.AggregateComment:

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/tidings/tidings/api"
+	"github.com/tidings/tidings/cmd/internal/fleet"
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
@@ -59,7 +60,7 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	defer nc.Close()
 	waker, pages := broker.NewWaker(nc), api.NewPages(cfg.API, reg)
 	handler, err := api.New(cfg.API, api.Deps{
-		Store: store.New(truth, waker.Wake), DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Pages: pages, Log: log, Reg: reg,
+		Store: store.New(truth, waker.Wake), DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Fleet: fleet.Projections(), Pages: pages, Log: log, Reg: reg,
 	})
 	if err != nil {
 		return err

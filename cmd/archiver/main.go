@@ -18,7 +18,7 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/outbox"
-	"github.com/tidings/tidings/projections/archive"
+	"github.com/tidings/tidings/projections/history"
 )
 
 type config struct {
@@ -28,7 +28,7 @@ type config struct {
 	Upkeep      upkeep.Config
 }
 
-func main() { daemon.Main(archive.Name, run) }
+func main() { daemon.Main(history.Name, run) }
 
 func run(ctx context.Context, env envconfig.Lookuper) error {
 	var cfg config
@@ -38,12 +38,12 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	if err := errors.Join(cfg.Projector.Validate(), cfg.Upkeep.Validate()); err != nil {
 		return err
 	}
-	truth, err := postgres.Open(ctx, cfg.DatabaseURL, cfg.Projector.Postgres, postgres.RoleSystem, archive.Name)
+	truth, err := postgres.Open(ctx, cfg.DatabaseURL, cfg.Projector.Postgres, postgres.RoleSystem, history.Name)
 	if err != nil {
 		return err
 	}
 	defer truth.Close()
-	projected, err := postgres.Open(ctx, cfg.Projector.ProjectionsDatabaseURL, cfg.Projector.Postgres, postgres.RoleSystem, archive.Name+" jobs")
+	projected, err := postgres.Open(ctx, cfg.Projector.ProjectionsDatabaseURL, cfg.Projector.Postgres, postgres.RoleSystem, history.Name+" jobs")
 	if err != nil {
 		return err
 	}
@@ -68,6 +68,6 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 		}
 		return runner.Run(ctx)
 	})
-	g.Go(func() error { return projector.Run(ctx, cfg.OpsAddr, cfg.Projector, archive.New(), reg) })
+	g.Go(func() error { return projector.Run(ctx, cfg.OpsAddr, cfg.Projector, history.New(), reg) })
 	return g.Wait()
 }

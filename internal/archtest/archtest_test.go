@@ -43,8 +43,8 @@ var rules = []rule{
 	{pkg: "coldstore", may: []string{"outbox", "event", "internal/postgres"}, libs: []string{pgx, blob}},
 	{pkg: "relay", may: []string{"outbox", "event", "internal/lease", "internal/broker"}, libs: []string{nats, pgx}}, // pgx: it hands the pool to outbox
 	{pkg: "consumers", may: []string{"event", "internal/lease", "internal/broker", "internal/postgres"}, libs: []string{pgx, nats}},
-	{pkg: "replay", may: []string{"consumers", "migrations", "outbox", "event", "internal/lease", "internal/broker", "internal/postgres"}, libs: []string{pgx, nats}},
-	{pkg: "erasure", may: []string{"store", "outbox", "consumers", "projections/archive", "projections/threadcache", "event", "internal/broker", "internal/postgres"},
+	{pkg: "replay", may: []string{"consumers", "projections", "migrations", "outbox", "event", "internal/lease", "internal/broker", "internal/postgres"}, libs: []string{pgx, nats}},
+	{pkg: "erasure", may: []string{"store", "outbox", "consumers", "projections", "event", "internal/broker", "internal/postgres"},
 		libs: []string{pgx, nats}}, // it goes through every store
 	{pkg: "projections", may: []string{"versioned", "event", "internal/postgres"}, libs: []string{pgx}},
 	{pkg: "projections/*", may: []string{"projections", "versioned", "event", "internal/postgres"}, libs: []string{pgx}}, // never each other, never NATS

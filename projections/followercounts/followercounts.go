@@ -26,8 +26,8 @@ func New() Projection { return Projection{splitAt: splitAt} }
 // Name returns the projection's name.
 func (Projection) Name() string { return Name }
 
-// Aggregates returns the aggregate types that the projection wants.
-func (Projection) Aggregates() []string { return []string{event.AggregateFollow} }
+// Wants reports whether the projection applies events of the aggregate type.
+func (Projection) Wants(aggregateType string) bool { return aggregateType == event.AggregateFollow }
 
 type pair struct{ tenant, follower, followee int64 }
 

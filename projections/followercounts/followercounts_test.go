@@ -371,7 +371,7 @@ func TestVerifyNamesEachDifference(t *testing.T) {
 		t.Fatal(err)
 	}
 	verify := func() (got []string) {
-		checked, err := Verify(ctx, pool, pool, func(d projections.Difference) { got = append(got, d.String()) })
+		checked, err := New().Verify(ctx, pool, pool, func(d projections.Difference) { got = append(got, d.String()) })
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -56,7 +56,7 @@ SELECT /* followercounts.verify */ tenant_id, user_id, followers, following
 // it compared. An edge must be in a shard that its followee has, or no page would show it; in which one is nobody's business: two
 // projections that got the same events in other batches may differ in that. Counts are computed from the truth, not from the edges. What has not been applied yet is a difference too, so
 // it is run when the consumer's lag is 0. Both pools act as the system role. Memory does not grow with the tables.
-func Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) (checked int64, err error) {
+func (Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) (checked int64, err error) {
 	err = projections.Compare(ctx, truth, projection, truthEdgesSQL, edgeRowsSQL,
 		func(a, b *edgeRow) int {
 			return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.FollowerID, b.FollowerID), cmp.Compare(a.FolloweeID, b.FolloweeID))
@@ -94,7 +94,7 @@ func compareEdge(want, got *edgeRow, report func(projections.Difference)) {
 			report(projections.Difference{
 				Projection: Name, TenantID: present.TenantID, Entity: fmt.Sprintf("follow %d/%d", present.FollowerID, present.FolloweeID),
 				Field: field, Want: fmt.Sprint(want), Got: fmt.Sprint(got),
-				Key: projections.Key{TenantID: present.TenantID, Aggregate: present.FolloweeID, Other: present.FollowerID},
+				Key: projections.Key{Type: event.AggregateFollow, TenantID: present.TenantID, Aggregate: present.FolloweeID, Other: present.FollowerID},
 			})
 		}
 	}
@@ -123,7 +123,7 @@ func compareCounts(want, got *countRow, report func(projections.Difference)) {
 		if want != got {
 			report(projections.Difference{
 				Projection: Name, TenantID: present.TenantID, Entity: fmt.Sprintf("counts of user %d", present.UserID),
-				Field: field, Want: fmt.Sprint(want), Got: fmt.Sprint(got), Key: projections.Key{TenantID: present.TenantID, Aggregate: present.UserID},
+				Field: field, Want: fmt.Sprint(want), Got: fmt.Sprint(got), Key: projections.Key{Type: event.AggregateFollow, TenantID: present.TenantID, Aggregate: present.UserID},
 			})
 		}
 	}

@@ -23,7 +23,7 @@ UPDATE /* threadcache.redact */ thread_comments t SET body = '' FROM held WHERE 
 // Redact takes the bodies of these comments out, in the caller's transaction, and returns of how many. It is for comments whose
 // comment.erased is parked behind a dead letter: everywhere else the event has done it. They become tombstones when that is retried. With
 // look it only counts them.
-func Redact(ctx context.Context, tx pgx.Tx, tenant int64, ids []string, look bool) (n int64, err error) {
+func (Projection) Redact(ctx context.Context, tx pgx.Tx, tenant int64, ids []string, look bool) (n int64, err error) {
 	args := pgx.StrictNamedArgs{"tenant": tenant, "ids": ids}
 	if look {
 		err = tx.QueryRow(ctx, heldBodiesSQL, args).Scan(&n)

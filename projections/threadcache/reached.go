@@ -27,7 +27,7 @@ func (Projection) Reached(ctx context.Context, tx pgx.Tx, refs []event.Ref) (rea
 	var comments []string
 	var commentVersions, posts, postVersions []int64
 	for _, r := range refs {
-		if r.Aggregate() == event.AggregateComment {
+		if r.Type == event.AggregateComment {
 			comments, commentVersions = append(comments, r.Comment), append(commentVersions, r.Version)
 		} else {
 			posts, postVersions = append(posts, int64(r.Thread)), append(postVersions, r.Version)

@@ -33,9 +33,9 @@ func New() Projection { return Projection{bucketSize, groupSize} }
 // Name returns the projection's name.
 func (Projection) Name() string { return Name }
 
-// Aggregates returns the aggregate types that the projection wants.
-func (Projection) Aggregates() []string {
-	return []string{event.AggregateComment, event.AggregateThread}
+// Wants reports whether the projection applies events of the aggregate type.
+func (Projection) Wants(aggregateType string) bool {
+	return aggregateType == event.AggregateComment || aggregateType == event.AggregateThread
 }
 
 type commentKey struct {

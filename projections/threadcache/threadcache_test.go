@@ -97,7 +97,7 @@ func TestSettingsThatWerePurgedAreTheDefaultsAtTheVersionThatStays(t *testing.T)
 	exec(`INSERT INTO threads_purged (tenant_id, post_id, version) VALUES (1, 6, 3), (1, 7, 3)`)
 	fields := func() (all []string) {
 		t.Helper()
-		if _, err := Verify(ctx, pool, pool, func(d projections.Difference) { all = append(all, d.String()) }); err != nil {
+		if _, err := New().Verify(ctx, pool, pool, func(d projections.Difference) { all = append(all, d.String()) }); err != nil {
 			t.Fatal(err)
 		}
 		return all
@@ -112,7 +112,7 @@ func TestSettingsThatWerePurgedAreTheDefaultsAtTheVersionThatStays(t *testing.T)
 	for name, fill := range map[string]func() error{
 		"mended": func() error {
 			return postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-				keys := []projections.Key{{TenantID: 1, Aggregate: 5}, {TenantID: 1, Aggregate: 6}, {TenantID: 1, Aggregate: 7}}
+				keys := []projections.Key{{Type: event.AggregateComment, TenantID: 1, Aggregate: 5}, {Type: event.AggregateComment, TenantID: 1, Aggregate: 6}, {Type: event.AggregateComment, TenantID: 1, Aggregate: 7}}
 				return New().Mend(ctx, tx, pool, keys, func(int64, string, int64) bool { return false })
 			})
 		},
@@ -810,7 +810,7 @@ func TestVerifyNamesEachDifference(t *testing.T) {
 	exec(`INSERT INTO comments (tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at)
 	  SELECT tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at FROM thread_comments`)
 	verify := func() (got []string) {
-		checked, err := Verify(ctx, pool, pool, func(d projections.Difference) {
+		checked, err := New().Verify(ctx, pool, pool, func(d projections.Difference) {
 			got = append(got, strings.TrimPrefix(d.String(), "threadcache: tenant 1, comment 00000000-0000-7000-8000-00000000000"))
 		})
 		if err != nil {

@@ -45,7 +45,7 @@ SELECT /* threadcache.verify */ tenant_id, post_id, path, comment_id::text, coal
 // what each bucket and group counts, and the totals and settings of each thread. It reports every difference and returns how many
 // comments it compared. What has not been applied yet is a difference too, so it is run when the consumer's lag is 0. Both pools
 // act as the system role. Memory is one row per level of one thread.
-func Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) (checked int64, err error) {
+func (Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) (checked int64, err error) {
 	f := fold{report: report}
 	err = projections.Compare(ctx, truth, projection, truthSQL, rowsSQL,
 		func(a, b *commentRow) int {
@@ -147,7 +147,7 @@ func (f *fold) compare(want, got *commentRow) {
 func (f *fold) differ(of *commentRow, field, want, got string) {
 	f.report(projections.Difference{
 		Projection: Name, TenantID: of.TenantID, Entity: fmt.Sprintf("comment %s of post %d", of.CommentID, of.PostID), Field: field, Want: want, Got: got,
-		Key: projections.Key{TenantID: of.TenantID, Aggregate: of.PostID},
+		Key: projections.Key{Type: event.AggregateComment, TenantID: of.TenantID, Aggregate: of.PostID},
 	})
 }
 
@@ -228,7 +228,7 @@ func (c *counting) end() {
 	d := projections.Difference{
 		Projection: Name, TenantID: c.from.TenantID, Field: "visible", Want: fmt.Sprint(c.want), Got: "absent",
 		Entity: fmt.Sprintf("%s from %s %s of post %d", c.level, c.from.At.UTC().Format(event.TimeFormat), c.from.ID, c.from.PostID),
-		Key:    projections.Key{TenantID: c.from.TenantID, Aggregate: c.from.PostID},
+		Key:    projections.Key{Type: event.AggregateComment, TenantID: c.from.TenantID, Aggregate: c.from.PostID},
 	}
 	if c.got != nil {
 		d.Got = fmt.Sprint(*c.got)
@@ -283,7 +283,7 @@ func verifyThreads(ctx context.Context, truth, projection *pgxpool.Pool, report 
 				if f.want != f.got {
 					report(projections.Difference{Projection: Name, TenantID: of.TenantID, Entity: fmt.Sprintf("thread of post %d", of.PostID),
 						Field: f.field, Want: fmt.Sprint(f.want), Got: fmt.Sprint(f.got),
-						Key: projections.Key{TenantID: of.TenantID, Aggregate: of.PostID}})
+						Key: projections.Key{Type: event.AggregateThread, TenantID: of.TenantID, Aggregate: of.PostID}})
 				}
 			}
 			return nil

@@ -168,10 +168,10 @@ func equalTenant(c client, m *model, rng *rand.Rand) error {
 func (l *line) verify() {
 	l.t.Helper()
 	report := func(d projections.Difference) { l.t.Error(d) }
-	if _, err := followercounts.Verify(l.t.Context(), l.system, l.system, report); err != nil {
+	if _, err := followercounts.New().Verify(l.t.Context(), l.system, l.system, report); err != nil {
 		l.t.Error(err)
 	}
-	if _, err := threadcache.Verify(l.t.Context(), l.system, l.system, report); err != nil {
+	if _, err := threadcache.New().Verify(l.t.Context(), l.system, l.system, report); err != nil {
 		l.t.Error(err)
 	}
 	var dead int

@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/api"
+	"github.com/tidings/tidings/cmd/internal/fleet"
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
@@ -26,6 +27,7 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/projections/threadcache"
 	"github.com/tidings/tidings/relay"
@@ -82,7 +84,7 @@ func newLine(t *testing.T, rng *rand.Rand) *line {
 	l.store = store.New(pool, nil)
 	cfg := api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, PageCacheBytes: 1 << 20, RequestTimeout: 20 * time.Second, MaxRequests: 512, MaxWait: time.Second}
 	pages := api.NewPages(cfg, l.reg)
-	l.handler, err = api.New(cfg, api.Deps{Store: l.store, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Pages: pages, Log: testkit.Logger(t), Reg: l.reg})
+	l.handler, err = api.New(cfg, api.Deps{Store: l.store, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet.Projections(), Pages: pages, Log: testkit.Logger(t), Reg: l.reg})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +146,7 @@ func (m *mover) Count(what string, n int64) {
 
 var consumerNames = []string{followercounts.Name, threadcache.Name}
 
-func projection(name string) replay.Projection {
+func projection(name string) projections.Projection {
 	if name == followercounts.Name {
 		return followercounts.New()
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/api"
+	"github.com/tidings/tidings/cmd/internal/fleet"
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
@@ -97,7 +98,7 @@ func (l line) settle(t *testing.T) {
 		all, err := consumers.Lag(t.Context(), l.pool, l.js, l.cfg, followercounts.Name)
 		return err == nil && all[0].Messages == 0, err
 	})
-	if _, err := followercounts.Verify(t.Context(), l.pool, l.pool, func(d projections.Difference) { t.Error(d) }); err != nil {
+	if _, err := followercounts.New().Verify(t.Context(), l.pool, l.pool, func(d projections.Difference) { t.Error(d) }); err != nil {
 		t.Fatal(err)
 	}
 	var dead int
@@ -112,7 +113,7 @@ func TestAThousandTogglesOfOneEdgeEndInTheTruthsCount(t *testing.T) {
 	l.instance(t)
 	l.instance(t)
 	handler, err := api.New(api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, RequestTimeout: 25 * time.Second, MaxRequests: 512, MaxWait: time.Second},
-		api.Deps{Store: store.New(l.api, nil), DLQ: outbox.NewDLQ(l.api, nil), Projections: l.api, Log: testkit.Logger(t), Reg: prometheus.NewRegistry()})
+		api.Deps{Store: store.New(l.api, nil), DLQ: outbox.NewDLQ(l.api, nil), Projections: l.api, Fleet: fleet.Projections(), Log: testkit.Logger(t), Reg: prometheus.NewRegistry()})
 	if err != nil {
 		t.Fatal(err)
 	}

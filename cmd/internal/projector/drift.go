@@ -30,13 +30,6 @@ func (c VerifyConfig) Validate() error {
 	return nil
 }
 
-// Windowed is a projection that can be compared with the truth window by window.
-type Windowed interface {
-	consumers.Projection
-	// Window compares a bounded number of entities from after on; nil is the beginning, and, as next, the end.
-	Window(ctx context.Context, truth, projection *pgxpool.Pool, after any, limit int, report func(projections.Difference)) (checked int64, next any, err error)
-}
-
 // Drift compares a projection with the truth, one window at a time and round and round. A difference counts when it is the same in
 // two looks between which the consumer has applied all that was written before the first.
 type Drift struct {
@@ -44,7 +37,7 @@ type Drift struct {
 	truth, projections *pgxpool.Pool
 	js                 jetstream.JetStream
 	broker             broker.Config
-	p                  Windowed
+	p                  projections.Projection
 	log                *slog.Logger
 	verified, drift    prometheus.Counter
 
@@ -57,7 +50,7 @@ type Drift struct {
 }
 
 // NewDrift returns the comparison of p. Both pools act as the system role. It starts nothing.
-func NewDrift(cfg VerifyConfig, truth, projected *pgxpool.Pool, js jetstream.JetStream, b broker.Config, p Windowed, reg prometheus.Registerer, log *slog.Logger) (*Drift, error) {
+func NewDrift(cfg VerifyConfig, truth, projected *pgxpool.Pool, js jetstream.JetStream, b broker.Config, p projections.Projection, reg prometheus.Registerer, log *slog.Logger) (*Drift, error) {
 	reg = prometheus.WrapRegistererWith(prometheus.Labels{"consumer": p.Name()}, reg)
 	d := &Drift{
 		cfg: cfg, truth: truth, projections: projected, js: js, broker: b, p: p, log: log.With("component", "verify", "consumer", p.Name()),
@@ -170,10 +163,8 @@ func (d *Drift) spareParked(ctx context.Context, found map[projections.Differenc
 		return err
 	}
 	for diff := range found {
-		for _, kind := range d.p.Aggregates() {
-			if k := diff.Key; parked(k.TenantID, kind, k.Aggregate) || dead(k.TenantID, kind, k.Aggregate) {
-				delete(found, diff)
-			}
+		if k := diff.Key; parked(k.TenantID, k.Type, k.Aggregate) || dead(k.TenantID, k.Type, k.Aggregate) {
+			delete(found, diff)
 		}
 	}
 	return nil

@@ -20,6 +20,7 @@ import (
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/migrations"
+	"github.com/tidings/tidings/projections"
 )
 
 // Config is the environment of a projector.
@@ -43,7 +44,7 @@ func (c Config) Validate() error {
 
 // Run applies events to projection until ctx ends, and answers on opsAddr with its metrics and those of reg. It waits for servers that
 // cannot be reached, and refuses a database without the newest migrations. Any number of them may run at once and share the work.
-func Run(ctx context.Context, opsAddr string, cfg Config, projection consumers.Projection, reg *prometheus.Registry) error {
+func Run(ctx context.Context, opsAddr string, cfg Config, projection projections.Projection, reg *prometheus.Registry) error {
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
@@ -71,13 +72,13 @@ func Run(ctx context.Context, opsAddr string, cfg Config, projection consumers.P
 	ops.Ready("postgres", pool.Ping)
 
 	g, ctx := errgroup.WithContext(ctx)
-	if windowed, ok := projection.(Windowed); ok && cfg.DatabaseURL != "" {
+	if cfg.DatabaseURL != "" {
 		truth, err := postgres.Open(ctx, cfg.DatabaseURL, cfg.Postgres, postgres.RoleSystem, name+" verify")
 		if err != nil {
 			return err
 		}
 		defer truth.Close()
-		drift, err := NewDrift(cfg.Verify, truth, pool, js, cfg.Broker, windowed, reg, log)
+		drift, err := NewDrift(cfg.Verify, truth, pool, js, cfg.Broker, projection, reg, log)
 		if err != nil {
 			return err
 		}

@@ -10,7 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/internal/jobs"
-	"github.com/tidings/tidings/projections/archive"
+	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/versioned"
 )
@@ -60,10 +60,10 @@ func retention(cfg RetentionConfig, d Deps) (jobs.Job, error) {
 			return store.RetainThreads(ctx, d.Truth, terms)
 		}},
 		{"comment_history", cfg.CommentHistory, elsewhere, func(ctx context.Context, terms versioned.Terms) error {
-			return archive.RetainComments(ctx, d.Truth, d.Projections, terms)
+			return history.RetainComments(ctx, d.Truth, d.Projections, terms)
 		}},
 		{"follow_history", cfg.FollowHistory, elsewhere, func(ctx context.Context, terms versioned.Terms) error {
-			return archive.RetainFollows(ctx, d.Truth, d.Projections, terms)
+			return history.RetainFollows(ctx, d.Truth, d.Projections, terms)
 		}},
 	}
 	for _, t := range tables {

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/api"
+	"github.com/tidings/tidings/cmd/internal/fleet"
 	"github.com/tidings/tidings/cmd/internal/projector"
 	"github.com/tidings/tidings/cmd/internal/upkeep"
 	"github.com/tidings/tidings/consumers"
@@ -23,7 +24,7 @@ import (
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/outbox"
-	"github.com/tidings/tidings/projections/archive"
+	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/relay"
 	"github.com/tidings/tidings/store"
 )
@@ -105,7 +106,7 @@ func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, er
 	consuming := []part{{"wake", waker.Run}, {"live", func(ctx context.Context) error {
 		return consumers.Listen(ctx, w.nc, w.cfg.Broker, event.AggregateFollow, pages, w.log)
 	}}}
-	for _, projection := range consumerProjections() {
+	for _, projection := range fleet.Projections() {
 		name := projection.Name()
 		c, err := consumers.New(w.cfg.Consumers,
 			consumers.Deps{Pool: w.projections, JetStream: w.js, Broker: w.cfg.Broker, Registry: w.metrics(name), Log: w.log}, projection)
@@ -114,22 +115,20 @@ func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, er
 		}
 		w.ops.Ready(name, c.Ready)
 		consuming = append(consuming, part{name, c.Run})
-		if windowed, ok := projection.(projector.Windowed); ok {
-			drift, err := projector.NewDrift(w.cfg.Verify, w.truth, w.projections, w.js, w.cfg.Broker, windowed, w.metrics(name), w.log)
-			if err != nil {
-				return nil, err
-			}
-			consuming = append(consuming, part{name + " verify", drift.Run})
+		drift, err := projector.NewDrift(w.cfg.Verify, w.truth, w.projections, w.js, w.cfg.Broker, projection, w.metrics(name), w.log)
+		if err != nil {
+			return nil, err
 		}
+		consuming = append(consuming, part{name + " verify", drift.Run})
 	}
 	if err := w.cfg.Upkeep.Outlives(w.cfg.Broker.MaxAge); err != nil {
 		w.log.Warn("stream and archive", "err", err)
 	}
-	list, err := upkeep.Jobs(w.cfg.Upkeep, upkeep.Deps{Truth: w.truth, Projections: w.projections, Registry: w.metrics(archive.Name), Log: w.log})
+	list, err := upkeep.Jobs(w.cfg.Upkeep, upkeep.Deps{Truth: w.truth, Projections: w.projections, Registry: w.metrics(history.Name), Log: w.log})
 	if err != nil {
 		return nil, err
 	}
-	runner, err := jobs.New(w.truth, list, w.log, w.metrics(archive.Name))
+	runner, err := jobs.New(w.truth, list, w.log, w.metrics(history.Name))
 	if err != nil {
 		return nil, err
 	}
@@ -141,7 +140,7 @@ func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, er
 	w.ops.Ready("relay", r.Ready)
 	w.ops.Ready("truth", w.truth.Ping)
 	w.ops.Ready("projections", w.projections.Ping)
-	for _, part := range []string{"relay", archive.Name} { // by both, as in a fleet, where a dead relay has to be seen
+	for _, part := range []string{"relay", history.Name} { // by both, as in a fleet, where a dead relay has to be seen
 		w.metrics(part).MustRegister(outbox.NewCollector(w.truth, w.log))
 	}
 	return [][]part{{{"api", serve}}, consuming, {{"relay", r.Run}}}, nil
@@ -156,7 +155,7 @@ func (w *wiring) api(ctx context.Context, listener net.Listener, waker *broker.W
 	if err != nil {
 		return nil, err
 	}
-	handler, err := api.New(w.cfg.API, api.Deps{Store: store.New(truth, waker.Wake), DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Pages: pages, Log: w.log, Reg: w.metrics("api")})
+	handler, err := api.New(w.cfg.API, api.Deps{Store: store.New(truth, waker.Wake), DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Fleet: fleet.Projections(), Pages: pages, Log: w.log, Reg: w.metrics("api")})
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
+	"github.com/tidings/tidings/cmd/internal/fleet"
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
@@ -47,7 +48,7 @@ func (f *parkedFlags) parked() consumers.DeadLetterFilter {
 
 // checkConsumer refuses a name that no consumer has.
 func checkConsumer(what, name string, optional bool) error {
-	if known := consumerNames(); !slices.Contains(known, name) && (name != "" || !optional) {
+	if known := fleet.Names(); !slices.Contains(known, name) && (name != "" || !optional) {
 		return &usageError{fmt.Errorf("%s: there is no consumer %q: want one of %s", what, name, strings.Join(known, ", "))}
 	}
 	return nil
@@ -134,7 +135,7 @@ func (p Process) deadLetters(ctx context.Context, data string) (_ *consumers.Dea
 	if err != nil {
 		return nil, nil, err
 	}
-	return consumers.NewDeadLetters(pool, consumerProjections()...), pool.Close, nil
+	return consumers.NewDeadLetters(pool, fleet.Projections()...), pool.Close, nil
 }
 
 func (p Process) parkedListCommand() *cobra.Command {

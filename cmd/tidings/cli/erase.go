@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/tidings/tidings/cmd/internal/fleet"
 	"github.com/tidings/tidings/erasure"
 	"github.com/tidings/tidings/internal/jobs"
 	"github.com/tidings/tidings/replay"
@@ -81,13 +82,13 @@ func (p Process) erase(ctx context.Context, data string, o erasure.Options) (rep
 		return report, err
 	}
 	defer y.close()
-	deps := erasure.Deps{Truth: y.truth, Projections: y.projections, JetStream: y.js, Broker: y.broker}
+	deps := erasure.Deps{Truth: y.truth, Projections: y.projections, Fleet: fleet.Projections(), JetStream: y.js, Broker: y.broker}
 	deps.Cold = redactCold(y.truth, nil)
 	if o.DryRun {
 		return erasure.Run(ctx, deps, o)
 	}
 	err = p.withoutJobs(ctx, y.truth, "erase", func(ctx context.Context, h *jobs.Hold) (err error) {
-		x, err := replay.Exclude(ctx, replay.Deps{URL: s.ProjectionsDatabaseURL, Postgres: s.Postgres}, replayable()...)
+		x, err := replay.Exclude(ctx, replay.Deps{URL: s.ProjectionsDatabaseURL, Postgres: s.Postgres}, fleet.Projections()...)
 		if errors.Is(err, replay.ErrRunning) {
 			return fmt.Errorf("%w: %w", erasure.ErrUnfinished, err)
 		}
@@ -108,7 +109,7 @@ func (p Process) printErasure(r erasure.Report) error {
 		title = "FOUND"
 	}
 	rows := [][]string{{"STORE", title}}
-	for _, s := range erasure.Stores() {
+	for _, s := range erasure.Stores(fleet.Projections()) {
 		rows = append(rows, []string{s, count(int64(r.Counts[s]))})
 	}
 	if err := p.table(rows...); err != nil {

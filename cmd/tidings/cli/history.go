@@ -15,7 +15,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/migrations"
-	"github.com/tidings/tidings/projections/archive"
+	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/versioned"
 )
@@ -128,7 +128,7 @@ func (p Process) commentHistory(ctx context.Context, f historyFlags, args []stri
 		return err
 	}
 	return showVersions(ctx, p, f, pool, commentHeader, commentColumns, inTx(func(ctx context.Context, tx pgx.Tx) ([]versioned.Version[event.Comment], error) {
-		return archive.Comments().Recent(ctx, tx, f.tenant, versioned.Key{id.String()}, math.MaxInt64, f.limit)
+		return history.Comments().Recent(ctx, tx, f.tenant, versioned.Key{id.String()}, math.MaxInt64, f.limit)
 	}))
 }
 
@@ -142,7 +142,7 @@ func (p Process) authorHistory(ctx context.Context, f historyFlags, args []strin
 		return err
 	}
 	return showVersions(ctx, p, f, pool, commentHeader, commentColumns, inTx(func(ctx context.Context, tx pgx.Tx) ([]versioned.Version[event.Comment], error) {
-		return archive.Comments().Query(ctx, tx, f.tenant, []versioned.Field{{Name: "author_id", Value: ids[0]}}, nil, f.limit)
+		return history.Comments().Query(ctx, tx, f.tenant, []versioned.Field{{Name: "author_id", Value: ids[0]}}, nil, f.limit)
 	}))
 }
 
@@ -158,7 +158,7 @@ func (p Process) followHistory(ctx context.Context, f historyFlags, args []strin
 	return showVersions(ctx, p, f, pool, []string{"VERSION", "STATUS"}, func(v versioned.Version[event.Follow]) []string {
 		return []string{strconv.FormatInt(v.Object.Version, 10), v.Object.Status}
 	}, inTx(func(ctx context.Context, tx pgx.Tx) ([]versioned.Version[event.Follow], error) {
-		return archive.Follows().Recent(ctx, tx, f.tenant, versioned.Key{ids[0], ids[1]}, math.MaxInt64, f.limit)
+		return history.Follows().Recent(ctx, tx, f.tenant, versioned.Key{ids[0], ids[1]}, math.MaxInt64, f.limit)
 	}))
 }
 

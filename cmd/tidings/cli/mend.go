@@ -7,37 +7,17 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
-	"github.com/tidings/tidings/projections/archive"
-	"github.com/tidings/tidings/projections/followercounts"
-	"github.com/tidings/tidings/projections/threadcache"
 )
 
 const (
 	maxMends   = 100_000 // differences in memory; a projection that has more is built anew
 	mendAtOnce = 100     // keys per transaction, for which the consumer waits
 )
-
-// mendable is a projection that can be brought to the truth key by key.
-type mendable interface {
-	Name() string
-	Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key, parked projections.Parked) error
-}
-
-func verifiable() []struct {
-	mendable
-	verify verifyFunc
-} {
-	return []struct {
-		mendable
-		verify verifyFunc
-	}{{followercounts.New(), followercounts.Verify}, {threadcache.New(), threadcache.Verify}, {archive.New(), archive.Verify}}
-}
 
 // flaw is what is wrong, whatever its values are.
 type flaw struct {
@@ -47,15 +27,15 @@ type flaw struct {
 
 // mend brings what differs to the truth and returns how many keys it mended. Only what differs twice counts, with a wait for what lags
 // in between: the first look may have met events on their way.
-func (y *system) mend(ctx context.Context, p mendable, verify verifyFunc, wait time.Duration) (int64, error) {
-	first, err := y.flaws(ctx, p, verify)
+func (y *system) mend(ctx context.Context, p projections.Projection, wait time.Duration) (int64, error) {
+	first, err := y.flaws(ctx, p)
 	if err != nil || len(first) == 0 {
 		return 0, err
 	}
 	if _, err := y.await(ctx, wait, systemState.settled); err != nil {
 		return 0, err
 	}
-	second, err := y.flaws(ctx, p, verify)
+	second, err := y.flaws(ctx, p)
 	if err != nil {
 		return 0, err
 	}
@@ -89,9 +69,9 @@ func (y *system) mend(ctx context.Context, p mendable, verify verifyFunc, wait t
 	return int64(len(keys)), nil
 }
 
-func (y *system) flaws(ctx context.Context, p mendable, verify verifyFunc) (map[flaw]bool, error) {
+func (y *system) flaws(ctx context.Context, p projections.Projection) (map[flaw]bool, error) {
 	all := make(map[flaw]bool)
-	_, err := verify(ctx, y.truth, y.projections, func(d projections.Difference) {
+	_, err := p.Verify(ctx, y.truth, y.projections, func(d projections.Difference) {
 		if len(all) < maxMends {
 			all[flaw{d.Key, d.Field}] = true
 		}

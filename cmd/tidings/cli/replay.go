@@ -13,16 +13,10 @@ import (
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
-	"github.com/tidings/tidings/projections/archive"
-	"github.com/tidings/tidings/projections/followercounts"
-	"github.com/tidings/tidings/projections/threadcache"
+	"github.com/tidings/tidings/cmd/internal/fleet"
+	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/replay"
 )
-
-// replayable are the projections, each under its consumer's name.
-func replayable() []replay.Projection {
-	return []replay.Projection{followercounts.New(), threadcache.New(), archive.New()}
-}
 
 func (p Process) replayCommand() *cobra.Command {
 	var (
@@ -45,10 +39,10 @@ that when it was still on its way: let writes rest meanwhile, or read the stream
 An interrupted replay changes nothing; run it again. The login of PROJECTIONS_DATABASE_URL must own the tables, as for migrate.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			all := replayable()
-			i := slices.IndexFunc(all, func(p replay.Projection) bool { return p.Name() == consumer })
+			all := fleet.Projections()
+			i := slices.IndexFunc(all, func(p projections.Projection) bool { return p.Name() == consumer })
 			if i < 0 {
-				return &usageError{fmt.Errorf("--consumer is %q: want one of %s", consumer, strings.Join(consumerNames(), ", "))}
+				return &usageError{fmt.Errorf("--consumer is %q: want one of %s", consumer, strings.Join(fleet.Names(), ", "))}
 			}
 			if o.From = replay.Source(from); !slices.Contains([]replay.Source{replay.Auto, replay.Stream, replay.Truth}, o.From) {
 				return &usageError{fmt.Errorf("--from is %q: want stream, truth or auto", from)}
@@ -80,7 +74,7 @@ An interrupted replay changes nothing; run it again. The login of PROJECTIONS_DA
 			return p.printReplay(report)
 		},
 	}
-	c.Flags().StringVar(&consumer, "consumer", "", "whose tables: "+strings.Join(consumerNames(), ", "))
+	c.Flags().StringVar(&consumer, "consumer", "", "whose tables: "+strings.Join(fleet.Names(), ", "))
 	c.Flags().StringVar(&from, "from", string(replay.Auto), "stream, truth, or auto: the stream if it has every event")
 	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "only say what would be done")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")

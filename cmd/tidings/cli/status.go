@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/spf13/cobra"
 
+	"github.com/tidings/tidings/cmd/internal/fleet"
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
@@ -20,9 +21,6 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/outbox"
-	"github.com/tidings/tidings/projections/archive"
-	"github.com/tidings/tidings/projections/followercounts"
-	"github.com/tidings/tidings/projections/threadcache"
 	"github.com/tidings/tidings/relay"
 )
 
@@ -113,10 +111,10 @@ func (y *system) state(ctx context.Context) (st systemState, err error) {
 		return st, err
 	}
 	unknown := ""
-	lags, err := consumers.Lag(ctx, y.projections, y.js, y.broker, consumerNames()...)
+	lags, err := consumers.Lag(ctx, y.projections, y.js, y.broker, fleet.Names()...)
 	if broker.IsTransient(err) {
 		unknown, lags = err.Error(), nil
-		for _, name := range consumerNames() {
+		for _, name := range fleet.Names() {
 			lags = append(lags, consumers.ConsumerLag{Consumer: name})
 		}
 	} else if err != nil {
@@ -137,7 +135,7 @@ func (y *system) state(ctx context.Context) (st systemState, err error) {
 		return st, err
 	}
 	st.name()
-	for _, name := range consumerNames() {
+	for _, name := range fleet.Names() {
 		if err := y.leases(ctx, &st, y.projections, name); err != nil {
 			return st, err
 		}
@@ -198,18 +196,6 @@ func retry(ctx context.Context, wait time.Duration, fn func() error) error {
 		case <-time.After(awaitInterval):
 		}
 	}
-}
-
-// consumerProjections are what the consumers apply events to.
-func consumerProjections() []consumers.Projection {
-	return []consumers.Projection{followercounts.New(), threadcache.New(), archive.New()}
-}
-
-func consumerNames() (names []string) {
-	for _, p := range consumerProjections() {
-		names = append(names, p.Name())
-	}
-	return names
 }
 
 func (y *system) leases(ctx context.Context, st *systemState, pool *pgxpool.Pool, kind string) error {

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
+	"github.com/tidings/tidings/cmd/internal/fleet"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/store"
@@ -32,9 +33,6 @@ type verified struct {
 	Different   int64                    `json:"different"`   // differences found
 	Differences []projections.Difference `json:"differences"` // the first of them
 }
-
-// verifyFunc is what each projection's package offers.
-type verifyFunc func(ctx context.Context, truth, projections *pgxpool.Pool, report func(projections.Difference)) (checked int64, err error)
 
 func (p Process) verifyCommand() *cobra.Command {
 	var (
@@ -98,14 +96,14 @@ func (y *system) verify(ctx context.Context, wait time.Duration, limit int, repa
 	}
 	v.Lagging, v.DeadLetters = append(v.Lagging, st.lagging()...), append(v.DeadLetters, st.deadLetters()...)
 	v.OK = len(v.Lagging) == 0
-	for _, c := range verifiable() {
+	for _, c := range fleet.Projections() {
 		r := verified{Projection: c.Name(), Differences: []projections.Difference{}}
 		if repair {
-			if r.Mended, err = y.mend(ctx, c, c.verify, wait); err != nil {
+			if r.Mended, err = y.mend(ctx, c, wait); err != nil {
 				return v, err
 			}
 		}
-		r.Checked, err = c.verify(ctx, y.truth, y.projections, func(d projections.Difference) {
+		r.Checked, err = c.Verify(ctx, y.truth, y.projections, func(d projections.Difference) {
 			r.Different++
 			if len(r.Differences) < limit {
 				r.Differences = append(r.Differences, d)

@@ -1,4 +1,4 @@
-// Package archive keeps the history of comments and follows: who did what, when.
+// Package history keeps the history of comments and follows: who did what, when.
 //
 //	comment and follow events ──▶ versioned.Record ──▶ comment_history, follow_history
 //
@@ -7,4 +7,4 @@
 // added, so events may come twice, late, or all over again. The histories are records, not projections: nothing here rebuilds
 // them, and only retention, where it is configured, ends them: those of what has been gone for long, as a whole, with a note of up to which
 // version, so that neither a replay nor a repair brings them back and verify does not miss them.
-package archive
+package history

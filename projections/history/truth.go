@@ -1,4 +1,4 @@
-package archive
+package history
 
 import (
 	"context"
@@ -16,6 +16,14 @@ import (
 // Tables returns none: the histories are records, which a replay only adds to.
 func (*Projection) Tables() []string { return nil }
 
+// Reached says yes: no read of a history waits for a write.
+func (*Projection) Reached(context.Context, pgx.Tx, []event.Ref) (bool, error) { return true, nil }
+
+// Window compares nothing: a history has no state of its own that could drift.
+func (*Projection) Window(context.Context, *pgxpool.Pool, *pgxpool.Pool, any, int, func(projections.Difference)) (int64, any, error) {
+	return 0, nil, nil
+}
+
 type commentRow struct {
 	TenantID                     int64
 	CommentID, ParentID          string
@@ -31,7 +39,7 @@ type commentRow struct {
 // truthCommentPageSQL reads a page of the truth's comments, archived or not.
 // Index: comments_pkey and comments_archive_pkey, one range each.   Locks: none.
 const truthCommentPageSQL = `
-SELECT /* archive.truth */ tenant_id, comment_id::text, coalesce(parent_id::text, ''), post_id, slug, path, author_id, body, author_state,
+SELECT /* history.truth */ tenant_id, comment_id::text, coalesce(parent_id::text, ''), post_id, slug, path, author_id, body, author_state,
        moderation_state, version, created_at, updated_at
   FROM all_comments WHERE (tenant_id, comment_id) > (@tenant::bigint, @comment::uuid) ORDER BY tenant_id, all_comments.comment_id LIMIT @limit`
 
@@ -45,7 +53,7 @@ type followRow struct {
 // truthFollowPageSQL reads a page of the truth's pairs.
 // Index: follows_pkey, one range.   Locks: none.
 const truthFollowPageSQL = `
-SELECT /* archive.truth */ tenant_id, follower_id, followee_id, status, version, created_at, positioned_at, updated_at
+SELECT /* history.truth */ tenant_id, follower_id, followee_id, status, version, created_at, positioned_at, updated_at
   FROM follows WHERE (tenant_id, follower_id, followee_id) > (@tenant::bigint, @follower::bigint, @followee::bigint)
  ORDER BY tenant_id, follower_id, followee_id LIMIT @limit`
 

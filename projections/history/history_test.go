@@ -1,4 +1,4 @@
-package archive
+package history
 
 import (
 	"context"
@@ -141,7 +141,7 @@ func TestVerifyComparesTheHeads(t *testing.T) {
 	exec(`INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body) VALUES (1, $1, 5, 'abcdefgh', '00000000000000abcdefgh', 7, 'x')`, commentID)
 	exec(`INSERT INTO follows (tenant_id, follower_id, followee_id, status, version) VALUES (1, 7, 5, 'REMOVED', 2)`)
 	verify := func() (got []string) {
-		if _, err := Verify(ctx, pool, pool, func(d projections.Difference) { got = append(got, d.String()) }); err != nil {
+		if _, err := New().Verify(ctx, pool, pool, func(d projections.Difference) { got = append(got, d.String()) }); err != nil {
 			t.Fatal(err)
 		}
 		return got

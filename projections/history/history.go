@@ -1,4 +1,4 @@
-package archive
+package history
 
 import (
 	"context"
@@ -44,9 +44,9 @@ func Follows() *versioned.Table[event.Follow] {
 // Name returns the projection's name.
 func (*Projection) Name() string { return Name }
 
-// Aggregates returns the aggregate types that the projection wants.
-func (*Projection) Aggregates() []string {
-	return []string{event.AggregateComment, event.AggregateFollow}
+// Wants reports whether the projection applies events of the aggregate type.
+func (*Projection) Wants(aggregateType string) bool {
+	return aggregateType == event.AggregateComment || aggregateType == event.AggregateFollow
 }
 
 // Apply records a version per event, in the caller's transaction. A payload that does not decode, or that does not say who did

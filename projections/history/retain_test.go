@@ -1,4 +1,4 @@
-package archive
+package history
 
 import (
 	"fmt"
@@ -107,7 +107,7 @@ func TestRetentionTakesTheHistoriesOfWhatIsGoneAndNothingMissesThem(t *testing.T
 	}
 	differences := func() (all []string) {
 		t.Helper()
-		if _, err := Verify(ctx, pool, pool, func(d projections.Difference) { all = append(all, fmt.Sprint(d.Entity, " ", d.Field)) }); err != nil {
+		if _, err := New().Verify(ctx, pool, pool, func(d projections.Difference) { all = append(all, fmt.Sprint(d.Entity, " ", d.Field)) }); err != nil {
 			t.Fatal(err)
 		}
 		return all
@@ -137,7 +137,7 @@ func TestRetentionTakesTheHistoriesOfWhatIsGoneAndNothingMissesThem(t *testing.T
 	// The events once more, as a replay brings them, and a repair: nothing of what was purged.
 	apply(t, pool, events...)
 	err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		keys := []projections.Key{{TenantID: 1, Comment: id(deleted)}, {TenantID: 1, Aggregate: 100 + deleted, Other: 7}}
+		keys := []projections.Key{{Type: event.AggregateComment, TenantID: 1, Comment: id(deleted)}, {Type: event.AggregateFollow, TenantID: 1, Aggregate: 100 + deleted, Other: 7}}
 		return New().Mend(ctx, tx, pool, keys, func(int64, string, int64) bool { return false })
 	})
 	if err != nil {

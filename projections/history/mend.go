@@ -1,4 +1,4 @@
-package archive
+package history
 
 import (
 	"context"
@@ -14,14 +14,14 @@ import (
 // truthCommentsByIDSQL reads some comments of the truth.
 // Index: comments_pkey, comments_archive_pkey.   Locks: none.
 const truthCommentsByIDSQL = `
-SELECT /* archive.mend */ tenant_id, comment_id::text, coalesce(parent_id::text, ''), post_id, slug, path, author_id, body, author_state,
+SELECT /* history.mend */ tenant_id, comment_id::text, coalesce(parent_id::text, ''), post_id, slug, path, author_id, body, author_state,
        moderation_state, version, created_at, updated_at
   FROM all_comments JOIN unnest(@tenants::bigint[], @ids::uuid[]) AS k(tenant_id, comment_id) USING (tenant_id, comment_id)`
 
 // truthPairsSQL reads some pairs of the truth.
 // Index: follows_pkey.   Locks: none.
 const truthPairsSQL = `
-SELECT /* archive.mend */ tenant_id, follower_id, followee_id, status, version, created_at, positioned_at, updated_at
+SELECT /* history.mend */ tenant_id, follower_id, followee_id, status, version, created_at, positioned_at, updated_at
   FROM follows JOIN unnest(@tenants::bigint[], @followers::bigint[], @followees::bigint[]) AS k(tenant_id, follower_id, followee_id)
        USING (tenant_id, follower_id, followee_id)`
 

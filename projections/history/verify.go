@@ -1,4 +1,4 @@
-package archive
+package history
 
 import (
 	"cmp"
@@ -26,13 +26,13 @@ type headRow struct {
 // truthCommentsSQL reads the version that each comment is at.
 // Index: comments_pkey and comments_archive_pkey, all of them, merged.   Locks: none.
 const truthCommentsSQL = `
-SELECT /* archive.verify */ tenant_id, comment_id::text, 0::bigint, 0::bigint, version, author_state <> 'ACTIVE'
+SELECT /* history.verify */ tenant_id, comment_id::text, 0::bigint, 0::bigint, version, author_state <> 'ACTIVE'
   FROM all_comments ORDER BY tenant_id, all_comments.comment_id`
 
 // commentHeadsSQL reads the heads of the comments' histories; where all of one was purged, what is noted of it.
 // Index: comment_history_head_idx, comment_history_purged_pkey, all of them.   Locks: none.
 const commentHeadsSQL = `
-SELECT /* archive.verify */ tenant_id, comment_id::text, 0::bigint, 0::bigint, version, deleted
+SELECT /* history.verify */ tenant_id, comment_id::text, 0::bigint, 0::bigint, version, deleted
   FROM (SELECT tenant_id, comment_id, version, version_state = 'DELETED' AS deleted FROM comment_history WHERE version_state IN ('LATEST', 'DELETED')
          UNION ALL
         SELECT tenant_id, comment_id, version, true FROM comment_history_purged p
@@ -42,13 +42,13 @@ SELECT /* archive.verify */ tenant_id, comment_id::text, 0::bigint, 0::bigint, v
 // truthFollowsSQL reads the version that each pair is at.
 // Index: follows_pkey, all of it.   Locks: none.
 const truthFollowsSQL = `
-SELECT /* archive.verify */ tenant_id, '', follower_id, followee_id, version, status <> 'ACTIVE'
+SELECT /* history.verify */ tenant_id, '', follower_id, followee_id, version, status <> 'ACTIVE'
   FROM follows ORDER BY tenant_id, follower_id, followee_id`
 
 // followHeadsSQL reads those of the pairs' histories likewise.
 // Index: follow_history_head_idx, follow_history_purged_pkey, all of them.   Locks: none.
 const followHeadsSQL = `
-SELECT /* archive.verify */ tenant_id, '', follower_id, followee_id, version, deleted
+SELECT /* history.verify */ tenant_id, '', follower_id, followee_id, version, deleted
   FROM (SELECT tenant_id, follower_id, followee_id, version, version_state = 'DELETED' AS deleted FROM follow_history WHERE version_state IN ('LATEST', 'DELETED')
          UNION ALL
         SELECT tenant_id, follower_id, followee_id, version, true FROM follow_history_purged p
@@ -58,7 +58,7 @@ SELECT /* archive.verify */ tenant_id, '', follower_id, followee_id, version, de
 // Verify compares the head of each history with the truth's row and each version with its predecessor (versioned.Table.Check),
 // reports every difference, and returns how many entities it compared. What has not been applied yet is a difference too, so it is run when the consumer's lag is 0. Both pools act
 // as the system role. Memory does not grow with the tables.
-func Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) (checked int64, err error) {
+func (*Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) (checked int64, err error) {
 	visit := func(want, got *headRow) error {
 		checked++
 		compareHead(want, got, report)
@@ -75,12 +75,12 @@ func Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(pr
 	}
 	return checked, postgres.InTx(ctx, projection, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		if _, err := Comments().Check(ctx, tx, func(f versioned.Flaw[event.Comment]) {
-			report(flaw(f, projections.Key{TenantID: f.TenantID, Comment: f.Object.CommentID}, f.Object.Version))
+			report(flaw(f, projections.Key{Type: event.AggregateComment, TenantID: f.TenantID, Comment: f.Object.CommentID}, f.Object.Version))
 		}); err != nil {
 			return err
 		}
 		_, err := Follows().Check(ctx, tx, func(f versioned.Flaw[event.Follow]) {
-			report(flaw(f, projections.Key{TenantID: f.TenantID, Aggregate: int64(f.Object.FolloweeID), Other: int64(f.Object.FollowerID)}, f.Object.Version))
+			report(flaw(f, projections.Key{Type: event.AggregateFollow, TenantID: f.TenantID, Aggregate: int64(f.Object.FolloweeID), Other: int64(f.Object.FollowerID)}, f.Object.Version))
 		})
 		return err
 	})
