@@ -23,6 +23,9 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/projections/followercounts"
+	"github.com/tidings/tidings/projections/threadcache"
 	"github.com/tidings/tidings/store"
 )
 
@@ -35,7 +38,7 @@ func offline(f *testing.F) *server {
 	}
 	f.Cleanup(pool.Close)
 	cfg := Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, RequestTimeout: time.Second, MaxRequests: 100, MaxWait: time.Second}
-	h, err := New(cfg, Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Log: slog.New(slog.DiscardHandler), Reg: prometheus.NewRegistry()})
+	h, err := New(cfg, Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: []projections.Projection{followercounts.New(), threadcache.New()}, Log: slog.New(slog.DiscardHandler), Reg: prometheus.NewRegistry()})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -41,92 +41,127 @@ func (d Difference) String() string {
 // noStatementTimeoutSQL lets a statement read a whole table; ours are bounded otherwise.
 const noStatementTimeoutSQL = `SET LOCAL statement_timeout = 0`
 
-// Compare runs both queries, each in a read-only transaction of its own, and hands what they return to visit in one order: a
-// row that one side lacks is nil there. Both queries are ordered as key compares. It holds two rows at a time, whatever the
-// size of the tables, and stops at visit's first error.
-func Compare[T any](ctx context.Context, truth, projections *pgxpool.Pool, truthSQL, projectionSQL string,
-	key func(a, b *T) int, visit func(want, got *T) error) error {
-	opts := pgx.TxOptions{AccessMode: pgx.ReadOnly}
-	return postgres.InTx(ctx, truth, opts, func(left pgx.Tx) error {
-		return postgres.InTx(ctx, projections, opts, func(right pgx.Tx) error {
-			return merge(ctx, left, right, truthSQL, projectionSQL, key, visit)
+// Rows yields the rows of sql one at a time, in one read-only transaction, then the error that ended them, if any.
+func Rows[T any](ctx context.Context, pool *pgxpool.Pool, sql string, args pgx.StrictNamedArgs) iter.Seq2[*T, error] {
+	return func(yield func(*T, error) bool) {
+		var failed error // not given to InTx, which would begin once more
+		stopped := false
+		err := postgres.InTx(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, noStatementTimeoutSQL); err != nil {
+				return fmt.Errorf("lift the statement timeout: %w", err)
+			}
+			rows, _ := tx.Query(ctx, sql, args)
+			defer rows.Close()
+			for rows.Next() {
+				row, err := pgx.RowToAddrOfStructByPos[T](rows)
+				if failed = err; err != nil {
+					return nil
+				}
+				if stopped = !yield(row, nil); stopped {
+					return nil
+				}
+			}
+			failed = rows.Err()
+			return nil
 		})
-	})
+		if err := errors.Join(err, failed); err != nil && !stopped {
+			yield(nil, fmt.Errorf("read rows to compare: %w", err))
+		}
+	}
 }
 
-func merge[T any](ctx context.Context, left, right pgx.Tx, leftSQL, rightSQL string, key func(a, b *T) int, visit func(want, got *T) error) error {
-	nextLeft, stopLeft := iter.Pull2(stream[T](ctx, left, leftSQL))
-	defer stopLeft()
-	nextRight, stopRight := iter.Pull2(stream[T](ctx, right, rightSQL))
-	defer stopRight()
-	next := func(pull func() (*T, error, bool)) (*T, error) {
-		row, err, _ := pull() // at the end both are nil
-		return row, err
-	}
-	want, err := next(nextLeft)
-	got, gotErr := next(nextRight)
-	for {
-		if err := errors.Join(err, gotErr); err != nil {
-			return err
+// Of yields what state makes of each state of the truth: the row that the projection should have.
+func Of[S, T any](states iter.Seq2[*S, error], row func(*S) *T) iter.Seq2[*T, error] {
+	return func(yield func(*T, error) bool) {
+		for s, err := range states {
+			var r *T
+			if err == nil {
+				r = row(s)
+			}
+			if !yield(r, err) || err != nil {
+				return
+			}
 		}
-		if want == nil && got == nil {
-			return nil
+	}
+}
+
+// Compare hands the rows that the truth wants and those that the projection has to visit in one order: a row that one side lacks is nil
+// there. Both are ordered as key compares. It holds two rows at a time, and stops at the first error.
+func Compare[T any](want, got iter.Seq2[*T, error], key func(a, b *T) int, visit func(want, got *T)) error {
+	nextWant, stopWant := iter.Pull2(want)
+	defer stopWant()
+	nextGot, stopGot := iter.Pull2(got)
+	defer stopGot()
+	w, wantErr, _ := nextWant() // at the end both are nil
+	g, gotErr, _ := nextGot()
+	for {
+		if err := errors.Join(wantErr, gotErr); err != nil {
+			return err
 		}
 		order := 0
 		switch {
-		case want == nil:
+		case w == nil && g == nil:
+			return nil
+		case w == nil:
 			order = 1
-		case got == nil:
+		case g == nil:
 			order = -1
 		default:
-			order = key(want, got)
+			order = key(w, g)
 		}
 		switch {
 		case order < 0:
-			if err := visit(want, nil); err != nil {
-				return err
-			}
-			want, err = next(nextLeft)
+			visit(w, nil)
 		case order > 0:
-			if err := visit(nil, got); err != nil {
-				return err
-			}
-			got, gotErr = next(nextRight)
+			visit(nil, g)
 		default:
-			if err := visit(want, got); err != nil {
-				return err
-			}
-			want, err = next(nextLeft)
-			got, gotErr = next(nextRight)
+			visit(w, g)
+		}
+		if order <= 0 {
+			w, wantErr, _ = nextWant()
+		}
+		if order >= 0 {
+			g, gotErr, _ = nextGot()
 		}
 	}
 }
 
-// stream yields the rows of sql one at a time, then the error that ended them, if any.
-func stream[T any](ctx context.Context, tx pgx.Tx, sql string) iter.Seq2[*T, error] {
-	return func(yield func(*T, error) bool) {
-		if _, err := tx.Exec(ctx, noStatementTimeoutSQL); err != nil {
-			yield(nil, fmt.Errorf("lift the statement timeout: %w", err))
-			return
-		}
-		rows, err := tx.Query(ctx, sql)
-		if err != nil {
-			yield(nil, fmt.Errorf("read rows to compare: %w", err))
-			return
-		}
-		defer rows.Close()
-		for rows.Next() {
-			row, err := pgx.RowToAddrOfStructByPos[T](rows)
+// Window is Compare of the first rows of both sides, of which each has at most limit. It ends at the last key that both can have reached,
+// and returns it: the key to go on after, or nil at the end of the tables.
+func Window[T any](want, got iter.Seq2[*T, error], limit int, key func(a, b *T) int, visit func(want, got *T)) (last *T, err error) {
+	var sides [2][]*T
+	for i, side := range []iter.Seq2[*T, error]{want, got} {
+		for row, err := range side {
 			if err != nil {
-				yield(nil, fmt.Errorf("read a row to compare: %w", err))
-				return
+				return nil, err
 			}
-			if !yield(row, nil) {
-				return
+			sides[i] = append(sides[i], row)
+		}
+		if rows := sides[i]; len(rows) == limit && (last == nil || key(rows[limit-1], last) < 0) {
+			last = rows[limit-1]
+		}
+	}
+	reached := func(rows []*T) iter.Seq2[*T, error] {
+		return func(yield func(*T, error) bool) {
+			for _, row := range rows {
+				if last != nil && key(row, last) > 0 || !yield(row, nil) {
+					return
+				}
 			}
 		}
-		if err := rows.Err(); err != nil {
-			yield(nil, fmt.Errorf("read rows to compare: %w", err))
+	}
+	return last, Compare(reached(sides[0]), reached(sides[1]), key, visit)
+}
+
+// Concat yields what the sequences yield, one after the other, up to the first error.
+func Concat[T any](all ...iter.Seq2[T, error]) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		for _, seq := range all {
+			for v, err := range seq {
+				if !yield(v, err) || err != nil {
+					return
+				}
+			}
 		}
 	}
 }

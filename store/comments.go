@@ -134,7 +134,7 @@ const commentGetSQL = `
 SELECT /* store.comment_get */ ` + commentColumns + `
   FROM all_comments c WHERE c.tenant_id = @tenant::bigint AND c.comment_id = ANY(@comment_ids::uuid[])`
 
-func getComments(ctx context.Context, tx pgx.Tx, tenant int64, ids []string) (map[string]commentRow, error) {
+func getComments(ctx context.Context, tx querier, tenant int64, ids []string) (map[string]commentRow, error) {
 	rows, _ := tx.Query(ctx, commentGetSQL, pgx.StrictNamedArgs{"tenant": tenant, "comment_ids": ids})
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[commentRow])
 	if err != nil {

@@ -155,7 +155,7 @@ SELECT /* store.threads_get */ now(), t.object, coalesce(p.version, 0)
  ORDER BY w.ord`
 
 // getThreads returns the settings of each post, the defaults at version 0 where nothing was ever set, and the transaction's time.
-func getThreads(ctx context.Context, tx pgx.Tx, tenant int64, posts []int64) (now time.Time, all []event.Thread, err error) {
+func getThreads(ctx context.Context, tx querier, tenant int64, posts []int64) (now time.Time, all []event.Thread, err error) {
 	var object *event.Thread
 	var purged int64
 	rows, _ := tx.Query(ctx, threadsGetSQL, pgx.StrictNamedArgs{"tenant": tenant, "post_ids": posts})

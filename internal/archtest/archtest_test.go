@@ -46,8 +46,9 @@ var rules = []rule{
 	{pkg: "replay", may: []string{"consumers", "projections", "migrations", "outbox", "event", "internal/lease", "internal/broker", "internal/postgres"}, libs: []string{pgx, nats}},
 	{pkg: "erasure", may: []string{"store", "outbox", "consumers", "projections", "event", "internal/broker", "internal/postgres"},
 		libs: []string{pgx, nats}}, // it goes through every store
-	{pkg: "projections", may: []string{"versioned", "event", "internal/postgres"}, libs: []string{pgx}},
-	{pkg: "projections/*", may: []string{"projections", "versioned", "event", "internal/postgres"}, libs: []string{pgx}}, // never each other, never NATS
+	{pkg: "projections", may: []string{"event", "internal/postgres"}, libs: []string{pgx}},
+	{pkg: "projections/*", may: []string{"projections", "versioned", "event", "internal/postgres", // never each other, never NATS
+		"store"}, libs: []string{pgx}}, // the reader of the truth
 	{pkg: "deploy"}, // tests of the files there
 	{pkg: "docs"},   // likewise
 	{pkg: "migrations", may: []string{"internal/postgres"}, libs: []string{pgx}},

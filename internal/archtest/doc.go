@@ -3,7 +3,7 @@
 //
 //	cmd ─> everything
 //	api ─> store, outbox, projections, versioned, event          consumers ─> event, lease, broker, postgres
-//	store ─> outbox, versioned, event, postgres                  projections ─> projections (the shared half), versioned, event, postgres
+//	store ─> outbox, versioned, event, postgres                  projections ─> projections (the shared half), store, versioned, event, postgres
 //	relay ─> outbox, lease, broker, event                        internal ─> internal
 //
 // A new edge is a decision: it is added to the table in the test, with its reason.

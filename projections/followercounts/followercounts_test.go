@@ -62,7 +62,7 @@ func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := context.Background()
 	for i, sql := range []string{followersSQL, followingSQL, countsSQL, relationsSQL, mutualsOfFollowingSQL, mutualsOfFollowersSQL, edgesSQL, gainCountsSQL, holdCountsSQL, addCountsSQL,
-		truthEdgesSQL, edgeRowsSQL, truthCountsSQL, countRowsSQL, truthPageSQL, truthEdgesPageSQL, edgesPageSQL, windowCountsSQL, truthPairsSQL, dropEdgesSQL, recountSQL} {
+		edgeRowsSQL, countRowsSQL, windowCountsSQL, dropEdgesSQL, recountSQL} {
 		query, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
 		if err != nil {
 			t.Fatal(err)

@@ -9,14 +9,8 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/store"
 )
-
-// truthPairsSQL reads some pairs of the truth.
-// Index: follows_pkey.   Locks: none.
-const truthPairsSQL = `
-SELECT /* followercounts.mend */ f.tenant_id, f.follower_id, f.followee_id, f.status, f.version, f.created_at, f.positioned_at, f.updated_at
-  FROM unnest(@tenants::bigint[], @followers::bigint[], @followees::bigint[]) AS k(tenant_id, follower_id, followee_id)
-  JOIN follows f USING (tenant_id, follower_id, followee_id)`
 
 // dropEdgesSQL drops some pairs, to be written anew.
 // Index: follow_edges_pkey.   Locks: the rows; nobody else writes them while the offsets are held.
@@ -41,26 +35,31 @@ SELECT a.tenant_id, a.user_id,
 // caller holds the consumer's offsets in tx: an event that is on its way finds that its version is there.
 func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key, parked projections.Parked) error {
 	var tenants, followers, followees, owners, users []int64
+	refs := make(map[int64][]event.Ref) // by tenant
 	for _, k := range keys {
 		owners, users = append(owners, k.TenantID), append(users, k.Aggregate)
 		if k.Other != 0 && !parked(k.TenantID, event.AggregateFollow, k.Aggregate) {
 			tenants, followers, followees = append(tenants, k.TenantID), append(followers, k.Other), append(followees, k.Aggregate)
 			owners, users = append(owners, k.TenantID), append(users, k.Other)
+			refs[k.TenantID] = append(refs[k.TenantID], event.Ref{Type: event.AggregateFollow, Follower: event.ID(k.Other), Followee: event.ID(k.Aggregate)})
 		}
 	}
 	pairs := pgx.StrictNamedArgs{"tenants": tenants, "followers": followers, "followees": followees}
 	if _, err := tx.Exec(ctx, dropEdgesSQL, pairs); err != nil {
 		return fmt.Errorf("drop %d follow edges: %w", len(tenants), err)
 	}
-	rows, _ := truth.Query(ctx, truthPairsSQL, pairs)
-	states, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByPos[followRow])
-	if err != nil {
-		return fmt.Errorf("read %d follows of the truth: %w", len(tenants), err)
-	}
-	events := make([]event.Event, len(states))
-	for i, s := range states {
-		if events[i], err = s.event(); err != nil {
+	var events []event.Event
+	for tenant, some := range refs {
+		states, err := store.GetFollows(ctx, truth, tenant, some)
+		if err != nil {
 			return err
+		}
+		for _, s := range states {
+			e, err := s.Event()
+			if err != nil {
+				return err
+			}
+			events = append(events, e)
 		}
 	}
 	if err := p.Apply(ctx, tx, events); err != nil {

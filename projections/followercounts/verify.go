@@ -4,12 +4,15 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"iter"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/store"
 )
 
 type edgeRow struct {
@@ -20,31 +23,28 @@ type edgeRow struct {
 	ShardID, Shards                  int32 // the edge's, and how many its followee has; the truth knows of none
 }
 
-// truthEdgesSQL reads every pair of the truth.
-// Index: follows_pkey, all of it.   Locks: none.
-const truthEdgesSQL = `
-SELECT /* followercounts.verify */ tenant_id, follower_id, followee_id, status = 'ACTIVE', version, positioned_at, 0, 1
-  FROM follows ORDER BY tenant_id, follower_id, followee_id`
+// wanted is the edge that the truth makes.
+func wanted(s *store.State[event.Follow]) *edgeRow {
+	f := s.Object
+	return &edgeRow{s.TenantID, int64(f.FollowerID), int64(f.FolloweeID), f.Active(), f.Version, f.PositionedAt.Time, 0, 1}
+}
 
-// edgeRowsSQL reads every pair of the projection.
-// Index: follow_edges_pkey, all of it; follower_shards, which is small.   Locks: none.
+func (r *edgeRow) compare(o *edgeRow) int {
+	return cmp.Or(cmp.Compare(r.TenantID, o.TenantID), cmp.Compare(r.FollowerID, o.FollowerID), cmp.Compare(r.FolloweeID, o.FolloweeID))
+}
+
+// edgeRowsSQL reads the projection's pairs behind one of them, of which NULL is no limit.
+// Index: follow_edges_pkey, one range; follower_shards, which is small.   Locks: none.
 const edgeRowsSQL = `
 SELECT /* followercounts.verify */ e.tenant_id, follower_id, followee_id, active, version, positioned_at, shard_id, coalesce(s.shards, 1)::int
   FROM follow_edges e LEFT JOIN follower_shards s ON s.tenant_id = e.tenant_id AND s.user_id = e.followee_id
- ORDER BY e.tenant_id, follower_id, followee_id`
+ WHERE (e.tenant_id, follower_id, followee_id) > (@tenant::bigint, @follower::bigint, @followee::bigint)
+ ORDER BY e.tenant_id, follower_id, followee_id LIMIT @limit::bigint`
 
-type countRow struct {
-	TenantID, UserID     int64
-	Followers, Following int64
+func edges(ctx context.Context, projection *pgxpool.Pool, after edgeRow, limit *int) iter.Seq2[*edgeRow, error] {
+	return projections.Rows[edgeRow](ctx, projection, edgeRowsSQL,
+		pgx.StrictNamedArgs{"tenant": after.TenantID, "follower": after.FollowerID, "followee": after.FolloweeID, "limit": limit})
 }
-
-// truthCountsSQL counts the truth: both sides of every active pair. The server sorts it, on its disk where it must.
-const truthCountsSQL = `
-SELECT /* followercounts.verify */ tenant_id, user_id, sum(follower)::bigint, sum(following)::bigint
-  FROM (SELECT tenant_id, followee_id AS user_id, 1 AS follower, 0 AS following FROM follows WHERE status = 'ACTIVE'
-        UNION ALL
-        SELECT tenant_id, follower_id, 0, 1 FROM follows WHERE status = 'ACTIVE') sides
- GROUP BY tenant_id, user_id ORDER BY tenant_id, user_id`
 
 // countRowsSQL reads every account of the projection that has anything; no row and zeros are the same to a reader.
 // Index: follower_counts_pkey, all of it.   Locks: none.
@@ -57,26 +57,21 @@ SELECT /* followercounts.verify */ tenant_id, user_id, followers, following
 // projections that got the same events in other batches may differ in that. Counts are computed from the truth, not from the edges. What has not been applied yet is a difference too, so
 // it is run when the consumer's lag is 0. Both pools act as the system role. Memory does not grow with the tables.
 func (Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) (checked int64, err error) {
-	err = projections.Compare(ctx, truth, projection, truthEdgesSQL, edgeRowsSQL,
-		func(a, b *edgeRow) int {
-			return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.FollowerID, b.FollowerID), cmp.Compare(a.FolloweeID, b.FolloweeID))
-		},
-		func(want, got *edgeRow) error {
+	err = projections.Compare(projections.Of(store.ScanFollows(ctx, truth, nil, 0), wanted), edges(ctx, projection, edgeRow{}, nil), (*edgeRow).compare,
+		func(want, got *edgeRow) {
 			checked++
 			compareEdge(want, got, report)
-			return nil
 		})
 	if err != nil {
 		return checked, fmt.Errorf("verify follow edges: %w", err)
 	}
-	err = projections.Compare(ctx, truth, projection, truthCountsSQL, countRowsSQL,
-		func(a, b *countRow) int {
+	err = projections.Compare(projections.Rows[store.Counts](ctx, truth, store.CountFollowsSQL, nil), projections.Rows[store.Counts](ctx, projection, countRowsSQL, nil),
+		func(a, b *store.Counts) int {
 			return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.UserID, b.UserID))
 		},
-		func(want, got *countRow) error {
+		func(want, got *store.Counts) {
 			checked++
 			compareCounts(want, got, report)
-			return nil
 		})
 	if err != nil {
 		return checked, fmt.Errorf("verify follower counts: %w", err)
@@ -110,8 +105,8 @@ func compareEdge(want, got *edgeRow, report func(projections.Difference)) {
 	}
 }
 
-func compareCounts(want, got *countRow, report func(projections.Difference)) {
-	var zero countRow
+func compareCounts(want, got *store.Counts, report func(projections.Difference)) {
+	var zero store.Counts
 	present := want
 	if want == nil {
 		want, present = &zero, got

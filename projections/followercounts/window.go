@@ -1,30 +1,16 @@
 package followercounts
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/store"
 )
-
-// truthEdgesPageSQL reads a page of the truth's pairs.
-// Index: follows_pkey, one range.   Locks: none.
-const truthEdgesPageSQL = `
-SELECT /* followercounts.window */ tenant_id, follower_id, followee_id, status = 'ACTIVE', version, positioned_at, 0, 1
-  FROM follows WHERE (tenant_id, follower_id, followee_id) > (@tenant::bigint, @follower::bigint, @followee::bigint)
- ORDER BY tenant_id, follower_id, followee_id LIMIT @limit`
-
-// edgesPageSQL reads a page of the projection's likewise.
-// Index: follow_edges_pkey, one range; follower_shards_pkey.   Locks: none.
-const edgesPageSQL = `
-SELECT /* followercounts.window */ e.tenant_id, follower_id, followee_id, active, version, positioned_at, shard_id, coalesce(s.shards, 1)::int
-  FROM follow_edges e LEFT JOIN follower_shards s ON s.tenant_id = e.tenant_id AND s.user_id = e.followee_id
- WHERE (e.tenant_id, follower_id, followee_id) > (@tenant::bigint, @follower::bigint, @followee::bigint)
- ORDER BY e.tenant_id, follower_id, followee_id LIMIT @limit`
 
 // windowCountsSQL counts the edges of accounts that say they have few: one statement sees edges and counts of one moment.
 // Index: follower_counts_pkey; follow_edges_forward_idx, follow_edges_reverse_idx, at most as many edges as are counted.   Locks: none.
@@ -43,16 +29,13 @@ const fewEdges = 2000
 // reports differences, which may be events on their way, and returns how many pairs it compared and where to go on: nil after the last one.
 // Cost: two ranges, and at most fewEdges edges per account.
 func (Projection) Window(ctx context.Context, truth, projection *pgxpool.Pool, after any, limit int, report func(projections.Difference)) (checked int64, next any, err error) {
-	from, _ := after.(*edgeRow)
-	if from == nil {
-		from = &edgeRow{}
+	var from *store.State[event.Follow]
+	var behind edgeRow
+	if last, ok := after.(*edgeRow); ok {
+		from, behind = &store.State[event.Follow]{TenantID: last.TenantID, Object: event.Follow{FollowerID: event.ID(last.FollowerID), FolloweeID: event.ID(last.FolloweeID)}}, *last
 	}
 	var tenants, users []int64
-	last, err := projections.Window(ctx, truth, projection, truthEdgesPageSQL, edgesPageSQL,
-		pgx.StrictNamedArgs{"tenant": from.TenantID, "follower": from.FollowerID, "followee": from.FolloweeID}, limit,
-		func(a, b *edgeRow) int {
-			return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.FollowerID, b.FollowerID), cmp.Compare(a.FolloweeID, b.FolloweeID))
-		},
+	last, err := projections.Window(projections.Of(store.ScanFollows(ctx, truth, from, limit), wanted), edges(ctx, projection, behind, &limit), limit, (*edgeRow).compare,
 		func(want, got *edgeRow) {
 			checked++
 			compareEdge(want, got, report)
@@ -64,7 +47,7 @@ func (Projection) Window(ctx context.Context, truth, projection *pgxpool.Pool, a
 		return checked, nil, fmt.Errorf("compare a window of follow edges: %w", err)
 	}
 	rows, _ := projection.Query(ctx, windowCountsSQL, pgx.StrictNamedArgs{"tenants": tenants, "users": users, "few": fewEdges})
-	var got, want countRow
+	var got, want store.Counts
 	if _, err := pgx.ForEachRow(rows, []any{&got.TenantID, &got.UserID, &got.Followers, &got.Following, &want.Followers, &want.Following}, func() error {
 		want.TenantID, want.UserID = got.TenantID, got.UserID
 		compareCounts(&want, &got, report)

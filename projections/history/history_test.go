@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -168,30 +167,5 @@ func TestVerifyComparesTheHeads(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, verify()); diff != "" {
 		t.Errorf("a history without a head (-want +got):\n%s", diff)
-	}
-}
-
-// TestPagesOfTheTruthAreRangesOfItsIndexes holds that comments and their archive are merged in the order of the page, not sorted.
-func TestPagesOfTheTruthAreRangesOfItsIndexes(t *testing.T) {
-	db := testkit.Postgres(t)
-	ctx := t.Context()
-	for _, sql := range []string{
-		`INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body)
-		   SELECT 1, gen_random_uuid(), g / 100 + 1, lpad(g::text, 8, '0'), lpad(g::text, 22, '0'), 1, 'x' FROM generate_series(1, 20000) g`,
-		`INSERT INTO comments_archive (tenant_id, comment_id, post_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at)
-		   SELECT 1, gen_random_uuid(), g / 100 + 100, lpad(g::text, 8, '0'), lpad(g::text, 22, '0'), 1, 'x', 'ACTIVE', 'NONE', 1, now(), now() FROM generate_series(1, 20000) g`,
-		`ANALYZE comments, comments_archive`,
-	} {
-		if _, err := db.Pool(t, postgres.RoleOwner).Exec(ctx, sql); err != nil {
-			t.Fatal(err)
-		}
-	}
-	pool := db.Pool(t, postgres.RoleSystem)
-	sql, args := truthCommentPageSQL, pgx.StrictNamedArgs{"tenant": int64(1), "comment": "40000000-0000-0000-0000-000000000000", "limit": 100}
-	rows, _ := pool.Query(ctx, "EXPLAIN "+sql, pgx.QueryExecModeSimpleProtocol, args)
-	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	plan := strings.Join(lines, "\n")
-	if err != nil || !strings.Contains(plan, "Merge Append") || strings.Contains(plan, "Sort  ") || strings.Contains(plan, "Seq Scan") {
-		t.Errorf("%v:\n%s", err, plan)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/versioned"
 )
 
@@ -21,16 +22,21 @@ func RetainComments(ctx context.Context, truth, projection *pgxpool.Pool, terms 
 	return retain(ctx, Comments(), projection, versioned.Retention[event.Comment]{Terms: terms},
 		func(h versioned.Head[event.Comment]) key { return key{h.TenantID, h.Key[0]} },
 		func(ctx context.Context, keys []key) (map[key]entityNow, error) {
-			tenants, ids := make([]int64, len(keys)), make([]string, len(keys))
-			for i, k := range keys {
-				tenants[i], ids[i] = k.tenant, k.comment
+			refs := make(map[int64][]event.Ref)
+			for _, k := range keys {
+				refs[k.tenant] = append(refs[k.tenant], event.Ref{Type: event.AggregateComment, Comment: k.comment})
 			}
-			rows, err := readComments(ctx, truth, tenants, ids)
-			now := make(map[key]entityNow, len(rows))
-			for _, r := range rows {
-				now[key{r.TenantID, r.CommentID}] = entityNow{r.Version, r.AuthorState != event.AuthorActive}
+			now := make(map[key]entityNow, len(keys))
+			for tenant, some := range refs {
+				states, err := store.GetComments(ctx, truth, tenant, some)
+				if err != nil {
+					return nil, err
+				}
+				for _, s := range states {
+					now[key{tenant, s.Object.CommentID}] = entityNow{s.Object.Version, s.Object.AuthorState != event.AuthorActive}
+				}
 			}
-			return now, err
+			return now, nil
 		}, func(c event.Comment) int64 { return c.Version })
 }
 
@@ -42,16 +48,21 @@ func RetainFollows(ctx context.Context, truth, projection *pgxpool.Pool, terms v
 			return key{h.TenantID, int64(h.Object.FollowerID), int64(h.Object.FolloweeID)}
 		},
 		func(ctx context.Context, keys []key) (map[key]entityNow, error) {
-			tenants, followers, followees := make([]int64, len(keys)), make([]int64, len(keys)), make([]int64, len(keys))
-			for i, k := range keys {
-				tenants[i], followers[i], followees[i] = k.tenant, k.follower, k.followee
+			refs := make(map[int64][]event.Ref)
+			for _, k := range keys {
+				refs[k.tenant] = append(refs[k.tenant], event.Ref{Type: event.AggregateFollow, Follower: event.ID(k.follower), Followee: event.ID(k.followee)})
 			}
-			rows, err := readPairs(ctx, truth, tenants, followers, followees)
-			now := make(map[key]entityNow, len(rows))
-			for _, r := range rows {
-				now[key{r.TenantID, r.FollowerID, r.FolloweeID}] = entityNow{r.Version, r.Status != event.StatusActive}
+			now := make(map[key]entityNow, len(keys))
+			for tenant, some := range refs {
+				states, err := store.GetFollows(ctx, truth, tenant, some)
+				if err != nil {
+					return nil, err
+				}
+				for _, s := range states {
+					now[key{tenant, int64(s.Object.FollowerID), int64(s.Object.FolloweeID)}] = entityNow{s.Object.Version, !s.Object.Active()}
+				}
 			}
-			return now, err
+			return now, nil
 		}, func(f event.Follow) int64 { return f.Version })
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/versioned"
 )
 
@@ -23,11 +24,20 @@ type headRow struct {
 	Deleted  bool
 }
 
-// truthCommentsSQL reads the version that each comment is at.
-// Index: comments_pkey and comments_archive_pkey, all of them, merged.   Locks: none.
-const truthCommentsSQL = `
-SELECT /* history.verify */ tenant_id, comment_id::text, 0::bigint, 0::bigint, version, author_state <> 'ACTIVE'
-  FROM all_comments ORDER BY tenant_id, all_comments.comment_id`
+func (r *headRow) kind() string {
+	if r.Comment != "" {
+		return event.AggregateComment
+	}
+	return event.AggregateFollow
+}
+
+func commentHead(s *store.State[event.Comment]) *headRow {
+	return &headRow{TenantID: s.TenantID, Comment: s.Object.CommentID, Version: s.Object.Version, Deleted: s.Object.AuthorState != event.AuthorActive}
+}
+
+func followHead(s *store.State[event.Follow]) *headRow {
+	return &headRow{TenantID: s.TenantID, A: int64(s.Object.FollowerID), B: int64(s.Object.FolloweeID), Version: s.Object.Version, Deleted: !s.Object.Active()}
+}
 
 // commentHeadsSQL reads the heads of the comments' histories; where all of one was purged, what is noted of it.
 // Index: comment_history_head_idx, comment_history_purged_pkey, all of them.   Locks: none.
@@ -38,12 +48,6 @@ SELECT /* history.verify */ tenant_id, comment_id::text, 0::bigint, 0::bigint, v
         SELECT tenant_id, comment_id, version, true FROM comment_history_purged p
          WHERE NOT EXISTS (SELECT FROM comment_history h WHERE h.tenant_id = p.tenant_id AND h.comment_id = p.comment_id)) heads
  ORDER BY tenant_id, heads.comment_id`
-
-// truthFollowsSQL reads the version that each pair is at.
-// Index: follows_pkey, all of it.   Locks: none.
-const truthFollowsSQL = `
-SELECT /* history.verify */ tenant_id, '', follower_id, followee_id, version, status <> 'ACTIVE'
-  FROM follows ORDER BY tenant_id, follower_id, followee_id`
 
 // followHeadsSQL reads those of the pairs' histories likewise.
 // Index: follow_history_head_idx, follow_history_purged_pkey, all of them.   Locks: none.
@@ -59,18 +63,17 @@ SELECT /* history.verify */ tenant_id, '', follower_id, followee_id, version, de
 // reports every difference, and returns how many entities it compared. What has not been applied yet is a difference too, so it is run when the consumer's lag is 0. Both pools act
 // as the system role. Memory does not grow with the tables.
 func (*Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) (checked int64, err error) {
-	visit := func(want, got *headRow) error {
+	visit := func(want, got *headRow) {
 		checked++
 		compareHead(want, got, report)
-		return nil
 	}
 	key := func(a, b *headRow) int {
 		return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.Comment, b.Comment), cmp.Compare(a.A, b.A), cmp.Compare(a.B, b.B))
 	}
-	if err := projections.Compare(ctx, truth, projection, truthCommentsSQL, commentHeadsSQL, key, visit); err != nil {
+	if err := projections.Compare(projections.Of(store.ScanComments(ctx, truth, nil, 0), commentHead), projections.Rows[headRow](ctx, projection, commentHeadsSQL, nil), key, visit); err != nil {
 		return checked, fmt.Errorf("verify the history of comments: %w", err)
 	}
-	if err := projections.Compare(ctx, truth, projection, truthFollowsSQL, followHeadsSQL, key, visit); err != nil {
+	if err := projections.Compare(projections.Of(store.ScanFollows(ctx, truth, nil, 0), followHead), projections.Rows[headRow](ctx, projection, followHeadsSQL, nil), key, visit); err != nil {
 		return checked, fmt.Errorf("verify the history of follows: %w", err)
 	}
 	return checked, postgres.InTx(ctx, projection, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
@@ -109,7 +112,7 @@ func compareHead(want, got *headRow, report func(projections.Difference)) {
 	differ := func(field string, want, got any) {
 		if want != got {
 			report(projections.Difference{Projection: Name, TenantID: present.TenantID, Entity: entity(present.Comment, present.A, present.B), Field: field, Want: fmt.Sprint(want), Got: fmt.Sprint(got),
-				Key: projections.Key{TenantID: present.TenantID, Aggregate: present.B, Other: present.A, Comment: present.Comment}})
+				Key: projections.Key{Type: present.kind(), TenantID: present.TenantID, Aggregate: present.B, Other: present.A, Comment: present.Comment}})
 		}
 	}
 	if want == nil || got == nil {

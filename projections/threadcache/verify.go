@@ -4,15 +4,21 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"iter"
+	"math"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/store"
 )
 
+// commentRow is a comment with what the projection derives; of the truth's, that is computed here, in Go.
 type commentRow struct {
 	TenantID, PostID             int64
 	Path, CommentID, ParentID    string
@@ -27,44 +33,55 @@ type commentRow struct {
 	Shown                        bool
 }
 
-// truthSQL reads every comment of the truth, archived or not, in the order of its thread. What the projection derives is computed here, in Go.
-// Index: comments_path_key and comments_archive_path_key, all of them, merged.   Locks: none.
-const truthSQL = `
-SELECT /* threadcache.verify */ tenant_id, post_id, path, comment_id::text, coalesce(parent_id::text, ''), slug, author_id, body,
-       author_state, moderation_state, version, created_at, updated_at, false, 0, false
-  FROM all_comments ORDER BY tenant_id, post_id, path`
+func wanted(s *store.State[event.Comment]) *commentRow {
+	c := s.Object
+	return &commentRow{s.TenantID, int64(c.PostID), c.Path, c.CommentID, c.ParentID, c.Slug, int64(c.AuthorID), c.Body, c.AuthorState, c.ModerationState,
+		c.Version, c.CreatedAt.Time, c.UpdatedAt.Time, c.Visible(), 0, false}
+}
 
-// rowsSQL reads every comment of the projection likewise.
-// Index: thread_comments_path_idx, all of it.   Locks: none.
+func (r *commentRow) compare(o *commentRow) int {
+	return cmp.Or(cmp.Compare(r.TenantID, o.TenantID), cmp.Compare(r.PostID, o.PostID), cmp.Compare(r.Path, o.Path))
+}
+
+// rowsSQL reads the comments of the projection behind a place in the order of their threads; a limit of NULL is none.
+// Index: thread_comments_path_idx, one range.   Locks: none.
 const rowsSQL = `
 SELECT /* threadcache.verify */ tenant_id, post_id, path, comment_id::text, coalesce(parent_id::text, ''), slug, author_id, body,
        author_state, moderation_state, version, created_at, updated_at, visible, visible_descendants, shown
-  FROM thread_comments ORDER BY tenant_id, post_id, path`
+  FROM thread_comments WHERE (tenant_id, post_id, path) > (@tenant::bigint, @post::bigint, @path::text COLLATE "C")
+ ORDER BY tenant_id, post_id, path LIMIT @limit::bigint`
+
+func rows(ctx context.Context, projection *pgxpool.Pool, after commentRow, limit *int) iter.Seq2[*commentRow, error] {
+	return projections.Rows[commentRow](ctx, projection, rowsSQL,
+		pgx.StrictNamedArgs{"tenant": after.TenantID, "post": after.PostID, "path": after.Path, "limit": limit})
+}
 
 // Verify compares every comment with the truth's, and visible, visible_descendants and shown with what the truth makes them; then
 // what each bucket and group counts, and the totals and settings of each thread. It reports every difference and returns how many
 // comments it compared. What has not been applied yet is a difference too, so it is run when the consumer's lag is 0. Both pools
-// act as the system role. Memory is one row per level of one thread.
+// act as the system role. Memory is one row per level of one thread, and its buckets.
 func (Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) (checked int64, err error) {
-	f := fold{report: report}
-	err = projections.Compare(ctx, truth, projection, truthSQL, rowsSQL,
-		func(a, b *commentRow) int {
-			return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.PostID, b.PostID), cmp.Compare(a.Path, b.Path))
-		},
-		func(want, got *commentRow) error {
+	f, n := fold{report: report}, counting{report: report}
+	next, stop := iter.Pull2(projections.Rows[countedRow](ctx, projection, countedSQL, nil))
+	defer stop()
+	n.next = next
+	err = projections.Compare(projections.Of(store.ScanThreads(ctx, truth, nil, 0), wanted), rows(ctx, projection, commentRow{}, nil), (*commentRow).compare,
+		func(want, got *commentRow) {
 			checked++
 			f.add(want, got)
-			return nil
+			if want != nil {
+				n.add(want)
+			}
 		})
 	if err != nil {
 		return checked, fmt.Errorf("verify threads: %w", err)
 	}
 	f.finish(nil)
-	if err := verifyRanges(ctx, truth, projection, report); err != nil {
+	if err := n.finish(); err != nil {
 		return checked, fmt.Errorf("verify the counts of threads: %w", err)
 	}
-	if err := verifyThreads(ctx, truth, projection, report); err != nil {
-		return checked, fmt.Errorf("verify totals and settings of threads: %w", err)
+	if err := verifySettings(ctx, truth, projection, report); err != nil {
+		return checked, fmt.Errorf("verify settings of threads: %w", err)
 	}
 	return checked, nil
 }
@@ -96,7 +113,6 @@ func (f *fold) finish(next *commentRow) {
 			return
 		}
 		f.stack = f.stack[:len(f.stack)-1]
-		w.Visible = event.Visible(w.AuthorState, w.ModerationState)
 		w.Shown = w.Visible || w.VisibleDescendants > 0
 		if len(f.stack) > 0 {
 			parent := f.stack[len(f.stack)-1].want
@@ -136,9 +152,6 @@ func (f *fold) compare(want, got *commentRow) {
 			f.differ(want, c.field, fmt.Sprint(c.want), fmt.Sprint(c.got))
 		}
 	}
-	if !event.BodyTravels(want.AuthorState, want.ModerationState) {
-		want.Body = "" // the truth keeps it, no event has it
-	}
 	if want.Body != got.Body { // a body is nobody's to print
 		f.differ(want, "body", fmt.Sprintf("%d bytes", len(want.Body)), fmt.Sprintf("another %d bytes", len(got.Body)))
 	}
@@ -151,130 +164,155 @@ func (f *fold) differ(of *commentRow, field, want, got string) {
 	})
 }
 
-// placeRow is a comment of the truth in the chronological order, or the beginning of a bucket, of a group, or of both.
-type placeRow struct {
-	TenantID, PostID             int64
-	At                           time.Time
-	ID                           string
-	AuthorState, ModerationState string
-	Bucket, Group                *int // visible, of what begins here
+// countedRow is what the projection counts of a thread: its comments, or the visible ones of a bucket or group, which begins at At and ID.
+type countedRow struct {
+	TenantID, PostID int64
+	Level            int // totals, 0 (buckets) or 1 (groups)
+	At               time.Time
+	ID               string
+	N                int64
 }
 
-// truthPlacesSQL reads every comment of the truth in the chronological order.
-// Index: none: all rows, sorted.   Locks: none.
-const truthPlacesSQL = `
-SELECT /* threadcache.verify */ tenant_id, post_id, created_at, comment_id::text, author_state, moderation_state, NULL::int, NULL::int
-  FROM all_comments ORDER BY tenant_id, post_id, created_at, comment_id`
+const totals = -1 // the Level of all comments of a thread
 
-// rangesSQL reads where buckets and groups begin. -infinity has no time in Go: the year 1 stands for it.
-// Index: thread_buckets_pkey, all of it.   Locks: none.
-const rangesSQL = `
-SELECT /* threadcache.verify */ tenant_id, post_id, greatest(first_at, '0001-01-01 00:00:00+00') AS at, first_id::text, '', '', b.visible, g.visible
-  FROM (SELECT * FROM thread_buckets WHERE level = 0) b
-  FULL JOIN (SELECT * FROM thread_buckets WHERE level = 1) g USING (tenant_id, post_id, first_at, first_id)
- ORDER BY tenant_id, post_id, first_at, first_id`
+// countedSQL reads all counts. -infinity has no time in Go: the year 1 stands for it.
+// Index: none: a hundredth of the comments, sorted.   Locks: none.
+const countedSQL = `
+SELECT /* threadcache.verify */ * FROM (
+  SELECT tenant_id, post_id, -1 AS level, '0001-01-01 00:00:00+00'::timestamptz AS at, '' AS id, total FROM thread_totals
+   UNION ALL
+  SELECT tenant_id, post_id, level, greatest(first_at, '0001-01-01 00:00:00+00'), first_id::text, visible FROM thread_buckets) counted
+ ORDER BY tenant_id, post_id, level, at, id`
 
-func verifyRanges(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) error {
-	bucket, group := &counting{level: "bucket", report: report}, &counting{level: "group", report: report}
-	err := projections.Compare(ctx, truth, projection, truthPlacesSQL, rangesSQL,
-		func(a, b *placeRow) int {
-			return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.PostID, b.PostID), a.At.Compare(b.At), cmp.Compare(a.ID, b.ID))
-		},
-		func(want, got *placeRow) error {
-			if got != nil {
-				if got.Bucket != nil {
-					bucket.begin(got, got.Bucket)
-				}
-				if got.Group != nil {
-					group.begin(got, got.Group)
-				}
-			}
-			if want != nil && event.Visible(want.AuthorState, want.ModerationState) {
-				bucket.count(want)
-				group.count(want)
-			}
-			return nil
-		})
-	bucket.end()
-	group.end()
-	return err
-}
-
-// counting counts the visible comments of the truth in the range that began last.
+// counting compares what the projection counts of one thread after the other with the truth's comments, which come in the order of threads.
+// A comment is in the last range that begins before it; one before all ranges is in one that the projection lacks.
 type counting struct {
-	level  string
 	report func(projections.Difference)
-	from   *placeRow // nil before the first
-	got    *int      // nil when the projection has no range there
-	want   int
+	next   func() (*countedRow, error, bool)
+	ahead  *countedRow // not of the thread yet; nil at the end
+	err    error       // which ended it
+
+	tenant, post int64
+	got          [3][]*countedRow // by Level, of the thread
+	want         [3][]int64
+	lacks        [3]*countedRow // that the projection does not have
 }
 
-func (c *counting) begin(from *placeRow, got *int) {
+// add counts a comment of the truth.
+func (c *counting) add(w *commentRow) {
+	if w.TenantID != c.tenant || w.PostID != c.post {
+		c.begin(w.TenantID, w.PostID)
+	}
+	for i, got := range c.got {
+		if level := i + totals; level != totals && !w.Visible {
+			return
+		}
+		n, same := slices.BinarySearchFunc(got, w, func(r *countedRow, w *commentRow) int {
+			return cmp.Or(r.At.Compare(w.CreatedAt), cmp.Compare(r.ID, w.CommentID))
+		})
+		if same {
+			n++
+		}
+		if n > 0 {
+			c.want[i][n-1]++
+			continue
+		}
+		lack := c.lacks[i]
+		if lack == nil {
+			lack = &countedRow{At: w.CreatedAt, ID: w.CommentID}
+			c.lacks[i] = lack
+		}
+		if cmp.Or(w.CreatedAt.Compare(lack.At), cmp.Compare(w.CommentID, lack.ID)) < 0 {
+			lack.At, lack.ID = w.CreatedAt, w.CommentID
+		}
+		lack.N++
+	}
+}
+
+// begin ends the thread, and those up to the next one, of which the truth has nothing.
+func (c *counting) begin(tenant, post int64) {
+	if c.tenant == 0 {
+		c.ahead, c.err, _ = c.next()
+	}
 	c.end()
-	c.from, c.got, c.want = from, got, 0
-}
-
-func (c *counting) count(comment *placeRow) {
-	if c.from == nil || c.from.TenantID != comment.TenantID || c.from.PostID != comment.PostID {
-		c.begin(comment, nil)
+	for c.ahead != nil && cmp.Or(cmp.Compare(c.ahead.TenantID, tenant), cmp.Compare(c.ahead.PostID, post)) < 0 {
+		c.load(c.ahead.TenantID, c.ahead.PostID)
+		c.end()
 	}
-	c.want++
+	c.load(tenant, post)
 }
 
+// load takes what the projection counts of the thread.
+func (c *counting) load(tenant, post int64) {
+	*c = counting{report: c.report, next: c.next, ahead: c.ahead, err: c.err, tenant: tenant, post: post}
+	for c.ahead != nil && c.ahead.TenantID == tenant && c.ahead.PostID == post {
+		i := c.ahead.Level - totals
+		c.got[i], c.want[i] = append(c.got[i], c.ahead), append(c.want[i], 0)
+		c.ahead, c.err, _ = c.next()
+	}
+}
+
+// end compares the counts of the thread.
 func (c *counting) end() {
-	if c.from == nil || c.got != nil && *c.got == c.want {
-		return
+	for i, got := range c.got {
+		if lack := c.lacks[i]; lack != nil {
+			c.differ(i+totals, lack, lack.N, map[bool]string{true: "0", false: "absent"}[i+totals == totals])
+		}
+		for n, r := range got {
+			if r.N != c.want[i][n] {
+				c.differ(i+totals, r, c.want[i][n], fmt.Sprint(r.N))
+			}
+		}
 	}
-	d := projections.Difference{
-		Projection: Name, TenantID: c.from.TenantID, Field: "visible", Want: fmt.Sprint(c.want), Got: "absent",
-		Entity: fmt.Sprintf("%s from %s %s of post %d", c.level, c.from.At.UTC().Format(event.TimeFormat), c.from.ID, c.from.PostID),
-		Key:    projections.Key{Type: event.AggregateComment, TenantID: c.from.TenantID, Aggregate: c.from.PostID},
+}
+
+func (c *counting) differ(level int, r *countedRow, want int64, got string) {
+	if c.err != nil {
+		return // what is not read is not known
 	}
-	if c.got != nil {
-		d.Got = fmt.Sprint(*c.got)
+	d := projections.Difference{Projection: Name, TenantID: c.tenant, Field: "visible", Want: fmt.Sprint(want), Got: got,
+		Key: projections.Key{Type: event.AggregateComment, TenantID: c.tenant, Aggregate: c.post}}
+	if level == totals {
+		d.Entity, d.Field = fmt.Sprintf("thread of post %d", c.post), "total"
+	} else {
+		d.Entity = fmt.Sprintf("%s from %s %s of post %d", [...]string{"bucket", "group"}[level], r.At.UTC().Format(event.TimeFormat), r.ID, c.post)
 	}
 	c.report(d)
 }
 
-// threadRow is what is known of a thread besides its comments.
-type threadRow struct {
+func (c *counting) finish() error {
+	c.begin(math.MaxInt64, math.MaxInt64)
+	return c.err
+}
+
+// settingsRow is what is set for a thread.
+type settingsRow struct {
 	TenantID, PostID     int64
-	Total                int64
 	Locked, Premoderated bool
 	Title                string
 	Version              int64
 }
 
-// truthThreadsSQL counts the truth's comments per post and reads its settings.
-// Index: comments_path_key and comments_archive_path_key, all of them; threads_head_idx; threads_purged_pkey.   Locks: none.
-const truthThreadsSQL = `
-SELECT /* threadcache.verify */ tenant_id, post_id, coalesce(c.total, 0), coalesce((t.object ->> 'locked')::boolean, false),
-       coalesce((t.object ->> 'premoderated')::boolean, false), coalesce(t.object ->> 'title', ''), coalesce((t.object ->> 'version')::bigint, 0)
-  FROM (SELECT tenant_id, post_id, count(*) AS total FROM all_comments GROUP BY tenant_id, post_id) c
-  FULL JOIN (` + settledSQL + `) t USING (tenant_id, post_id)
- ORDER BY tenant_id, post_id`
+// settingsRowsSQL reads the projection's settings.
+// Index: thread_settings_pkey, all of it.   Locks: none.
+const settingsRowsSQL = `
+SELECT /* threadcache.verify */ tenant_id, post_id, locked, premoderated, title, version FROM thread_settings ORDER BY tenant_id, post_id`
 
-// threadsSQL reads the projection's likewise.
-// Index: thread_totals_pkey, thread_settings_pkey, all of them.   Locks: none.
-const threadsSQL = `
-SELECT /* threadcache.verify */ tenant_id, post_id, coalesce(total, 0), coalesce(locked, false), coalesce(premoderated, false), coalesce(title, ''),
-       coalesce(version, 0)
-  FROM thread_totals FULL JOIN thread_settings USING (tenant_id, post_id)
- ORDER BY tenant_id, post_id`
-
-func verifyThreads(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) error {
-	return projections.Compare(ctx, truth, projection, truthThreadsSQL, threadsSQL,
-		func(a, b *threadRow) int {
+func verifySettings(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) error {
+	return projections.Compare(projections.Of(store.ScanSettings(ctx, truth, nil, 0), func(s *store.State[event.Thread]) *settingsRow {
+		t := s.Object
+		return &settingsRow{s.TenantID, int64(t.PostID), t.Locked, t.Premoderate, t.Title, t.Version}
+	}), projections.Rows[settingsRow](ctx, projection, settingsRowsSQL, nil),
+		func(a, b *settingsRow) int {
 			return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.PostID, b.PostID))
 		},
-		func(want, got *threadRow) error {
+		func(want, got *settingsRow) {
 			of := cmp.Or(want, got)
-			want, got = cmp.Or(want, &threadRow{}), cmp.Or(got, &threadRow{}) // what is absent is nothing
+			want, got = cmp.Or(want, &settingsRow{}), cmp.Or(got, &settingsRow{}) // what is absent is nothing
 			for _, f := range []struct {
 				field     string
 				want, got any
 			}{
-				{"total", want.Total, got.Total},
 				{"locked", want.Locked, got.Locked},
 				{"premoderated", want.Premoderated, got.Premoderated},
 				{"title", want.Title, got.Title},
@@ -286,6 +324,5 @@ func verifyThreads(ctx context.Context, truth, projection *pgxpool.Pool, report 
 						Key: projections.Key{Type: event.AggregateThread, TenantID: of.TenantID, Aggregate: of.PostID}})
 				}
 			}
-			return nil
 		})
 }
