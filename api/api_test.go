@@ -26,6 +26,7 @@ import (
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/projections/threadcache"
 	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -60,17 +61,17 @@ func openWith(t *testing.T, cfg api.Config, log *slog.Logger) fixture {
 	pool := db.Pool(t, postgres.RoleAPI)
 	f.pool = pool
 	var err error
-	f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: log, Reg: f.reg})
+	f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: log, Reg: f.reg})
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.token = f.newToken(t, tenant, "tester", store.Roles()...)
+	f.token = f.newToken(t, tenant, "tester", tokens.Roles()...)
 	return f
 }
 
 func (f fixture) newToken(t testing.TB, tenant int64, name string, roles ...string) string {
 	t.Helper()
-	token, err := store.CreateToken(t.Context(), f.system, tenant, name, roles, time.Time{})
+	token, err := tokens.Create(t.Context(), f.system, tenant, name, roles, time.Time{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -333,13 +334,13 @@ func TestBadInput(t *testing.T) {
 	f.want(t, 201, "PUT", "/v1/follows/1/2", "")
 	f.want(t, 200, "PUT", settings, `{"locked":true}`)
 	foreign := f
-	foreign.token = f.newToken(t, 2, "foreigner", store.Roles()...)
+	foreign.token = f.newToken(t, 2, "foreigner", tokens.Roles()...)
 	foreigners := foreign.comment(t, 5, "theirs")
 	theirs, theirSlug, theirToken := foreigners.text("comment_id"), foreigners.text("slug"), foreigners.Header.Get("Tidings-Token")
-	expired := f.newToken(t, tenant, "expired", store.Roles()...)
+	expired := f.newToken(t, tenant, "expired", tokens.Roles()...)
 	f.exec(t, `UPDATE api_tokens SET expires_at = now() - interval '1 s' WHERE name = 'expired'`)
 	f.catchUp(t)
-	reader, writer := f.newToken(t, tenant, "reader", store.RoleRead), f.newToken(t, tenant, "writer", store.RoleWrite)
+	reader, writer := f.newToken(t, tenant, "reader", tokens.RoleRead), f.newToken(t, tenant, "writer", tokens.RoleWrite)
 
 	body := func(b string) string { return fmt.Sprintf(`{"author_id":"3","body":%s}`, b) }
 	reply := func(to string) string { return fmt.Sprintf(`{"author_id":"3","body":"x","parent_id":%s}`, to) }
@@ -683,9 +684,9 @@ func (f fixture) operations(t *testing.T, fn func(method, path string, op map[st
 func TestEveryRouteNeedsATokenWithItsDocumentedRole(t *testing.T) {
 	f := open(t)
 	with, without := make(map[string]string), make(map[string]string)
-	for _, role := range store.Roles() {
+	for _, role := range tokens.Roles() {
 		with[role] = f.newToken(t, tenant, "with "+role, role)
-		without[role] = f.newToken(t, tenant, "without "+role, slices.DeleteFunc(store.Roles(), func(r string) bool { return r == role })...)
+		without[role] = f.newToken(t, tenant, "without "+role, slices.DeleteFunc(tokens.Roles(), func(r string) bool { return r == role })...)
 	}
 	n := 0
 	f.operations(t, func(method, path string, op map[string]any) {
@@ -827,7 +828,7 @@ func TestListsAndCountsComeFromTheProjection(t *testing.T) {
 	// A cursor belongs to its list and its tenant.
 	cursor := f.want(t, 200, "GET", "/v1/users/42/followers?limit=1", "").text("next")
 	foreign := f
-	foreign.token = f.newToken(t, 2, "foreigner", store.Roles()...)
+	foreign.token = f.newToken(t, 2, "foreigner", tokens.Roles()...)
 	for name, a := range map[string]answer{
 		"another user":   f.do(t, "GET", "/v1/users/43/followers?cursor="+cursor, ""),
 		"another list":   f.do(t, "GET", "/v1/users/42/following?cursor="+cursor, ""),
@@ -886,10 +887,10 @@ func TestADatabaseThatIsAwayIsA503(t *testing.T) {
 	f := fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}
 	pool := db.Pool(t, postgres.RoleAPI)
 	var err error
-	if f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg}); err != nil {
+	if f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg}); err != nil {
 		t.Fatal(err)
 	}
-	f.token = f.newToken(t, tenant, "tester", store.Roles()...)
+	f.token = f.newToken(t, tenant, "tester", tokens.Roles()...)
 	f.want(t, 201, "PUT", "/v1/follows/1/2", "")
 	pg.Kill(t)
 	for _, c := range [][2]string{{"PUT", "/v1/follows/1/3"}, {"GET", "/v1/follows/1/2"}, {"GET", "/v1/users/1/counts"}, {"GET", "/v1/posts/1/comments"}} {

@@ -7,7 +7,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 const (
@@ -18,7 +20,7 @@ const (
 // authenticator remembers tokens for authTTL at most, so that a busy client does not cost a look-up per request. Only known
 // tokens are kept: guesses take no room.
 type authenticator struct {
-	store *store.Store
+	truth *pgxpool.Pool
 	now   func() time.Time
 
 	mu   sync.Mutex
@@ -26,21 +28,21 @@ type authenticator struct {
 }
 
 type authenticated struct {
-	principal store.Principal
+	principal tokens.Principal
 	asOf      time.Time
 }
 
-func newAuthenticator(s *store.Store) *authenticator {
-	return &authenticator{store: s, now: time.Now, seen: make(map[[sha256.Size]byte]authenticated)}
+func newAuthenticator(truth *pgxpool.Pool) *authenticator {
+	return &authenticator{truth: truth, now: time.Now, seen: make(map[[sha256.Size]byte]authenticated)}
 }
 
-// principal returns whom the value of an Authorization header stands for, or store.ErrUnauthenticated. A token that was revoked or expired more
+// principal returns whom the value of an Authorization header stands for, or tokens.ErrUnauthenticated. A token that was revoked or expired more
 // than authTTL ago is refused, however long the database takes to say so: an answer that is older than that when it comes proves nothing.
-func (a *authenticator) principal(ctx context.Context, header string) (store.Principal, error) {
+func (a *authenticator) principal(ctx context.Context, header string) (tokens.Principal, error) {
 	scheme, token, _ := strings.Cut(header, " ")
 	token = strings.TrimSpace(token)
 	if !strings.EqualFold(scheme, "Bearer") || token == "" {
-		return store.Principal{}, store.ErrUnauthenticated
+		return tokens.Principal{}, tokens.ErrUnauthenticated
 	}
 	key := sha256.Sum256([]byte(token))
 	a.mu.Lock()
@@ -50,9 +52,9 @@ func (a *authenticator) principal(ctx context.Context, header string) (store.Pri
 		return known.principal, nil
 	}
 	for {
-		p, asOf, err := a.store.Authenticate(ctx, token)
+		p, asOf, err := tokens.Authenticate(ctx, a.truth, token)
 		if err != nil {
-			return store.Principal{}, err // also when ctx ends: a request lasts only so long
+			return tokens.Principal{}, err // also when ctx ends: a request lasts only so long
 		}
 		if recent(asOf, a.now()) {
 			a.keep(key, authenticated{p, asOf})

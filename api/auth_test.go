@@ -14,6 +14,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // openTwo are two API processes on one database, as far as tokens are concerned.
@@ -25,7 +26,7 @@ func openTwo(t *testing.T) [2]fixture {
 		f := fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}
 		pool := db.Pool(t, postgres.RoleAPI)
 		var err error
-		f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg})
+		f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -40,11 +41,11 @@ func TestATokenThatEndedIsRefusedByEveryProcessASecondLater(t *testing.T) {
 	both := openTwo(t)
 	system := both[0].system
 	lives := 300 * time.Millisecond
-	expiring, err := store.CreateToken(t.Context(), system, tenant, "expiring", store.Roles(), time.Now().Add(lives))
+	expiring, err := tokens.Create(t.Context(), system, tenant, "expiring", tokens.Roles(), time.Now().Add(lives))
 	if err != nil {
 		t.Fatal(err)
 	}
-	revoked := both[0].newToken(t, tenant, "revoked", store.Roles()...)
+	revoked := both[0].newToken(t, tenant, "revoked", tokens.Roles()...)
 	for _, f := range both {
 		for _, token := range []string{expiring, revoked} {
 			f.token = token
@@ -52,7 +53,7 @@ func TestATokenThatEndedIsRefusedByEveryProcessASecondLater(t *testing.T) {
 		}
 	}
 	expires := time.Now().Add(lives)
-	if _, _, err := store.RevokeTokens(t.Context(), system, tenant, "revoked"); err != nil {
+	if _, _, err := tokens.Revoke(t.Context(), system, tenant, "revoked"); err != nil {
 		t.Fatal(err)
 	}
 	ended := map[string]time.Time{expiring: expires, revoked: time.Now()}
@@ -87,7 +88,7 @@ func TestATokenThatEndsWhileABodyArrivesWritesNothing(t *testing.T) {
 	if _, err := io.WriteString(send, `{"author_id":"3",`); err != nil { // it is being read: the token was good
 		t.Fatal(err)
 	}
-	if _, _, err := store.RevokeTokens(t.Context(), f.system, tenant, "tester"); err != nil {
+	if _, _, err := tokens.Revoke(t.Context(), f.system, tenant, "tester"); err != nil {
 		t.Fatal(err)
 	}
 	<-time.After(authTTL)

@@ -21,6 +21,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 const (
@@ -195,7 +196,7 @@ func (s *server) batchRoutes() {
 // batchRoute registers a route and describes its bodies, which the framework does not read.
 func (s *server) batchRoute(path, id, tag, summary string, kinds []kind, example []any) {
 	register(s, route{
-		method: http.MethodPost, path: path, id: id, tag: tag, role: store.RoleWrite, status: http.StatusOK, summary: summary, description: batchDescription,
+		method: http.MethodPost, path: path, id: id, tag: tag, role: tokens.RoleWrite, status: http.StatusOK, summary: summary, description: batchDescription,
 		codes:   []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType, codeTooManyOperations},
 		maxBody: s.cfg.MaxBatchBytes,
 	}, func(ctx context.Context, in *batchInput) (*batchOutput, error) { return s.batch(ctx, path, kinds, in) })

@@ -26,6 +26,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 const ndjson = "Content-Type: application/x-ndjson"
@@ -86,7 +87,7 @@ func (f fixture) events(t *testing.T, tenant int) []string {
 func TestABatchAnswersAsTheSingleRoutesWould(t *testing.T) {
 	f := open(t)
 	alone := f
-	alone.token = f.newToken(t, 2, "alone", store.Roles()...)
+	alone.token = f.newToken(t, 2, "alone", tokens.Roles()...)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 1))
@@ -266,7 +267,7 @@ func TestOverlappingBatches(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pool.Close()
-	if f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: prometheus.NewRegistry()}); err != nil {
+	if f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: prometheus.NewRegistry()}); err != nil {
 		t.Fatal(err)
 	}
 	seed := rand.Uint64()
@@ -306,7 +307,7 @@ func TestAnOperationThatTheStoreHasNoRoomForIsRefusedAlone(t *testing.T) {
 	f := open(t)
 	s := store.New(f.pool, nil)
 	var err error
-	if f.Handler, err = api.New(config(), api.Deps{Store: s, DLQ: outbox.NewDLQ(f.pool, nil), Projections: f.pool, Fleet: fleet, Log: testkit.Logger(t), Reg: prometheus.NewRegistry()}); err != nil {
+	if f.Handler, err = api.New(config(), api.Deps{Store: s, Tokens: f.pool, DLQ: outbox.NewDLQ(f.pool, nil), Projections: f.pool, Fleet: fleet, Log: testkit.Logger(t), Reg: prometheus.NewRegistry()}); err != nil {
 		t.Fatal(err)
 	}
 	f.want(t, 201, "PUT", "/v1/follows/1/2", "")

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // Comment is how a comment looks. One that is gone (hidden, removed, deleted, erased) is a tombstone: it has its place in the
@@ -95,26 +96,26 @@ func (s *server) commentRoutes() {
 	const post, comment, tag = "/v1/posts/{post_id}/comments", "/v1/comments/{id}", "Comments"
 	body := []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType, codeBodyEmpty, codeBodyTooLong, codeBodyInvalid}
 	register(s, route{
-		method: http.MethodPost, path: post, id: "create-comment", tag: tag, role: store.RoleWrite, status: http.StatusCreated,
+		method: http.MethodPost, path: post, id: "create-comment", tag: tag, role: tokens.RoleWrite, status: http.StatusCreated,
 		summary:     "Write a comment, or a reply",
 		description: "In a premoderated thread the comment starts pending.",
 		codes:       append(body[:len(body):len(body)], codeParentUnknown, codeParentGone, codeThreadLocked, codeTooDeep, codeKeyReused),
 	}, s.createComment)
 	register(s, route{
-		method: http.MethodGet, path: comment, id: "get-comment", tag: tag, role: store.RoleRead, status: http.StatusOK,
+		method: http.MethodGet, path: comment, id: "get-comment", tag: tag, role: tokens.RoleRead, status: http.StatusOK,
 		summary:     "Read a comment",
 		description: "From the truth. A comment that is gone is a tombstone: its state, but neither author nor body.",
 		codes:       []string{codeNotFound},
 		also:        map[int]string{http.StatusNotModified: "If-None-Match names the version."},
 	}, s.getComment)
 	register(s, route{
-		method: http.MethodPatch, path: comment, id: "edit-comment", tag: tag, role: store.RoleWrite, status: http.StatusOK,
+		method: http.MethodPatch, path: comment, id: "edit-comment", tag: tag, role: tokens.RoleWrite, status: http.StatusOK,
 		summary:     "Replace a comment's body",
 		description: "An edit to the body that it has changes nothing: 200 with the same version, and no event.",
 		codes:       append(body[:len(body):len(body)], codeNotFound, codeCommentGone, codeVersionStale, codeIfMatchMissing),
 	}, s.editComment)
 	register(s, route{
-		method: http.MethodDelete, path: comment, id: "delete-comment", tag: tag, role: store.RoleWrite, status: http.StatusNoContent,
+		method: http.MethodDelete, path: comment, id: "delete-comment", tag: tag, role: tokens.RoleWrite, status: http.StatusNoContent,
 		summary:     "Withdraw a comment for its author",
 		description: "Final. Replies stay.",
 		codes:       []string{codeNotFound, codeCommentGone, codeVersionStale, codeIfMatchMissing},

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // Config is the API's environment.
@@ -17,9 +17,9 @@ type Config struct {
 	MaxBodyBytes   int64         `env:"API_MAX_BODY_BYTES, default=131072"`     // of a request, 1 KiB..16 MiB; a comment of 16 KiB may take 96 KiB of JSON
 	MaxBatchBytes  int64         `env:"API_MAX_BATCH_BYTES, default=4194304"`   // of the body of a batch, 1 KiB..64 MiB; the API holds it three times while it works
 	PageCacheBytes int64         `env:"API_PAGE_CACHE_BYTES, default=16777216"` // of first pages that are kept in memory, 0..1 GiB; 0 for none
-	RateRead       store.Rate    `env:"API_RATE_READ, default=20000/1s"`        // reads of one token, on this process: a number and whole seconds, or off
-	RateWrite      store.Rate    `env:"API_RATE_WRITE, default=20000/1s"`       // writes, likewise
-	RateAuthor     store.Rate    `env:"API_RATE_AUTHOR, default=6000/1m"`       // comments and follows that one user makes, likewise
+	RateRead       tokens.Rate   `env:"API_RATE_READ, default=20000/1s"`        // reads of one token, on this process: a number and whole seconds, or off
+	RateWrite      tokens.Rate   `env:"API_RATE_WRITE, default=20000/1s"`       // writes, likewise
+	RateAuthor     tokens.Rate   `env:"API_RATE_AUTHOR, default=6000/1m"`       // comments and follows that one user makes, likewise
 	TLSCert        string        `env:"API_TLS_CERT"`                           // path of the certificate chain, PEM; plain HTTP without
 	TLSKey         string        `env:"API_TLS_KEY"`                            // path of its key
 	AccessLog      bool          `env:"API_ACCESS_LOG, default=false"`          // a line per request, at the level info; else at debug

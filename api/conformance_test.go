@@ -20,6 +20,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // document is the OpenAPI document, with numbers as they are written.
@@ -482,10 +483,10 @@ func TestEveryOperationConforms(t *testing.T) {
 	cfg.CursorKey = strings.Repeat("cd", 32)
 	otherKey, stranger := f, f
 	var err error
-	if otherKey.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: prometheus.NewRegistry()}); err != nil {
+	if otherKey.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: prometheus.NewRegistry()}); err != nil {
 		t.Fatal(err)
 	}
-	stranger.token = f.newToken(t, tenant+1, "stranger", store.Roles()...)
+	stranger.token = f.newToken(t, tenant+1, "stranger", tokens.Roles()...)
 	cursors := make(map[string]string)
 	page := func(r walked, limit int, cursor string) walked {
 		q := url.Values{"limit": {strconv.Itoa(limit)}}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/projections/threadcache"
-	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // maxTree is how many comments a tree has at most in one document.
@@ -112,39 +112,39 @@ type commentListOutput struct{ Body CommentList }
 func (s *server) discussionRoutes() {
 	const post, tag = "/v1/posts/{post_id}/comments", "Comments"
 	register(s, route{
-		method: http.MethodGet, path: post, id: "list-comments", tag: tag, role: store.RoleRead, status: http.StatusOK, projected: true,
+		method: http.MethodGet, path: post, id: "list-comments", tag: tag, role: tokens.RoleRead, status: http.StatusOK, projected: true,
 		summary: "List the comments of a post", description: "From a projection. A post that nobody knows has none.",
 		codes: []string{codeCursorInvalid, codeNotFound},
 	}, s.listComments)
 	register(s, route{
-		method: http.MethodGet, path: post + "/tree", id: "get-tree", tag: tag, role: store.RoleRead, status: http.StatusOK, projected: true,
+		method: http.MethodGet, path: post + "/tree", id: "get-tree", tag: tag, role: tokens.RoleRead, status: http.StatusOK, projected: true,
 		summary:     "Read a whole thread as one document",
 		description: fmt.Sprintf("From a projection. Up to %d comments, tombstones included; what has more is read in pages.", maxTree),
 		codes:       []string{codeThreadTooLarge},
 	}, s.tree)
 	register(s, route{
-		method: http.MethodGet, path: post + "/by-slug/{slug}", id: "get-comment-by-slug", tag: tag, role: store.RoleRead, status: http.StatusOK, projected: true,
+		method: http.MethodGet, path: post + "/by-slug/{slug}", id: "get-comment-by-slug", tag: tag, role: tokens.RoleRead, status: http.StatusOK, projected: true,
 		summary:     "Read a comment by its permalink",
 		description: "From a projection. A comment that is gone is a tombstone. `around` of the list shows it in its surroundings.",
 		codes:       []string{codeNotFound},
 	}, s.bySlug)
 	register(s, route{
-		method: http.MethodGet, path: "/v1/posts/{post_id}/summary", id: "get-summary", tag: tag, role: store.RoleRead, status: http.StatusOK, projected: true,
+		method: http.MethodGet, path: "/v1/posts/{post_id}/summary", id: "get-summary", tag: tag, role: tokens.RoleRead, status: http.StatusOK, projected: true,
 		summary: "Read a thread in numbers", description: "From a projection. A post that nobody knows has 0.",
 	}, s.summary)
 	register(s, route{
-		method: http.MethodGet, path: "/v1/comments/{id}/replies", id: "list-replies", tag: tag, role: store.RoleRead, status: http.StatusOK, projected: true,
+		method: http.MethodGet, path: "/v1/comments/{id}/replies", id: "list-replies", tag: tag, role: tokens.RoleRead, status: http.StatusOK, projected: true,
 		summary:     "List all that is below a comment",
 		description: "From a projection, in the order of the thread: each comment, then its replies, at any depth. A gone comment with a visible one below it is a tombstone.",
 		codes:       []string{codeCursorInvalid, codeNotFound},
 	}, s.replies)
 	register(s, route{
-		method: http.MethodGet, path: "/v1/users/{id}/comments", id: "list-users-comments", tag: "Users", role: store.RoleRead, status: http.StatusOK, projected: true,
+		method: http.MethodGet, path: "/v1/users/{id}/comments", id: "list-users-comments", tag: "Users", role: tokens.RoleRead, status: http.StatusOK, projected: true,
 		summary: "List a user's visible comments, newest first", description: "From a projection. A user that nobody knows has none.",
 		codes: []string{codeCursorInvalid},
 	}, s.commentsOfUser)
 	register(s, route{
-		method: http.MethodGet, path: "/v1/moderation/pending", id: "list-pending", tag: "Moderation", role: store.RoleModerate, status: http.StatusOK, projected: true,
+		method: http.MethodGet, path: "/v1/moderation/pending", id: "list-pending", tag: "Moderation", role: tokens.RoleModerate, status: http.StatusOK, projected: true,
 		summary: "List the comments that wait for a moderator, oldest first", description: "From a projection, with their bodies.",
 		codes: []string{codeCursorInvalid},
 	}, s.pending)

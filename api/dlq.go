@@ -14,7 +14,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/outbox"
-	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // maxReasonBytes bounds the reason of a retry or discard.
@@ -102,25 +102,25 @@ func (s *server) dlqRoutes() {
 	const path, tag = "/v1/outbox/dlq", "Outbox"
 	body := []string{codeNotFound, codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType}
 	register(s, route{
-		method: http.MethodGet, path: path, id: "list-dlq", tag: tag, role: store.RoleAdmin, status: http.StatusOK,
+		method: http.MethodGet, path: path, id: "list-dlq", tag: tag, role: tokens.RoleAdmin, status: http.StatusOK,
 		summary:     "List the events that could not be published",
 		description: "The tenant's messages of the outbox's DLQ by their ids, without payloads, from the truth.",
 		codes:       []string{codeCursorInvalid},
 	}, s.listDLQ)
 	register(s, route{
-		method: http.MethodGet, path: path + "/{id}", id: "get-dlq-message", tag: tag, role: store.RoleAdmin, status: http.StatusOK,
+		method: http.MethodGet, path: path + "/{id}", id: "get-dlq-message", tag: tag, role: tokens.RoleAdmin, status: http.StatusOK,
 		summary: "Read an event that could not be published", description: "With its payload, from the truth.",
 		codes: []string{codeNotFound},
 	}, s.getDLQ)
 	register(s, route{
-		method: http.MethodPost, path: path + "/{id}/retry", id: "retry-dlq-message", tag: tag, role: store.RoleAdmin, status: http.StatusOK,
+		method: http.MethodPost, path: path + "/{id}/retry", id: "retry-dlq-message", tag: tag, role: tokens.RoleAdmin, status: http.StatusOK,
 		summary: "Put an event back into the outbox",
 		description: "The same event with a new id, behind all others, without failed attempts. 404 when the DLQ does not hold the message (any more): " +
 			"of two requests at once one is answered 200.",
 		codes: body,
 	}, s.actDLQ(s.dlq.Retry))
 	register(s, route{
-		method: http.MethodPost, path: path + "/{id}/discard", id: "discard-dlq-message", tag: tag, role: store.RoleAdmin, status: http.StatusOK,
+		method: http.MethodPost, path: path + "/{id}/discard", id: "discard-dlq-message", tag: tag, role: tokens.RoleAdmin, status: http.StatusOK,
 		summary: "Delete an event that could not be published",
 		description: "For good: its payload is kept nowhere, only that it was discarded. 404 when the DLQ does not hold the message (any more): " +
 			"of two requests at once one is answered 200.",

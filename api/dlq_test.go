@@ -14,6 +14,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // bury writes n dead messages of the tenant, with ids from first on, which died a day apart.
@@ -33,12 +34,12 @@ func TestTheDLQOverHTTP(t *testing.T) {
 	var woken []int
 	var err error
 	f.Handler, err = api.New(config(), api.Deps{
-		Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, func(p int) { woken = append(woken, p) }), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg,
+		Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, func(p int) { woken = append(woken, p) }), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.token = f.newToken(t, tenant, "console", store.RoleAdmin)
+	f.token = f.newToken(t, tenant, "console", tokens.RoleAdmin)
 	f.bury(t, tenant, 1, 10)
 	f.bury(t, 2, 50, 1)
 	const path = "/v1/outbox/dlq"

@@ -20,6 +20,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // raw sends bytes as they are and reads one answer.
@@ -80,12 +81,12 @@ func TestACauseIsLoggedAndNotSent(t *testing.T) {
 	var log bytes.Buffer
 	var err error
 	f.Handler, err = api.New(config(), api.Deps{
-		Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Reg: f.reg, Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Reg: f.reg, Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.token = f.newToken(t, tenant, "tester", store.Roles()...)
+	f.token = f.newToken(t, tenant, "tester", tokens.Roles()...)
 	f.want(t, 201, "POST", "/v1/posts/1/comments", `{"author_id":"1","body":"confidential"}`)
 	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `ALTER TABLE follows RENAME TO lost`); err != nil {
 		t.Fatal(err)
@@ -111,12 +112,12 @@ func TestTheAccessLogTellsWhoAskedWhatAndNoSecret(t *testing.T) {
 	var log bytes.Buffer
 	var err error
 	f.Handler, err = api.New(cfg, api.Deps{
-		Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Reg: f.reg, Log: slog.New(slog.NewJSONHandler(&log, nil)),
+		Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Reg: f.reg, Log: slog.New(slog.NewJSONHandler(&log, nil)),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.token = f.newToken(t, tenant, "tester", store.Roles()...)
+	f.token = f.newToken(t, tenant, "tester", tokens.Roles()...)
 	made := f.want(t, 201, "POST", "/v1/posts/1/comments", `{"author_id":"1","body":"confidential"}`, "X-Request-Id: r-1",
 		"traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 	f.want(t, 400, "GET", "/v1/posts/1/comments?cursor=secret", "")

@@ -6,6 +6,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // Follow is how a follow looks.
@@ -53,21 +54,21 @@ func (in PairPath) write(ctx context.Context) []store.FollowWrite {
 func (s *server) followRoutes() {
 	const path, tag = "/v1/follows/{follower_id}/{followee_id}", "Follows"
 	register(s, route{
-		method: http.MethodPut, path: path, id: "follow", tag: tag, role: store.RoleWrite, status: http.StatusCreated,
+		method: http.MethodPut, path: path, id: "follow", tag: tag, role: tokens.RoleWrite, status: http.StatusCreated,
 		summary:     "Make one user follow another",
 		description: "201 when that changed something, 200 when they did already; then there is no event.",
 		codes:       []string{codeSelfFollow},
 		also:        map[int]string{http.StatusOK: "They did already."},
 	}, s.putFollow)
 	register(s, route{
-		method: http.MethodGet, path: path, id: "get-follow", tag: tag, role: store.RoleRead, status: http.StatusOK,
+		method: http.MethodGet, path: path, id: "get-follow", tag: tag, role: tokens.RoleRead, status: http.StatusOK,
 		summary:     "Read a follow",
 		description: "From the truth. 404 when the one does not follow the other, whether or not they ever did.",
 		codes:       []string{codeNotFound},
 		also:        map[int]string{http.StatusNotModified: "If-None-Match names the version."},
 	}, s.getFollow)
 	register(s, route{
-		method: http.MethodDelete, path: path, id: "unfollow", tag: tag, role: store.RoleWrite, status: http.StatusNoContent,
+		method: http.MethodDelete, path: path, id: "unfollow", tag: tag, role: tokens.RoleWrite, status: http.StatusNoContent,
 		summary:     "Make one user follow another no more",
 		description: "204 also when they did not; then there is no event.",
 		codes:       []string{codeSelfFollow},

@@ -27,6 +27,7 @@ import (
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/projections/threadcache"
 	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // offline is a server whose database nobody has asked yet: what the targets below try must be refused before, or be no matter of the database.
@@ -38,7 +39,7 @@ func offline(f *testing.F) *server {
 	}
 	f.Cleanup(pool.Close)
 	cfg := Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, RequestTimeout: time.Second, MaxRequests: 100, MaxWait: time.Second}
-	h, err := New(cfg, Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: []projections.Projection{followercounts.New(), threadcache.New()}, Log: slog.New(slog.DiscardHandler), Reg: prometheus.NewRegistry()})
+	h, err := New(cfg, Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: []projections.Projection{followercounts.New(), threadcache.New()}, Log: slog.New(slog.DiscardHandler), Reg: prometheus.NewRegistry()})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -124,7 +125,7 @@ func FuzzAuthorization(f *testing.F) {
 			t.Fatalf("%q is %v", header, p)
 		}
 		scheme, token, _ := strings.Cut(header, " ")
-		asked := !errors.Is(err, store.ErrUnauthenticated)
+		asked := !errors.Is(err, tokens.ErrUnauthenticated)
 		if may := strings.EqualFold(scheme, "bearer") && strings.TrimSpace(token) != ""; asked && !may {
 			t.Fatalf("%q reached the database: %v", header, err)
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // world are the ids that the walk puts into its requests: those that another tenant has, or those that nobody has.
@@ -225,7 +225,7 @@ func TestATenantFindsNothingOfAnothers(t *testing.T) {
 		"comment": "01890000-0000-7000-8000-000000000001", "slug": "zzzzzzzz", "cursor": "bm9ib2R5IGhhcyBnaXZlbiB0aGlzIGN1cnNvciB0byBhbnlib2R5", "token": "bm9ib2R5IGhhcyBnaXZlbiB0aGlzIHRva2Vu"}
 
 	stranger := f
-	stranger.token = f.newToken(t, 2, "stranger", store.Roles()...)
+	stranger.token = f.newToken(t, 2, "stranger", tokens.Roles()...)
 	before := f.digests(t, tenant)
 	walked, writes := 0, 0
 	f.operations(t, func(method, path string, op map[string]any) {

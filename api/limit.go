@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // The policies of rate limits: their names in headers and in api_rate_limited_total.
@@ -55,7 +55,7 @@ type quota struct {
 }
 
 // take counts a request of the key if one may still come; else it counts nothing, and q.t is how long to wait.
-func (l *limiter[K]) take(key K, rate store.Rate, at time.Time) (q quota, ok bool) {
+func (l *limiter[K]) take(key K, rate tokens.Rate, at time.Time) (q quota, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w, known := l.now[key]
@@ -92,7 +92,7 @@ type authorKey struct{ tenant, user int64 }
 
 // more counts n more requests of a key of which one was taken just now, unless others have used the window up since then. n is less than
 // rate.N, so that the next window can pay for what exceeds this one.
-func (l *limiter[K]) more(key K, rate store.Rate, n int64, at time.Time) (q quota, ok bool) {
+func (l *limiter[K]) more(key K, rate tokens.Rate, n int64, at time.Time) (q quota, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w, known := l.now[key]
@@ -106,7 +106,7 @@ func (l *limiter[K]) more(key K, rate store.Rate, n int64, at time.Time) (q quot
 	return w.quota(rate, at), ok
 }
 
-func (w window) quota(rate store.Rate, at time.Time) quota {
+func (w window) quota(rate tokens.Rate, at time.Time) quota {
 	return quota{left: max(0, rate.N-w.used), t: w.ends.Sub(at)}
 }
 
@@ -124,7 +124,7 @@ func newLimits(cfg Config, m *metrics) *limits {
 }
 
 // rate is that of the token.
-func (l *limits) rate(p store.Principal, policy string) store.Rate {
+func (l *limits) rate(p tokens.Principal, policy string) tokens.Rate {
 	rate, own := l.cfg.RateRead, p.ReadRate
 	if policy == policyWrite {
 		rate, own = l.cfg.RateWrite, p.WriteRate
@@ -136,7 +136,7 @@ func (l *limits) rate(p store.Principal, policy string) store.Rate {
 }
 
 // request counts a request of the token, and says in the answer's header what is left. false: it is one too many.
-func (l *limits) request(h http.Header, p store.Principal, policy string) bool {
+func (l *limits) request(h http.Header, p tokens.Principal, policy string) bool {
 	rate := l.rate(p, policy)
 	if rate.Off() {
 		return true
@@ -147,7 +147,7 @@ func (l *limits) request(h http.Header, p store.Principal, policy string) bool {
 }
 
 // batch counts the operations of a batch, at most the rate's, whose request was counted as one. false: other batches came before it.
-func (l *limits) batch(h http.Header, p store.Principal, operations int) bool {
+func (l *limits) batch(h http.Header, p tokens.Principal, operations int) bool {
 	rate := l.rate(p, policyWrite)
 	if rate.Off() {
 		return true
@@ -160,7 +160,7 @@ func (l *limits) batch(h http.Header, p store.Principal, operations int) bool {
 }
 
 // author counts a creation by a user, likewise. A token whose own writes are without a limit, an importer's, has none here either.
-func (l *limits) author(h http.Header, p store.Principal, user int64) bool {
+func (l *limits) author(h http.Header, p tokens.Principal, user int64) bool {
 	rate := l.cfg.RateAuthor
 	if rate.Off() || p.WriteRate != nil && p.WriteRate.Off() {
 		return true
@@ -171,7 +171,7 @@ func (l *limits) author(h http.Header, p store.Principal, user int64) bool {
 }
 
 // tell writes the headers, but for an operation of a batch, which has none (nil). Seconds are rounded up: who waits for so long is not refused again.
-func (l *limits) tell(h http.Header, policy string, rate store.Rate, q quota, ok bool) {
+func (l *limits) tell(h http.Header, policy string, rate tokens.Rate, q quota, ok bool) {
 	if !ok {
 		l.metrics.limited.WithLabelValues(policy).Inc()
 	}
@@ -187,7 +187,7 @@ func (l *limits) tell(h http.Header, policy string, rate store.Rate, q quota, ok
 }
 
 // limitRequest counts the request against the limit of its token.
-func (s *server) limitRequest(h http.Header, p store.Principal, op route) error {
+func (s *server) limitRequest(h http.Header, p tokens.Principal, op route) error {
 	policy := policyRead
 	if op.writes() {
 		policy = policyWrite

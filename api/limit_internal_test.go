@@ -5,17 +5,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
-var perSecond = store.Rate{N: 5, Window: time.Second}
+var perSecond = tokens.Rate{N: 5, Window: time.Second}
 
 // TestWhatTheQuotaSaysIsSo lets clients that go by the headers, and some that do not, send at random times.
 func TestWhatTheQuotaSaysIsSo(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	for _, rate := range []store.Rate{perSecond, {N: 1, Window: 3 * time.Second}, {N: 100, Window: time.Minute}} {
+	for _, rate := range []tokens.Rate{perSecond, {N: 1, Window: 3 * time.Second}, {N: 100, Window: time.Minute}} {
 		l := newLimiter[int](10)
 		at := time.Now()
 		var taken []time.Time
@@ -70,8 +70,8 @@ func TestABatchIsPaidByTheNextWindowAndNoOther(t *testing.T) {
 		t.Errorf("an hour later: %+v, %t, want 4 of 5 left", q, ok)
 	}
 	// A token of the same name with a hundredth of the rate is kept from writing no longer.
-	less := store.Rate{N: 2, Window: time.Second}
-	more := store.Rate{N: 200, Window: time.Second}
+	less := tokens.Rate{N: 2, Window: time.Second}
+	more := tokens.Rate{N: 200, Window: time.Second}
 	l.take(2, more, at)
 	l.more(2, more, 199, at)
 	if _, ok := l.take(2, less, at); ok {

@@ -15,6 +15,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 func openLimited(t *testing.T, read, write, author int64) fixture {
@@ -23,15 +24,15 @@ func openLimited(t *testing.T, read, write, author int64) fixture {
 	f := fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}
 	pool := db.Pool(t, postgres.RoleAPI)
 	cfg := config()
-	for rate, n := range map[*store.Rate]int64{&cfg.RateRead: read, &cfg.RateWrite: write, &cfg.RateAuthor: author} {
-		*rate = store.Rate{N: n, Window: time.Hour}
+	for rate, n := range map[*tokens.Rate]int64{&cfg.RateRead: read, &cfg.RateWrite: write, &cfg.RateAuthor: author} {
+		*rate = tokens.Rate{N: n, Window: time.Hour}
 	}
 	var err error
-	f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg})
+	f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg})
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.token = f.newToken(t, tenant, "tester", store.Roles()...)
+	f.token = f.newToken(t, tenant, "tester", tokens.Roles()...)
 	return f
 }
 
@@ -106,12 +107,12 @@ func TestATokensReadsAndWritesAreLimitedApart(t *testing.T) {
 
 	// Another token, and another tenant's of the same name, have limits of their own; so have those that were given some.
 	others := f
-	for _, spec := range []store.TokenSpec{
-		{TenantID: tenant, Name: "another"}, {TenantID: 2, Name: "tester"}, {TenantID: tenant, Name: "more", ReadRate: &store.Rate{N: 9, Window: time.Minute}},
-		{TenantID: tenant, Name: "unlimited", ReadRate: &store.Rate{}},
+	for _, spec := range []tokens.Spec{
+		{TenantID: tenant, Name: "another"}, {TenantID: 2, Name: "tester"}, {TenantID: tenant, Name: "more", ReadRate: &tokens.Rate{N: 9, Window: time.Minute}},
+		{TenantID: tenant, Name: "unlimited", ReadRate: &tokens.Rate{}},
 	} {
-		spec.Roles = store.Roles()
-		made, err := store.IssueToken(t.Context(), f.system, spec)
+		spec.Roles = tokens.Roles()
+		made, err := tokens.Issue(t.Context(), f.system, spec)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -146,12 +147,12 @@ func TestWhatOneUserMakesIsLimited(t *testing.T) {
 	f.want(t, 201, "PUT", "/v1/follows/42/3", "")
 	create(f, 201, 4)
 	other := f
-	other.token = f.newToken(t, 2, "tester", store.Roles()...)
+	other.token = f.newToken(t, 2, "tester", tokens.Roles()...)
 	create(other, 201, 3)
 	// Whatever token it comes by; but an importer's, whose own writes have no limit.
-	other.token = f.newToken(t, tenant, "another", store.Roles()...)
+	other.token = f.newToken(t, tenant, "another", tokens.Roles()...)
 	create(other, 429, 3)
-	made, err := store.IssueToken(t.Context(), f.system, store.TokenSpec{TenantID: tenant, Name: "importer", Roles: store.Roles(), WriteRate: &store.Rate{}})
+	made, err := tokens.Issue(t.Context(), f.system, tokens.Spec{TenantID: tenant, Name: "importer", Roles: tokens.Roles(), WriteRate: &tokens.Rate{}})
 	if err != nil {
 		t.Fatal(err)
 	}

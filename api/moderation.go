@@ -8,6 +8,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // ThreadSettings is what holds for a post's thread.
@@ -69,19 +70,19 @@ func (s *server) moderationRoutes() {
 	const thread, tag = "/v1/posts/{post_id}/thread", "Moderation"
 	body := []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType, codeVersionStale, codeIfMatchMissing}
 	register(s, route{
-		method: http.MethodGet, path: thread, id: "get-thread", tag: tag, role: store.RoleRead, status: http.StatusOK,
+		method: http.MethodGet, path: thread, id: "get-thread", tag: tag, role: tokens.RoleRead, status: http.StatusOK,
 		summary: "Read the settings of a post's thread", description: "From the truth. Where nothing was set they are the defaults, at version 0.",
 		also: map[int]string{http.StatusNotModified: "If-None-Match names the version."},
 	}, s.getSettings)
 	register(s, route{
-		method: http.MethodPut, path: thread, id: "put-thread", tag: tag, role: store.RoleModerate, status: http.StatusOK,
+		method: http.MethodPut, path: thread, id: "put-thread", tag: tag, role: tokens.RoleModerate, status: http.StatusOK,
 		summary: "Set the settings of a post's thread",
 		description: "All of them: what is absent becomes false, or no title. A locked thread takes no new comments; its comments may still be edited, deleted and " +
 			"moderated. Settings that hold already change nothing: 200 with the same version, and no event.",
 		codes: body,
 	}, s.putSettings)
 	register(s, route{
-		method: http.MethodPut, path: "/v1/comments/{id}/moderation", id: "moderate-comment", tag: tag, role: store.RoleModerate, status: http.StatusOK,
+		method: http.MethodPut, path: "/v1/comments/{id}/moderation", id: "moderate-comment", tag: tag, role: tokens.RoleModerate, status: http.StatusOK,
 		summary: "Approve, hide or remove a comment",
 		description: "Approving undoes what moderation did. The state that the comment has changes nothing: 200 with the same version, and no event. What its author " +
 			"deleted stays deleted.",

@@ -17,6 +17,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // A database that takes 20 ms for each follow, two connections, and 100 clients that never pause: most are refused at once, those who
@@ -32,11 +33,11 @@ func TestOverloadIsRefusedAndWhatIsAcceptedIsKept(t *testing.T) {
 	defer pool.Close()
 	cfg := config()
 	cfg.MaxRequests, cfg.MaxWait = 64, 500*time.Millisecond
-	if f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg}); err != nil {
+	if f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg}); err != nil {
 		t.Fatal(err)
 	}
-	f.token = f.newToken(t, tenant, "tester", store.Roles()...)
-	other := f.newToken(t, tenant+1, "other", store.Roles()...)
+	f.token = f.newToken(t, tenant, "tester", tokens.Roles()...)
+	other := f.newToken(t, tenant+1, "other", tokens.Roles()...)
 	f.want(t, 201, "PUT", "/v1/follows/1/2", "")
 	if _, err := owner.Exec(t.Context(), `
 		CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.02); RETURN NEW; END $$;

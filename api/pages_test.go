@@ -23,6 +23,7 @@ import (
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // cached is an API with a page cache that listens to a stream. The test is the relay and the consumer.
@@ -46,11 +47,11 @@ func openCached(t testing.TB, db *testkit.DB, b *testkit.Broker, bytes int64) ca
 		t.Fatal(err)
 	}
 	pages := api.NewPages(cfg, f.reg)
-	f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Pages: pages, Log: testkit.Logger(t), Reg: f.reg})
+	f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Pages: pages, Log: testkit.Logger(t), Reg: f.reg})
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.token = f.newToken(t, tenant, "tester", store.Roles()...)
+	f.token = f.newToken(t, tenant, "tester", tokens.Roles()...)
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- consumers.Listen(ctx, nc, f.cfg, event.AggregateFollow, pages, testkit.Logger(t)) }()
@@ -163,7 +164,7 @@ func TestAPageIsNotKeptBetweenItsEventAndItsProjection(t *testing.T) {
 		}
 	}
 	foreign := f
-	foreign.token = f.newToken(t, 2, "foreigner", store.RoleRead)
+	foreign.token = f.newToken(t, 2, "foreigner", tokens.RoleRead)
 	for range 5 {
 		if body, _ := foreign.ask(t, followers); !strings.Contains(body, `"items":[]`) {
 			t.Fatalf("another tenant is shown %s", body)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // Problem is an RFC 9457 problem detail. Programs branch on Code.
@@ -123,7 +124,7 @@ func problemKinds() []problemKind {
 		{Code: codeJSONInvalid, Status: 400, Title: "The body is not one JSON value of valid UTF-8 text with unique member names"},
 		{Code: codeCursorInvalid, Status: 400, Title: "The cursor is not one that this list gave", is: errCursor, at: FieldError{Parameter: "cursor"}},
 		{Code: codeHeaderInvalid, Status: 400, Title: "A header has a value that it cannot have"},
-		{Code: codeUnauthenticated, Status: 401, Title: "The bearer token is missing, unknown, expired or revoked", is: store.ErrUnauthenticated},
+		{Code: codeUnauthenticated, Status: 401, Title: "The bearer token is missing, unknown, expired or revoked", is: tokens.ErrUnauthenticated},
 		{Code: codeRoleMissing, Status: 403, Title: "The token lacks the role that the route needs"},
 		{Code: codeNotFound, Status: 404, Title: "There is no such thing", is: store.ErrNotFound},
 		{Code: codeMethodNotAllowed, Status: 405, Title: "The route does not have this method"},

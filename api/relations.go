@@ -9,7 +9,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/projections/followercounts"
-	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // Pair names a follow in a body.
@@ -80,18 +80,18 @@ type mutualsOutput struct{ Body MutualList }
 func (s *server) relationRoutes() {
 	body := []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType}
 	register(s, route{
-		method: http.MethodPost, path: "/v1/follows:check", id: "check-follows", tag: "Follows", role: store.RoleRead, status: http.StatusOK, projected: true,
+		method: http.MethodPost, path: "/v1/follows:check", id: "check-follows", tag: "Follows", role: tokens.RoleRead, status: http.StatusOK, projected: true,
 		summary:     "Ask of up to 500 pairs whether the one follows the other",
 		description: "Both ways, from a projection. A user follows nobody that nobody knows, nor themself.",
 		codes:       body,
 	}, s.checkFollows)
 	register(s, route{
-		method: http.MethodPost, path: "/v1/users:counts", id: "get-many-counts", tag: "Users", role: store.RoleRead, status: http.StatusOK, projected: true,
+		method: http.MethodPost, path: "/v1/users:counts", id: "get-many-counts", tag: "Users", role: tokens.RoleRead, status: http.StatusOK, projected: true,
 		summary: "Count the followers and followings of up to 500 users", description: "From a projection. A user that nobody knows has 0.",
 		codes: body,
 	}, s.manyCounts)
 	register(s, route{
-		method: http.MethodGet, path: "/v1/users/{id}/mutuals/{other}", id: "list-mutuals", tag: "Users", role: store.RoleRead, status: http.StatusOK, projected: true,
+		method: http.MethodGet, path: "/v1/users/{id}/mutuals/{other}", id: "list-mutuals", tag: "Users", role: tokens.RoleRead, status: http.StatusOK, projected: true,
 		summary: "List whom a user follows of those who follow another",
 		description: fmt.Sprintf("In the order of the user's following list: who was followed last comes first. From a projection. When the user follows "+
 			"more than %[1]d users and the other has more than %[1]d followers, only the newest %[1]d that the user follows are looked at: what comes is "+

@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // list makes a JSON array of n elements.
@@ -37,7 +37,7 @@ func TestManyPairsAndUsersAreAnsweredInTheirOrder(t *testing.T) {
 	f.exec(t, `INSERT INTO follower_counts (tenant_id, user_id, followers, following) VALUES (1, 7, 1, 2), (1, 42, 1, 1), (1, 8, 1, 0), (2, 9, 5, 5)`)
 
 	reader := f
-	reader.token = f.newToken(t, tenant, "reader", store.RoleRead)
+	reader.token = f.newToken(t, tenant, "reader", tokens.RoleRead)
 	a := reader.want(t, 200, "POST", "/v1/follows:check", `{"pairs":[{"follower_id":"7","followee_id":"8"},{"follower_id":"42","followee_id":"7"},
 		{"follower_id":"7","followee_id":"9"},{"follower_id":"8","followee_id":"7"},{"follower_id":"7","followee_id":"7"},{"follower_id":"7","followee_id":"8"}]}`)
 	relation := func(follower, followee, positioned string, back bool) any {

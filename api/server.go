@@ -30,12 +30,14 @@ import (
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/projections/threadcache"
 	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // Deps are what the API works with. Projections acts as postgres.RoleAPI.
 type Deps struct {
 	Store       *store.Store
-	DLQ         *outbox.DLQ // on a pool of postgres.RoleAPI
+	Tokens      *pgxpool.Pool // of the truth, acts as postgres.RoleAPI
+	DLQ         *outbox.DLQ   // on a pool of postgres.RoleAPI
 	Projections *pgxpool.Pool
 	Fleet       []projections.Projection // those that reads go to
 	Pages       *Pages                   // nil: no page is kept
@@ -79,7 +81,7 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 	}
 	s := &server{
 		cfg: cfg, store: deps.Store, dlq: deps.DLQ, projections: deps.Projections, pages: deps.Pages, log: deps.Log.With("component", "api"),
-		fleet: make(map[string]projections.Projection), auth: newAuthenticator(deps.Store), cursors: cursors{key}, problems: newProblemTable(), mux: http.NewServeMux(),
+		fleet: make(map[string]projections.Projection), auth: newAuthenticator(deps.Tokens), cursors: cursors{key}, problems: newProblemTable(), mux: http.NewServeMux(),
 	}
 	for _, p := range deps.Fleet {
 		s.fleet[p.Name()] = p
@@ -314,7 +316,7 @@ func validRequestID(id string) bool {
 
 // caller is who sent a request, and within which trace.
 type caller struct {
-	store.Principal
+	tokens.Principal
 	meta   store.Meta
 	fresh  []event.Ref // what reads of projections must show
 	answer http.Header
@@ -341,7 +343,7 @@ type route struct {
 }
 
 // writes reports whether the route changes anything. Some that only read are POSTs, for their bodies.
-func (r route) writes() bool { return r.method != http.MethodGet && r.role != store.RoleRead }
+func (r route) writes() bool { return r.method != http.MethodGet && r.role != tokens.RoleRead }
 
 // register adds a route: token, rate and role first, then the body, then the framework's validation, then handle.
 func register[I, O any](s *server, r route, handle func(ctx context.Context, in *I) (*O, error)) {
@@ -489,14 +491,14 @@ func (s *server) behindGate(ctx context.Context, tenant int64, timed bool, work 
 }
 
 // principal returns whom the request's token stands for.
-func (s *server) principal(ctx context.Context, r *http.Request) (store.Principal, error) {
+func (s *server) principal(ctx context.Context, r *http.Request) (tokens.Principal, error) {
 	if len(r.Header.Values("Authorization")) > 1 {
-		return store.Principal{}, store.ErrUnauthenticated
+		return tokens.Principal{}, tokens.ErrUnauthenticated
 	}
 	return s.auth.principal(ctx, r.Header.Get("Authorization"))
 }
 
-func (s *server) checkRole(p store.Principal, op route) error {
+func (s *server) checkRole(p tokens.Principal, op route) error {
 	if p.Has(op.role) {
 		return nil
 	}
@@ -504,7 +506,7 @@ func (s *server) checkRole(p store.Principal, op route) error {
 }
 
 // caller reads the headers that every route takes.
-func (s *server) caller(r *http.Request, p store.Principal) (caller, error) {
+func (s *server) caller(r *http.Request, p tokens.Principal) (caller, error) {
 	for _, name := range []string{"Tidings-Actor", "Idempotency-Key", "If-Match"} {
 		if v := r.Header.Values(name); len(v) > 1 || len(v) == 1 && v[0] == "" {
 			return caller{}, s.problems.problem(codeHeaderInvalid, "", FieldError{Detail: "want one value", Header: name})

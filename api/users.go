@@ -9,7 +9,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/projections/followercounts"
-	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // Edge is one line of a followers or following list.
@@ -49,17 +49,17 @@ type countsOutput struct{ Body Counts }
 func (s *server) userRoutes() {
 	const tag = "Users"
 	register(s, route{
-		method: http.MethodGet, path: "/v1/users/{id}/followers", id: "list-followers", tag: tag, role: store.RoleRead, status: http.StatusOK, projected: true,
+		method: http.MethodGet, path: "/v1/users/{id}/followers", id: "list-followers", tag: tag, role: tokens.RoleRead, status: http.StatusOK, projected: true,
 		summary: "List who follows a user, newest first", description: "From a projection. A user that nobody knows has none.",
 		codes: []string{codeCursorInvalid},
 	}, s.edges(listFollowers, followercounts.Followers))
 	register(s, route{
-		method: http.MethodGet, path: "/v1/users/{id}/following", id: "list-following", tag: tag, role: store.RoleRead, status: http.StatusOK, projected: true,
+		method: http.MethodGet, path: "/v1/users/{id}/following", id: "list-following", tag: tag, role: tokens.RoleRead, status: http.StatusOK, projected: true,
 		summary: "List whom a user follows, newest first", description: "From a projection. A user that nobody knows has none.",
 		codes: []string{codeCursorInvalid},
 	}, s.edges(listFollowing, followercounts.Following))
 	register(s, route{
-		method: http.MethodGet, path: "/v1/users/{id}/counts", id: "get-counts", tag: tag, role: store.RoleRead, status: http.StatusOK, projected: true,
+		method: http.MethodGet, path: "/v1/users/{id}/counts", id: "get-counts", tag: tag, role: tokens.RoleRead, status: http.StatusOK, projected: true,
 		summary: "Count a user's followers and followings", description: "From a projection. A user that nobody knows has 0.",
 	}, s.counts)
 }

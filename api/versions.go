@@ -12,7 +12,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/projections/history"
-	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 	"github.com/tidings/tidings/versioned"
 )
 
@@ -104,20 +104,20 @@ type threadVersionsOutput struct{ Body ThreadVersions }
 func (s *server) versionRoutes() {
 	const late = " From the history, which is a record and takes no Tidings-Token: `as_of` says how current it is."
 	register(s, route{
-		method: http.MethodGet, path: "/v1/comments/{id}/versions", id: "list-comment-versions", tag: "Comments", role: store.RoleRead, status: http.StatusOK,
+		method: http.MethodGet, path: "/v1/comments/{id}/versions", id: "list-comment-versions", tag: "Comments", role: tokens.RoleRead, status: http.StatusOK,
 		summary: "List the versions of a comment, newest first",
 		description: "Who did what, when. While the comment is gone (hidden, removed, deleted, erased) no version of it shows author, body and actor, " +
 			"but to tokens that have the role moderate too; of an erased one to nobody." + late,
 		codes: []string{codeCursorInvalid, codeNotFound},
 	}, s.commentVersions)
 	register(s, route{
-		method: http.MethodGet, path: "/v1/follows/{follower_id}/{followee_id}/versions", id: "list-follow-versions", tag: "Follows", role: store.RoleRead,
+		method: http.MethodGet, path: "/v1/follows/{follower_id}/{followee_id}/versions", id: "list-follow-versions", tag: "Follows", role: tokens.RoleRead,
 		status: http.StatusOK, summary: "List the versions of a follow, newest first",
 		description: "Who did what, when: each follow and each unfollow of the pair. A pair that never was has none." + late,
 		codes:       []string{codeCursorInvalid},
 	}, s.followVersions)
 	register(s, route{
-		method: http.MethodGet, path: "/v1/posts/{post_id}/thread/versions", id: "list-thread-versions", tag: "Moderation", role: store.RoleRead, status: http.StatusOK,
+		method: http.MethodGet, path: "/v1/posts/{post_id}/thread/versions", id: "list-thread-versions", tag: "Moderation", role: tokens.RoleRead, status: http.StatusOK,
 		summary:     "List the versions of the settings of a post's thread, newest first",
 		description: "Who set what, when. From the truth. Where nothing was set there are none.",
 		codes:       []string{codeCursorInvalid},
@@ -168,7 +168,7 @@ func (s *server) commentVersions(ctx context.Context, in *commentVersionsInput) 
 	if err != nil {
 		return nil, err
 	}
-	gone, moderator := !event.BodyTravels(now.AuthorState, now.ModerationState), c.Has(store.RoleModerate)
+	gone, moderator := !event.BodyTravels(now.AuthorState, now.ModerationState), c.Has(tokens.RoleModerate)
 	rows, next, err := newPage(s, l, in.Limit, rows, position)
 	if err != nil {
 		return nil, err

@@ -60,7 +60,7 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	defer nc.Close()
 	waker, pages := broker.NewWaker(nc), api.NewPages(cfg.API, reg)
 	handler, err := api.New(cfg.API, api.Deps{
-		Store: store.New(truth, waker.Wake), DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Fleet: fleet.Projections(), Pages: pages, Log: log, Reg: reg,
+		Store: store.New(truth, waker.Wake), Tokens: truth, DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Fleet: fleet.Projections(), Pages: pages, Log: log, Reg: reg,
 	})
 	if err != nil {
 		return err

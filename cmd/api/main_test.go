@@ -18,7 +18,7 @@ import (
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
-	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -36,7 +36,7 @@ func freeAddr(t *testing.T) string {
 
 func TestRunAnswersUntilItIsStopped(t *testing.T) {
 	db := testkit.Postgres(t)
-	token, err := store.CreateToken(t.Context(), db.Pool(t, postgres.RoleSystem), 1, "tester", store.Roles(), time.Time{})
+	token, err := tokens.Create(t.Context(), db.Pool(t, postgres.RoleSystem), 1, "tester", tokens.Roles(), time.Time{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +125,7 @@ func TestTheAPIWaitsForADatabaseThatStartsLater(t *testing.T) {
 func TestAnAnswerThatWasLostIsGivenByTheNextProcess(t *testing.T) {
 	db := testkit.Postgres(t)
 	system := db.Pool(t, postgres.RoleSystem)
-	token, err := store.CreateToken(t.Context(), system, 1, "tester", store.Roles(), time.Time{})
+	token, err := tokens.Create(t.Context(), system, 1, "tester", tokens.Roles(), time.Time{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,7 +207,7 @@ func TestAnAnswerThatWasLostIsGivenByTheNextProcess(t *testing.T) {
 func TestAStopFinishesTheWritesThatItHasTaken(t *testing.T) {
 	db := testkit.Postgres(t)
 	system := db.Pool(t, postgres.RoleSystem)
-	token, err := store.CreateToken(t.Context(), system, 1, "tester", store.Roles(), time.Time{})
+	token, err := tokens.Create(t.Context(), system, 1, "tester", tokens.Roles(), time.Time{})
 	if err != nil {
 		t.Fatal(err)
 	}

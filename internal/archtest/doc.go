@@ -2,7 +2,7 @@
 // tests that the licenses of all that the binaries import are compatible with ours. It has no code of its own.
 //
 //	cmd ─> everything
-//	api ─> store, outbox, projections, versioned, event          consumers ─> event, lease, broker, postgres
+//	api ─> store, tokens, outbox, projections, versioned, event  consumers ─> event, lease, broker, postgres
 //	store ─> outbox, versioned, event, postgres                  projections ─> projections (the shared half), store, versioned, event, postgres
 //	relay ─> outbox, lease, broker, event                        internal ─> internal
 //

@@ -874,3 +874,49 @@ func boolInt(b bool) int {
 	}
 	return 0
 }
+
+func TestVerifyCountsEachRangeOfEachThread(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	ctx := t.Context()
+	var events []event.Event
+	for n := range 60 { // of the posts 5, 7 and 9, in an order that is not that of the ids
+		c := made(60-n, nil)
+		c.PostID = event.ID(5 + n%3*2)
+		events = append(events, toEvent(1, c))
+	}
+	if err := apply(ctx, pool, Projection{bucketSize: 2, groupSize: 2}, events); err != nil {
+		t.Fatal(err)
+	}
+	exec := func(sql string) {
+		t.Helper()
+		if _, err := pool.Exec(ctx, sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec(`INSERT INTO comments (tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at)
+	  SELECT tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at FROM thread_comments`)
+	verify := func() (got []string) {
+		t.Helper()
+		if _, err := New().Verify(ctx, pool, pool, func(d projections.Difference) {
+			got = append(got, fmt.Sprintf("%d %s: %s, not %s", d.Key.Aggregate, d.Entity[:strings.Index(d.Entity, " ")], d.Got, d.Want))
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	if got := verify(); len(got) > 0 {
+		t.Fatalf("equal counts differ: %q", got)
+	}
+	exec(`UPDATE thread_buckets SET visible = visible + 100 WHERE (level, post_id, first_id) IN
+	  (SELECT level, post_id, first_id FROM thread_buckets WHERE level = 0 AND post_id = 7 ORDER BY first_at, first_id OFFSET 2 LIMIT 1)`)
+	exec(`DELETE FROM thread_buckets WHERE (level, post_id, first_id) IN
+	  (SELECT level, post_id, first_id FROM thread_buckets WHERE level = 1 AND post_id = 9 ORDER BY first_at, first_id LIMIT 1)`)
+	exec(`INSERT INTO thread_buckets (tenant_id, post_id, level, first_at, first_id, visible)
+	  SELECT 1, post, 0, '-infinity', '00000000-0000-0000-0000-000000000000', 3 FROM unnest('{4, 6, 10, 11}'::bigint[]) post`)
+	exec(`INSERT INTO thread_totals (tenant_id, post_id, total) VALUES (1, 11, 8)`)
+	got := verify()
+	want := []string{"4 bucket: 3, not 0", "6 bucket: 3, not 0", "7 bucket: 1", "9 group: absent, not", "10 bucket: 3, not 0", "11 thread: 8, not 0", "11 bucket: 3, not 0"}
+	if !slices.EqualFunc(got, want, strings.HasPrefix) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

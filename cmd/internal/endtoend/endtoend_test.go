@@ -17,6 +17,7 @@ import (
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/projections/threadcache"
 	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -84,7 +85,7 @@ func property(t *testing.T, seed uint64, faults []string) {
 	var writes, own, walks atomic.Int64
 	models, clients := make([]*model, tenants+1), make([]client, tenants+1)
 	for tenant := int64(1); tenant <= tenants; tenant++ {
-		token, err := store.CreateToken(t.Context(), l.system, tenant, "tester", store.Roles(), time.Time{})
+		token, err := tokens.Create(t.Context(), l.system, tenant, "tester", tokens.Roles(), time.Time{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -84,7 +84,7 @@ func newLine(t *testing.T, rng *rand.Rand) *line {
 	l.store = store.New(pool, nil)
 	cfg := api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, PageCacheBytes: 1 << 20, RequestTimeout: 20 * time.Second, MaxRequests: 512, MaxWait: time.Second}
 	pages := api.NewPages(cfg, l.reg)
-	l.handler, err = api.New(cfg, api.Deps{Store: l.store, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet.Projections(), Pages: pages, Log: testkit.Logger(t), Reg: l.reg})
+	l.handler, err = api.New(cfg, api.Deps{Store: l.store, Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet.Projections(), Pages: pages, Log: testkit.Logger(t), Reg: l.reg})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/relay"
 	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // line is the whole line from the store to followercounts: one relay, and as many instances as run starts.
@@ -113,11 +114,11 @@ func TestAThousandTogglesOfOneEdgeEndInTheTruthsCount(t *testing.T) {
 	l.instance(t)
 	l.instance(t)
 	handler, err := api.New(api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, RequestTimeout: 25 * time.Second, MaxRequests: 512, MaxWait: time.Second},
-		api.Deps{Store: store.New(l.api, nil), DLQ: outbox.NewDLQ(l.api, nil), Projections: l.api, Fleet: fleet.Projections(), Log: testkit.Logger(t), Reg: prometheus.NewRegistry()})
+		api.Deps{Store: store.New(l.api, nil), Tokens: l.api, DLQ: outbox.NewDLQ(l.api, nil), Projections: l.api, Fleet: fleet.Projections(), Log: testkit.Logger(t), Reg: prometheus.NewRegistry()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	token, err := store.CreateToken(t.Context(), l.pool, tenant, "tester", store.Roles(), time.Time{})
+	token, err := tokens.Create(t.Context(), l.pool, tenant, "tester", tokens.Roles(), time.Time{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,7 +17,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
-	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // writeOptions are the flags of `tidings bench write`.
@@ -343,8 +343,8 @@ type apiUnderTest struct {
 func startAPI(ctx context.Context, s *servers, tenants int, stderr io.Writer, env ...string) (*apiUnderTest, error) {
 	a := &apiUnderTest{}
 	for t := range tenants {
-		token := store.NewToken()
-		if err := store.EnsureToken(ctx, s.pool, int64(t+tenant), "bench", token, []string{store.RoleRead, store.RoleWrite}); err != nil {
+		token := tokens.New()
+		if err := tokens.Ensure(ctx, s.pool, int64(t+tenant), "bench", token, []string{tokens.RoleRead, tokens.RoleWrite}); err != nil {
 			return nil, err
 		}
 		a.tokens = append(a.tokens, token)

@@ -25,7 +25,7 @@ import (
 
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/pglocal"
-	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // deathWithin is how long a dev that was killed may take to let go of its lock, ports and servers' directories: the kernel
@@ -107,7 +107,7 @@ func readState(dir, token string) (devState, error) {
 		s.Token = token
 	}
 	if s.Token == "" {
-		s.Token = store.NewToken()
+		s.Token = tokens.New()
 	}
 	if s.CursorKey == "" {
 		key := make([]byte, 32)

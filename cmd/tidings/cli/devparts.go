@@ -27,6 +27,7 @@ import (
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/relay"
 	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // wiring makes the parts that dev runs, and owns what they share.
@@ -78,7 +79,7 @@ func (w *wiring) connect(ctx context.Context) (err error) {
 	if w.js, err = jetstream.New(w.nc); err != nil {
 		return fmt.Errorf("use JetStream: %w", err)
 	}
-	if err := store.EnsureToken(ctx, w.truth, devTenant, devName, w.in.Token, store.Roles()); err != nil {
+	if err := tokens.Ensure(ctx, w.truth, devTenant, devName, w.in.Token, tokens.Roles()); err != nil {
 		return err
 	}
 	if w.cfg.DatabaseURL != "" {
@@ -155,7 +156,7 @@ func (w *wiring) api(ctx context.Context, listener net.Listener, waker *broker.W
 	if err != nil {
 		return nil, err
 	}
-	handler, err := api.New(w.cfg.API, api.Deps{Store: store.New(truth, waker.Wake), DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Fleet: fleet.Projections(), Pages: pages, Log: w.log, Reg: w.metrics("api")})
+	handler, err := api.New(w.cfg.API, api.Deps{Store: store.New(truth, waker.Wake), Tokens: truth, DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Fleet: fleet.Projections(), Pages: pages, Log: w.log, Reg: w.metrics("api")})
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 // createdToken is what `tidings token create --json` prints.
@@ -27,16 +28,16 @@ type createdToken struct {
 
 // listedToken is a line of `tidings token list --json`.
 type listedToken struct {
-	TenantID  int64       `json:"tenant_id,string"`
-	Name      string      `json:"name"`
-	Roles     []string    `json:"roles"`
-	Works     bool        `json:"works"`
-	Created   time.Time   `json:"created"`
-	Expires   *time.Time  `json:"expires,omitempty"`
-	Replaced  *time.Time  `json:"replaced,omitempty"`
-	Revoked   *time.Time  `json:"revoked,omitempty"`
-	RateRead  *store.Rate `json:"rate_read,omitempty"`
-	RateWrite *store.Rate `json:"rate_write,omitempty"`
+	TenantID  int64        `json:"tenant_id,string"`
+	Name      string       `json:"name"`
+	Roles     []string     `json:"roles"`
+	Works     bool         `json:"works"`
+	Created   time.Time    `json:"created"`
+	Expires   *time.Time   `json:"expires,omitempty"`
+	Replaced  *time.Time   `json:"replaced,omitempty"`
+	Revoked   *time.Time   `json:"revoked,omitempty"`
+	RateRead  *tokens.Rate `json:"rate_read,omitempty"`
+	RateWrite *tokens.Rate `json:"rate_write,omitempty"`
 }
 
 // revokedToken is what `tidings token revoke --json` prints.
@@ -74,7 +75,7 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 	var (
 		data, expires, read, write string
 		asJSON                     bool
-		spec                       store.TokenSpec
+		spec                       tokens.Spec
 	)
 	c := &cobra.Command{
 		Use:   "create --tenant T --name NAME",
@@ -99,12 +100,12 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 			}
 			for _, flag := range []struct {
 				name, value string
-				to          **store.Rate
+				to          **tokens.Rate
 			}{{"--rate-read", read, &spec.ReadRate}, {"--rate-write", write, &spec.WriteRate}} {
 				if flag.value == "" {
 					continue
 				}
-				r, err := store.ParseRate(flag.value)
+				r, err := tokens.ParseRate(flag.value)
 				if err != nil {
 					return &usageError{fmt.Errorf("%s: %w", flag.name, err)}
 				}
@@ -114,16 +115,16 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 				spec.Roles = nil
 			}
 			err := p.withTokens(c.Context(), data, func(pool *pgxpool.Pool) (err error) {
-				made, err := store.IssueToken(c.Context(), pool, spec)
+				made, err := tokens.Issue(c.Context(), pool, spec)
 				t.Token, t.Roles, t.Replaced = made.Token, made.Roles, inUTC(made.Replaced)
 				return err
 			})
 			switch {
 			case errors.Is(err, store.ErrInvalid):
 				return &usageError{err}
-			case errors.Is(err, store.ErrTokenUnknown):
+			case errors.Is(err, tokens.ErrUnknown):
 				return fmt.Errorf("tenant %d has no token named %q that works: make one without --replace", t.TenantID, t.Name)
-			case errors.Is(err, store.ErrTokenExists):
+			case errors.Is(err, tokens.ErrExists):
 				return fmt.Errorf("tenant %d has a token named %q already: choose another --name, or --replace it", t.TenantID, t.Name)
 			case err != nil:
 				return err
@@ -143,7 +144,7 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 	}
 	c.Flags().Int64Var(&spec.TenantID, "tenant", 0, "the tenant whose rows it reads and writes")
 	c.Flags().StringVar(&spec.Name, "name", "", "its name: the actor of writes that name none")
-	c.Flags().StringSliceVar(&spec.Roles, "roles", []string{store.RoleRead, store.RoleWrite}, "some of "+strings.Join(store.Roles(), ","))
+	c.Flags().StringSliceVar(&spec.Roles, "roles", []string{tokens.RoleRead, tokens.RoleWrite}, "some of "+strings.Join(tokens.Roles(), ","))
 	c.Flags().StringVar(&expires, "expires", "", "when it ends: a duration such as 720h, a date, or a time in RFC 3339 (default: never)")
 	c.Flags().BoolVar(&spec.Replace, "replace", false, "take the place of the name's current token")
 	c.Flags().DurationVar(&spec.Overlap, "overlap", 24*time.Hour, "how long the token that is replaced goes on working")
@@ -168,9 +169,9 @@ func (p Process) tokenListCommand() *cobra.Command {
 			if tenant < 0 {
 				return &usageError{errors.New("--tenant wants a positive number")}
 			}
-			var all []store.Token
+			var all []tokens.Token
 			err := p.withTokens(c.Context(), data, func(pool *pgxpool.Pool) (err error) {
-				all, err = store.ListTokens(c.Context(), pool, tenant)
+				all, err = tokens.List(c.Context(), pool, tenant)
 				return err
 			})
 			if err != nil {
@@ -202,7 +203,7 @@ func (p Process) tokenListCommand() *cobra.Command {
 }
 
 // tokenState is what became of the token, for people.
-func tokenState(t store.Token) string {
+func tokenState(t tokens.Token) string {
 	switch {
 	case t.Revoked != nil:
 		return "revoked " + utc(t.Revoked)
@@ -216,7 +217,7 @@ func tokenState(t store.Token) string {
 	return "works"
 }
 
-func rateText(r *store.Rate) string {
+func rateText(r *tokens.Rate) string {
 	if r == nil {
 		return "as configured"
 	}
@@ -248,11 +249,11 @@ func (p Process) tokenRevokeCommand() *cobra.Command {
 				return &usageError{errors.New("token revoke wants --tenant, a positive number, and --name")}
 			}
 			err := p.withTokens(c.Context(), data, func(pool *pgxpool.Pool) (err error) {
-				t.Ended, t.Revoked, err = store.RevokeTokens(c.Context(), pool, t.TenantID, t.Name)
+				t.Ended, t.Revoked, err = tokens.Revoke(c.Context(), pool, t.TenantID, t.Name)
 				return err
 			})
 			switch {
-			case errors.Is(err, store.ErrTokenUnknown):
+			case errors.Is(err, tokens.ErrUnknown):
 				return fmt.Errorf("tenant %d has no token named %q", t.TenantID, t.Name)
 			case err != nil:
 				return err

@@ -1,10 +1,12 @@
-package store
+package tokens
 
 import (
 	"fmt"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/tidings/tidings/store"
 )
 
 // Bounds of a Rate. The database checks the same.
@@ -31,7 +33,7 @@ func ParseRate(s string) (Rate, error) {
 	n, err := strconv.ParseInt(number, 10, 64)
 	w, werr := time.ParseDuration(window)
 	if err != nil || werr != nil || n < 1 || n > maxRate || w < time.Second || w > maxRateWindow || w%time.Second != 0 {
-		return Rate{}, fmt.Errorf("%w: rate %.80q: want 1 to %d per 1s to %s, whole seconds, such as 100/1s, or off", ErrInvalid, s, maxRate, maxRateWindow)
+		return Rate{}, fmt.Errorf("%w: rate %.80q: want 1 to %d per 1s to %s, whole seconds, such as 100/1s, or off", store.ErrInvalid, s, maxRate, maxRateWindow)
 	}
 	return Rate{n, w}, nil
 }

@@ -1,9 +1,11 @@
-package store
+package tokens
 
 import (
 	"errors"
 	"testing"
 	"time"
+
+	"github.com/tidings/tidings/store"
 )
 
 // What is read as a rate is within its bounds, and is the same when it is written and read again.
@@ -14,7 +16,7 @@ func FuzzParseRate(f *testing.F) {
 	f.Fuzz(func(t *testing.T, s string) {
 		r, err := ParseRate(s)
 		if err != nil {
-			if !errors.Is(err, ErrInvalid) || r != (Rate{}) {
+			if !errors.Is(err, store.ErrInvalid) || r != (Rate{}) {
 				t.Fatalf("%q: %v, %v", s, r, err)
 			}
 			return

@@ -1,4 +1,4 @@
-package store
+package tokens
 
 import (
 	"cmp"
@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/store"
 )
 
 // Roles of a token. Each opens its own routes; none includes another.
@@ -31,11 +32,11 @@ func Roles() []string { return []string{RoleRead, RoleWrite, RoleModerate, RoleA
 // Errors of tokens.
 var (
 	// ErrUnauthenticated reports a token that is unknown, expired or revoked.
-	ErrUnauthenticated = errors.New("store: unknown, expired or revoked token")
-	// ErrTokenExists reports a name that the tenant has given to another token, which is neither revoked nor expired.
-	ErrTokenExists = errors.New("store: the tenant has a token of this name")
-	// ErrTokenUnknown reports a name that the tenant never gave to a token, or that has no current one to replace.
-	ErrTokenUnknown = errors.New("store: the tenant has no token of this name")
+	ErrUnauthenticated = errors.New("tokens: unknown, expired or revoked token")
+	// ErrExists reports a name that the tenant has given to another token, which is neither revoked nor expired.
+	ErrExists = errors.New("tokens: the tenant has a token of this name")
+	// ErrUnknown reports a name that the tenant never gave to a token, or that has no current one to replace.
+	ErrUnknown = errors.New("tokens: the tenant has no token of this name")
 )
 
 // tokenPrefix makes a token recognisable to people and to scanners of leaked secrets.
@@ -53,8 +54,8 @@ type Principal struct {
 // Has reports whether the principal has the role.
 func (p Principal) Has(role string) bool { return slices.Contains(p.Roles, role) }
 
-// NewToken returns a random token of 256 bits. Nothing knows it yet.
-func NewToken() string {
+// New returns a random token of 256 bits. Nothing knows it yet.
+func New() string {
 	b := make([]byte, 32)
 	rand.Read(b) // never fails
 	return tokenPrefix + base64.RawURLEncoding.EncodeToString(b)
@@ -67,32 +68,32 @@ func tokenHash(token string) []byte {
 
 func checkToken(tenant int64, name, token string, roles []string) error {
 	if tenant <= 0 {
-		return fmt.Errorf("%w: tenant %d", ErrInvalid, tenant)
+		return fmt.Errorf("%w: tenant %d", store.ErrInvalid, tenant)
 	}
-	if !ValidActor(name) {
-		return fmt.Errorf("%w: token name %.80q: want 1 to %d bytes of printable text", ErrInvalid, name, MaxActorBytes)
+	if !store.ValidActor(name) {
+		return fmt.Errorf("%w: token name %.80q: want 1 to %d bytes of printable text", store.ErrInvalid, name, store.MaxActorBytes)
 	}
 	for _, r := range roles {
 		if !slices.Contains(Roles(), r) {
-			return fmt.Errorf("%w: role %.80q: want some of %v", ErrInvalid, r, Roles())
+			return fmt.Errorf("%w: role %.80q: want some of %v", store.ErrInvalid, r, Roles())
 		}
 	}
 	if len(roles) == 0 {
-		return fmt.Errorf("%w: a token needs a role", ErrInvalid)
+		return fmt.Errorf("%w: a token needs a role", store.ErrInvalid)
 	}
 	for _, c := range []byte(token) {
 		if c <= ' ' || c >= 0x7f {
-			return fmt.Errorf("%w: a token is visible ASCII", ErrInvalid)
+			return fmt.Errorf("%w: a token is visible ASCII", store.ErrInvalid)
 		}
 	}
 	if token == "" {
-		return fmt.Errorf("%w: the token is empty", ErrInvalid)
+		return fmt.Errorf("%w: the token is empty", store.ErrInvalid)
 	}
 	return nil
 }
 
-// TokenSpec is a token to be made.
-type TokenSpec struct {
+// Spec is a token to be made.
+type Spec struct {
 	TenantID  int64
 	Name      string // the actor of writes that name none
 	Roles     []string
@@ -106,14 +107,14 @@ type TokenSpec struct {
 // retireTokenSQL makes room for a token of the name: what has expired gives way, and with @replace the current one too.
 // Index: api_tokens_current_key.   Locks: the name's current token.
 const retireTokenSQL = `
-UPDATE /* store.retire_token */ api_tokens SET replaced_at = now(), expires_at = LEAST(expires_at, now() + @overlap::interval)
+UPDATE /* tokens.retire_token */ api_tokens SET replaced_at = now(), expires_at = LEAST(expires_at, now() + @overlap::interval)
  WHERE tenant_id = @tenant::bigint AND name = @name::text AND revoked_at IS NULL AND replaced_at IS NULL AND (@replace::boolean OR expires_at <= now())
 RETURNING expires_at, roles, rate_read, rate_write`
 
 // createTokenSQL adds a token.
 // Index: none.   Locks: none but the new row.
 const createTokenSQL = `
-INSERT /* store.create_token */ INTO api_tokens (token_hash, tenant_id, name, roles, expires_at, rate_read, rate_write)
+INSERT /* tokens.create_token */ INTO api_tokens (token_hash, tenant_id, name, roles, expires_at, rate_read, rate_write)
 VALUES (@hash::bytea, @tenant::bigint, @name::text, @roles::text[], @expires::timestamptz, @rate_read::text, @rate_write::text)`
 
 // Issued is a token that was made.
@@ -130,10 +131,10 @@ type retired struct {
 	Read, Write *string
 }
 
-// IssueToken makes a token. A name has one current token: ErrTokenExists while there is one, unless spec replaces it, and ErrTokenUnknown when
+// Issue makes a token. A name has one current token: ErrExists while there is one, unless spec replaces it, and ErrUnknown when
 // there is none whose roles could go on. pool acts as postgres.RoleSystem.
-func IssueToken(ctx context.Context, pool *pgxpool.Pool, spec TokenSpec) (Issued, error) {
-	made := Issued{Token: NewToken()}
+func Issue(ctx context.Context, pool *pgxpool.Pool, spec Spec) (Issued, error) {
+	made := Issued{Token: New()}
 	var until *time.Time
 	if !spec.Expires.IsZero() {
 		until = &spec.Expires
@@ -156,7 +157,7 @@ func IssueToken(ctx context.Context, pool *pgxpool.Pool, spec TokenSpec) (Issued
 				made.Roles = before[0].Roles
 			}
 		case spec.Replace && made.Roles == nil:
-			return ErrTokenUnknown
+			return ErrUnknown
 		}
 		if err := checkToken(spec.TenantID, spec.Name, made.Token, made.Roles); err != nil {
 			return err
@@ -167,7 +168,7 @@ func IssueToken(ctx context.Context, pool *pgxpool.Pool, spec TokenSpec) (Issued
 		return err
 	})
 	if postgres.IsUnique(err, "api_tokens_current_key") {
-		err = ErrTokenExists
+		err = ErrExists
 	}
 	if err != nil {
 		return Issued{}, fmt.Errorf("create token %q of tenant %d: %w", spec.Name, spec.TenantID, err)
@@ -175,23 +176,23 @@ func IssueToken(ctx context.Context, pool *pgxpool.Pool, spec TokenSpec) (Issued
 	return made, nil
 }
 
-// CreateToken is IssueToken of a token with the configured rates that replaces none. A zero expires means never.
-func CreateToken(ctx context.Context, pool *pgxpool.Pool, tenant int64, name string, roles []string, expires time.Time) (string, error) {
-	made, err := IssueToken(ctx, pool, TokenSpec{TenantID: tenant, Name: name, Roles: roles, Expires: expires})
+// Create is Issue of a token with the configured rates that replaces none. A zero expires means never.
+func Create(ctx context.Context, pool *pgxpool.Pool, tenant int64, name string, roles []string, expires time.Time) (string, error) {
+	made, err := Issue(ctx, pool, Spec{TenantID: tenant, Name: name, Roles: roles, Expires: expires})
 	return made.Token, err
 }
 
 // ensureTokenSQL makes the token the name's, whatever had become of it.
 // Index: api_tokens_pkey.   Locks: the token.
 const ensureTokenSQL = `
-INSERT /* store.ensure_token */ INTO api_tokens AS t (token_hash, tenant_id, name, roles, rate_read, rate_write)
+INSERT /* tokens.ensure_token */ INTO api_tokens AS t (token_hash, tenant_id, name, roles, rate_read, rate_write)
 VALUES (@hash::bytea, @tenant::bigint, @name::text, @roles::text[], 'off', 'off')
 ON CONFLICT (token_hash) DO UPDATE SET roles = EXCLUDED.roles, expires_at = NULL, revoked_at = NULL, replaced_at = NULL, rate_read = 'off', rate_write = 'off'
  WHERE t.tenant_id = EXCLUDED.tenant_id AND t.name = EXCLUDED.name`
 
-// EnsureToken makes token the one that name of tenant has, with these roles, no end and no limits. The ones it had before are void. pool
+// Ensure makes token the one that name of tenant has, with these roles, no end and no limits. The ones it had before are void. pool
 // acts as postgres.RoleSystem.
-func EnsureToken(ctx context.Context, pool *pgxpool.Pool, tenant int64, name, token string, roles []string) error {
+func Ensure(ctx context.Context, pool *pgxpool.Pool, tenant int64, name, token string, roles []string) error {
 	if err := checkToken(tenant, name, token, roles); err != nil {
 		return err
 	}
@@ -201,7 +202,7 @@ func EnsureToken(ctx context.Context, pool *pgxpool.Pool, tenant int64, name, to
 		}
 		tag, err := tx.Exec(ctx, ensureTokenSQL, pgx.StrictNamedArgs{"hash": tokenHash(token), "tenant": tenant, "name": name, "roles": roles})
 		if err == nil && tag.RowsAffected() == 0 {
-			err = ErrTokenExists // under another name
+			err = ErrExists // under another name
 		}
 		return err
 	})
@@ -214,15 +215,15 @@ func EnsureToken(ctx context.Context, pool *pgxpool.Pool, tenant int64, name, to
 // revokeTokensSQL ends every token of the name, those that were replaced too.
 // Index: api_tokens_name_idx.   Locks: the tokens.
 const revokeTokensSQL = `
-UPDATE /* store.revoke_tokens */ api_tokens SET revoked_at = now() WHERE tenant_id = @tenant::bigint AND name = @name::text AND revoked_at IS NULL`
+UPDATE /* tokens.revoke_tokens */ api_tokens SET revoked_at = now() WHERE tenant_id = @tenant::bigint AND name = @name::text AND revoked_at IS NULL`
 
 // revokedAtSQL says when the last token of the name was revoked.
 // Index: api_tokens_name_idx.   Locks: none.
-const revokedAtSQL = `SELECT /* store.revoked_at */ max(revoked_at) FROM api_tokens WHERE tenant_id = @tenant::bigint AND name = @name::text`
+const revokedAtSQL = `SELECT /* tokens.revoked_at */ max(revoked_at) FROM api_tokens WHERE tenant_id = @tenant::bigint AND name = @name::text`
 
-// RevokeTokens ends every token of the name, those that it replaced included, and returns how many it ended and when the last one was. Done
-// again it changes nothing. ErrTokenUnknown: there never was one. No API process takes them a second later. pool acts as postgres.RoleSystem.
-func RevokeTokens(ctx context.Context, pool *pgxpool.Pool, tenant int64, name string) (n int64, at time.Time, err error) {
+// Revoke ends every token of the name, those that it replaced included, and returns how many it ended and when the last one was. Done
+// again it changes nothing. ErrUnknown: there never was one. No API process takes them a second later. pool acts as postgres.RoleSystem.
+func Revoke(ctx context.Context, pool *pgxpool.Pool, tenant int64, name string) (n int64, at time.Time, err error) {
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		args := pgx.StrictNamedArgs{"tenant": tenant, "name": name}
 		tag, err := tx.Exec(ctx, revokeTokensSQL, args)
@@ -236,7 +237,7 @@ func RevokeTokens(ctx context.Context, pool *pgxpool.Pool, tenant int64, name st
 			return err
 		}
 		if last == nil {
-			return ErrTokenUnknown
+			return ErrUnknown
 		}
 		at = *last
 		return nil
@@ -261,12 +262,12 @@ type Token struct {
 // listTokensSQL reads the tokens of a tenant, or of all.
 // Index: api_tokens_name_idx for one tenant; all: a scan of a table with a row per token ever made.   Locks: none.
 const listTokensSQL = `
-SELECT /* store.list_tokens */ tenant_id, name, roles, created_at, expires_at, replaced_at, revoked_at, rate_read, rate_write,
+SELECT /* tokens.list_tokens */ tenant_id, name, roles, created_at, expires_at, replaced_at, revoked_at, rate_read, rate_write,
        revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())
   FROM api_tokens WHERE @tenant::bigint = 0 OR tenant_id = @tenant::bigint ORDER BY tenant_id, name, created_at, token_hash`
 
-// ListTokens returns the tokens of a tenant, of all tenants for 0, by tenant, name and age, former ones included. pool acts as postgres.RoleSystem.
-func ListTokens(ctx context.Context, pool *pgxpool.Pool, tenant int64) ([]Token, error) {
+// List returns the tokens of a tenant, of all tenants for 0, by tenant, name and age, former ones included. pool acts as postgres.RoleSystem.
+func List(ctx context.Context, pool *pgxpool.Pool, tenant int64) ([]Token, error) {
 	rows, _ := pool.Query(ctx, listTokensSQL, pgx.StrictNamedArgs{"tenant": tenant})
 	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (t Token, err error) {
 		var read, write *string
@@ -281,12 +282,12 @@ func ListTokens(ctx context.Context, pool *pgxpool.Pool, tenant int64) ([]Token,
 
 // authenticateSQL finds a token by its hash, before the tenant is known; the function runs as the owner of the tables.
 // Index: api_tokens_pkey.   Locks: none.
-const authenticateSQL = `SELECT /* store.authenticate */ tenant_id, name, roles, rate_read, rate_write FROM find_token(@hash::bytea)`
+const authenticateSQL = `SELECT /* tokens.authenticate */ tenant_id, name, roles, rate_read, rate_write FROM find_token(@hash::bytea)`
 
 // Authenticate returns whom the token stands for, or ErrUnauthenticated. asOf is a moment before the look-up, behind the wait for a connection:
-// what was revoked before it is refused, what is revoked later may not be.
-func (s *Store) Authenticate(ctx context.Context, token string) (p Principal, asOf time.Time, err error) {
-	conn, err := s.pool.Acquire(ctx)
+// what was revoked before it is refused, what is revoked later may not be. pool acts as postgres.RoleAPI.
+func Authenticate(ctx context.Context, pool *pgxpool.Pool, token string) (p Principal, asOf time.Time, err error) {
+	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		return Principal{}, asOf, fmt.Errorf("authenticate: %w", err)
 	}

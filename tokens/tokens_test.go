@@ -1,0 +1,213 @@
+package tokens_test
+
+import (
+	"errors"
+	"regexp"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+type fixture struct{ api, system *pgxpool.Pool }
+
+func open(t *testing.T) fixture {
+	db := testkit.Postgres(t)
+	return fixture{db.Pool(t, postgres.RoleAPI), db.Pool(t, postgres.RoleSystem)}
+}
+
+func TestTokens(t *testing.T) {
+	f := open(t)
+	ctx := t.Context()
+	token, err := tokens.Create(ctx, f.system, 3, "importer", []string{tokens.RoleRead, tokens.RoleWrite}, time.Time{})
+	if err != nil || !regexp.MustCompile(`^tdg_[A-Za-z0-9_-]{43}$`).MatchString(token) {
+		t.Fatalf("token %q, %v", token, err)
+	}
+	want := tokens.Principal{TenantID: 3, Name: "importer", Roles: []string{tokens.RoleRead, tokens.RoleWrite}}
+	if got, _, err := tokens.Authenticate(ctx, f.api, token); err != nil || !cmp.Equal(got, want) || !got.Has(tokens.RoleWrite) || got.Has(tokens.RoleAdmin) {
+		t.Errorf("authenticate: %+v, %v", got, err)
+	}
+	refused := func(name, token string) {
+		t.Helper()
+		if _, _, err := tokens.Authenticate(ctx, f.api, token); !errors.Is(err, tokens.ErrUnauthenticated) {
+			t.Errorf("%s: %v, want ErrUnauthenticated", name, err)
+		}
+	}
+	refused("an unknown token", token+"x")
+	refused("nothing", "")
+	if _, err := tokens.Create(ctx, f.system, 3, "importer", []string{tokens.RoleRead}, time.Time{}); !errors.Is(err, tokens.ErrExists) {
+		t.Errorf("a name twice: %v", err)
+	}
+	old, err := tokens.Create(ctx, f.system, 3, "old", []string{tokens.RoleRead}, time.Now().Add(-time.Minute))
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused("an expired token", old)
+	for name, create := range map[string]func() error{
+		"no role": func() error { _, err := tokens.Create(ctx, f.system, 3, "a", nil, time.Time{}); return err },
+		"unknown role": func() error {
+			_, err := tokens.Create(ctx, f.system, 3, "a", []string{"root"}, time.Time{})
+			return err
+		},
+		"no name": func() error {
+			_, err := tokens.Create(ctx, f.system, 3, "", tokens.Roles(), time.Time{})
+			return err
+		},
+		"no tenant": func() error {
+			_, err := tokens.Create(ctx, f.system, 0, "a", tokens.Roles(), time.Time{})
+			return err
+		},
+		"a blank token": func() error { return tokens.Ensure(ctx, f.system, 3, "a", "a b", tokens.Roles()) },
+	} {
+		if err := create(); !errors.Is(err, store.ErrInvalid) {
+			t.Errorf("%s: %v, want ErrInvalid", name, err)
+		}
+	}
+	for range 2 {
+		if err := tokens.Ensure(ctx, f.system, 1, "dev", "first", tokens.Roles()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if p, _, err := tokens.Authenticate(ctx, f.api, "first"); err != nil || p.TenantID != 1 {
+		t.Errorf("ensured: %+v, %v", p, err)
+	}
+	if err := tokens.Ensure(ctx, f.system, 1, "dev", "second", tokens.Roles()); err != nil {
+		t.Fatal(err)
+	}
+	refused("a replaced token", "first")
+	if err := tokens.Ensure(ctx, f.system, 1, "other", "second", tokens.Roles()); !errors.Is(err, tokens.ErrExists) {
+		t.Errorf("a token under another name: %v", err)
+	}
+	if _, _, err := tokens.Revoke(ctx, f.system, 1, "dev"); err != nil {
+		t.Fatal(err)
+	}
+	if err := tokens.Ensure(ctx, f.system, 1, "dev", "first", tokens.Roles()); err != nil {
+		t.Errorf("a token that was void before: %v", err)
+	}
+	accepted(t, f, "first")
+	refused("a replaced token", "second")
+}
+
+func accepted(t *testing.T, f fixture, all ...string) {
+	t.Helper()
+	for _, token := range all {
+		if p, _, err := tokens.Authenticate(t.Context(), f.api, token); err != nil {
+			t.Errorf("a token that works: %+v, %v", p, err)
+		}
+	}
+}
+
+func TestATokenIsReplacedWithoutAnOutage(t *testing.T) {
+	f := open(t)
+	ctx := t.Context()
+	spec := tokens.Spec{TenantID: 3, Name: "importer", Roles: []string{tokens.RoleWrite}, ReadRate: &tokens.Rate{}, WriteRate: &tokens.Rate{N: 5, Window: time.Minute}}
+	issue := func() string {
+		t.Helper()
+		made, err := tokens.Issue(ctx, f.system, spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return made.Token
+	}
+	refused := func(all ...string) {
+		t.Helper()
+		for _, token := range all {
+			if _, _, err := tokens.Authenticate(ctx, f.api, token); !errors.Is(err, tokens.ErrUnauthenticated) {
+				t.Errorf("a token that ended: %v", err)
+			}
+		}
+	}
+	first := issue()
+	if p, _, err := tokens.Authenticate(ctx, f.api, first); err != nil || !p.ReadRate.Off() || *p.WriteRate != *spec.WriteRate {
+		t.Errorf("its rates: %+v, %v", p, err)
+	}
+	spec = tokens.Spec{TenantID: 3, Name: "importer", Replace: true, Overlap: time.Hour}
+	second := issue()
+	accepted(t, f, first, second)
+	if p, _, err := tokens.Authenticate(ctx, f.api, second); err != nil || !cmp.Equal(p.Roles, []string{tokens.RoleWrite}) || !p.ReadRate.Off() || p.WriteRate.N != 5 {
+		t.Errorf("its roles and rates go on: %+v, %v", p, err)
+	}
+	if _, err := tokens.Issue(ctx, f.system, tokens.Spec{TenantID: 4, Name: "importer", Replace: true}); !errors.Is(err, tokens.ErrUnknown) {
+		t.Errorf("another tenant's: %v", err)
+	}
+	spec.Roles = tokens.Roles()
+	if _, err := tokens.Create(ctx, f.system, 3, "importer", spec.Roles, time.Time{}); !errors.Is(err, tokens.ErrExists) {
+		t.Errorf("a third beside them: %v", err)
+	}
+	spec.Overlap = 0
+	third := issue()
+	accepted(t, f, first, third)
+	refused(second)
+
+	// Of many at once one takes the place, or each after another: one is current.
+	spec.Overlap = time.Hour
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if _, err := tokens.Issue(ctx, f.system, spec); err != nil && !errors.Is(err, tokens.ErrExists) {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	list, err := tokens.List(ctx, f.system, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	current := 0
+	for _, l := range list {
+		if l.Replaced == nil {
+			current++
+		}
+	}
+	if current != 1 {
+		t.Errorf("%d current tokens, want 1: %+v", current, list)
+	}
+
+	// Revocation ends them all, once, and then the name is free.
+	n, at, err := tokens.Revoke(ctx, f.system, 3, "importer")
+	if err != nil || n != int64(len(list)) {
+		t.Errorf("%d of %d ended, %v", n, len(list), err)
+	}
+	refused(first, third)
+	if again, then, err := tokens.Revoke(ctx, f.system, 3, "importer"); err != nil || again != 0 || !then.Equal(at) {
+		t.Errorf("revoked again: %d at %s, %v, want 0 at %s", again, then, err, at)
+	}
+	if _, _, err := tokens.Revoke(ctx, f.system, 4, "importer"); !errors.Is(err, tokens.ErrUnknown) {
+		t.Errorf("another tenant's token: %v", err)
+	}
+	spec.Replace, spec.Expires = false, time.Now().Add(-time.Minute)
+	expired := issue()
+	refused(expired)
+	spec.Expires = time.Time{}
+	accepted(t, f, issue()) // what has expired gives way too
+	refused(first, expired)
+}
+
+func TestParseRate(t *testing.T) {
+	for text, want := range map[string]tokens.Rate{
+		"off": {}, "1/1s": {N: 1, Window: time.Second}, "300/1m": {N: 300, Window: time.Minute}, "9999999/99999s": {N: 9_999_999, Window: 99_999 * time.Second},
+	} {
+		got, err := tokens.ParseRate(text)
+		if err != nil || got != want {
+			t.Errorf("%s: %v, %v", text, got, err)
+		}
+		if back, err := tokens.ParseRate(got.String()); err != nil || back != want {
+			t.Errorf("%s: %s is read as %v, %v", text, got, back, err)
+		}
+	}
+	for _, text := range []string{"", "0/1s", "-1/1s", "1", "1/", "1/0s", "1/1500ms", "1/500ms", "10000000/1s", "1/28h", "on"} {
+		if got, err := tokens.ParseRate(text); !errors.Is(err, store.ErrInvalid) {
+			t.Errorf("%q: %v, %v, want ErrInvalid", text, got, err)
+		}
+	}
+}
