@@ -256,8 +256,8 @@ func GetComments(ctx context.Context, q querier, tenant int64, refs []event.Ref)
 	return all, nil
 }
 
-// GetSettings is GetFollows for the settings of threads.
-func GetSettings(ctx context.Context, q querier, tenant int64, refs []event.Ref) (all []State[event.Thread], err error) {
+// getSettings is GetFollows for the settings of threads.
+func getSettings(ctx context.Context, q querier, tenant int64, refs []event.Ref) (all []State[event.Thread], err error) {
 	var posts []int64
 	for _, r := range refs {
 		if r.Type == event.AggregateThread {
@@ -279,24 +279,30 @@ func GetSettings(ctx context.Context, q querier, tenant int64, refs []event.Ref)
 	return all, nil
 }
 
-// States returns what events would say of the entities now, whatever versions the refs name; nothing of entities that the tenant does
-// not have.
+// GetEvents returns what events would say of the entities now, whatever versions the refs name; nothing of entities that the tenant does not
+// have. It reads as q may.
+func GetEvents(ctx context.Context, q querier, tenant int64, refs []event.Ref) (events []event.Event, err error) {
+	follows, err := GetFollows(ctx, q, tenant, refs)
+	if err != nil {
+		return nil, err
+	}
+	comments, err := GetComments(ctx, q, tenant, refs)
+	if err != nil {
+		return nil, err
+	}
+	settings, err := getSettings(ctx, q, tenant, refs)
+	if err != nil {
+		return nil, err
+	}
+	err = errors.Join(appendEvents(&events, follows), appendEvents(&events, comments), appendEvents(&events, settings))
+	return events, err
+}
+
+// States is GetEvents for the tenant's own eyes.
 func (s *Store) States(ctx context.Context, tenant int64, refs []event.Ref) (events []event.Event, err error) {
-	err = s.read(ctx, tenant, func(tx pgx.Tx) error {
-		follows, err := GetFollows(ctx, tx, tenant, refs)
-		if err != nil {
-			return err
-		}
-		comments, err := GetComments(ctx, tx, tenant, refs)
-		if err != nil {
-			return err
-		}
-		settings, err := GetSettings(ctx, tx, tenant, refs)
-		if err != nil {
-			return err
-		}
-		events = events[:0]
-		return errors.Join(appendEvents(&events, follows), appendEvents(&events, comments), appendEvents(&events, settings))
+	err = s.read(ctx, tenant, func(tx pgx.Tx) (err error) {
+		events, err = GetEvents(ctx, tx, tenant, refs)
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("read the states of %d entities of tenant %d: %w", len(refs), tenant, err)

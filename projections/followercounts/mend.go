@@ -50,17 +50,11 @@ func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, ke
 	}
 	var events []event.Event
 	for tenant, some := range refs {
-		states, err := store.GetFollows(ctx, truth, tenant, some)
+		states, err := store.GetEvents(ctx, truth, tenant, some)
 		if err != nil {
 			return err
 		}
-		for _, s := range states {
-			e, err := s.Event()
-			if err != nil {
-				return err
-			}
-			events = append(events, e)
-		}
+		events = append(events, states...)
 	}
 	if err := p.Apply(ctx, tx, events); err != nil {
 		return err

@@ -35,18 +35,11 @@ func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, ke
 	}
 	var events []event.Event
 	for i, post := range posts {
-		settings := event.Ref{Type: event.AggregateThread, Thread: event.ID(post)}
-		set, err := store.GetSettings(ctx, truth, tenants[i], []event.Ref{settings})
+		settings, err := store.GetEvents(ctx, truth, tenants[i], []event.Ref{{Type: event.AggregateThread, Thread: event.ID(post)}})
 		if err != nil {
 			return err
 		}
-		for _, s := range set {
-			e, err := s.Event()
-			if err != nil {
-				return err
-			}
-			events = append(events, e)
-		}
+		events = append(events, settings...)
 		for e, err := range store.Events(store.ScanThread(ctx, truth, tenants[i], post)) {
 			if err != nil {
 				return err
