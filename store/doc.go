@@ -1,4 +1,5 @@
-// Package store is the write model: follows, comments and the settings of threads, and the tokens of those who write.
+// Package store is the write model: follows, comments and the settings of threads. It has the one reader of the truth's states, too
+// (truth.go): all of them page after page, or some by reference.
 //
 // Each write commits its state and its event in one transaction, the state row first (which takes the entity's lock), then the
 // outbox row, which goes to the server together with COMMIT:
