@@ -115,6 +115,9 @@ func Run(ctx context.Context, deps Deps, o Options) (Report, error) {
 	if o.Progress == nil {
 		o.Progress = func(string) {}
 	}
+	if len(deps.Fleet) == 0 {
+		return report, errors.New("erasure: no projections are named, whose content would stay")
+	}
 	if o.TenantID <= 0 || o.AuthorID <= 0 || !store.ValidActor(o.Actor) || !store.ValidReason(o.Reason) {
 		return report, fmt.Errorf("erase author %d of tenant %d, by %.80q: %w", o.AuthorID, o.TenantID, o.Actor, store.ErrInvalid)
 	}

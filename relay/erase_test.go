@@ -17,6 +17,9 @@ import (
 	"github.com/tidings/tidings/erasure"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/projections/history"
+	"github.com/tidings/tidings/projections/threadcache"
 	"github.com/tidings/tidings/store"
 )
 
@@ -74,7 +77,7 @@ func TestAFrozenRelayBringsNothingErasedBack(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			report, err := erasure.Run(ctx, erasure.Deps{Truth: f.pool, Projections: f.pool, JetStream: js, Broker: f.b.Config(),
+			report, err := erasure.Run(ctx, erasure.Deps{Truth: f.pool, Projections: f.pool, Fleet: []projections.Projection{history.New(), threadcache.New()}, JetStream: js, Broker: f.b.Config(),
 				Fence: func(context.Context, pgx.Tx) error { return nil }},
 				erasure.Options{TenantID: 1, AuthorID: 7, Actor: "officer", Wait: 30 * time.Second})
 			if err != nil || !report.Done || report.Counts[erasure.Stream] != 3 {
