@@ -120,12 +120,12 @@ SELECT /* consumers.plan */ set_config('plan_cache_mode', @plans, true), set_con
        set_config('random_page_cost', '1.1', true), set_config('jit', 'off', true),
        set_config('idle_in_transaction_session_timeout', @idle_ms, true)`
 
-func planArgs(idle time.Duration, events int) pgx.StrictNamedArgs {
+func planArgs(idle time.Duration, events int) postgres.Args {
 	plans := "force_generic_plan"
 	if events >= manyEvents {
 		plans = "force_custom_plan"
 	}
-	return pgx.StrictNamedArgs{"plans": plans, "idle_ms": strconv.FormatInt(idle.Milliseconds(), 10)}
+	return postgres.Args{"plans": plans, "idle_ms": strconv.FormatInt(idle.Milliseconds(), 10)}
 }
 
 // parkedSQL finds which aggregates are parked, by one probe for each, however many dead letters there are; it costs nothing
@@ -206,7 +206,7 @@ func (r *reader) begin(ctx context.Context, tx pgx.Tx, stream broker.Stream, b *
 	parked := make(map[aggregate]bool)
 	var q pgx.Batch
 	q.Queue(planSQL, planArgs(c.cfg.Lease.TTL, len(b.deliveries)))
-	q.Queue(moveSQL, pgx.StrictNamedArgs{
+	q.Queue(moveSQL, postgres.Args{
 		"consumer": c.name, "key": r.name, "old": int64(b.from), "new": int64(b.to), "stored": b.stored, "created": stream.Created, "closed": b.closing != nil,
 	}).Exec(func(tag pgconn.CommandTag) error {
 		moved = tag.RowsAffected() == 1
@@ -216,7 +216,7 @@ func (r *reader) begin(ctx context.Context, tx pgx.Tx, stream broker.Stream, b *
 		q.Queue(succeedSQL, succeedArgs(c.name, r.name, b.closing))
 	}
 	if len(ids) > 0 {
-		q.Queue(parkedSQL, pgx.StrictNamedArgs{"consumer": c.name, "tenants": tenants, "types": types, "ids": ids}).Query(func(rows pgx.Rows) error {
+		q.Queue(parkedSQL, postgres.Args{"consumer": c.name, "tenants": tenants, "types": types, "ids": ids}).Query(func(rows pgx.Rows) error {
 			var a aggregate
 			_, err := pgx.ForEachRow(rows, []any{&a.tenant, &a.kind, &a.id}, func() error {
 				parked[a] = true
@@ -301,7 +301,7 @@ func park(ctx context.Context, tx pgx.Tx, consumer string, dead []deadLetter) er
 		}
 		headers[i] = string(text)
 	}
-	if _, err := tx.Exec(ctx, parkSQL, pgx.StrictNamedArgs{
+	if _, err := tx.Exec(ctx, parkSQL, postgres.Args{
 		"consumer": consumer, "seqs": seqs, "keys": keys, "tenants": tenants, "aggregate_types": aggregateTypes, "aggregate_ids": aggregates,
 		"event_ids": ids, "event_types": types, "event_versions": versions, "headers": headers, "payloads": payloads, "errors": texts,
 	}); err != nil {

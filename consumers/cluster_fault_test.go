@@ -28,13 +28,17 @@ type underFault struct {
 	at   []time.Time // when the publish of each was acknowledged
 }
 
-// newUnderFault has the second instance connect to the last broker alone.
-func newUnderFault(t *testing.T, n int) *underFault {
+// newUnderFault has the second instance connect to the last broker, and know the others if it may.
+func newUnderFault(t *testing.T, n int, knows bool) *underFault {
 	t.Helper()
 	c := testkit.NATSCluster(t, 3)
+	second, opts := c.Nodes[2].Config(), []nats.Option{nats.DontRandomize(), nats.IgnoreDiscoveredServers()}
+	if knows {
+		second.URL += "," + c.Nodes[0].URL + "," + c.Nodes[1].URL
+	}
 	f := &underFault{rig: newRigOn(t, testkit.Postgres(t), connect(t, c.Config()), c.Config(), n), c: c}
 	f.instances[0] = f.runWith(config(), connect(t, c.Nodes[0].Config()), f.system, logbook{})
-	f.instances[1] = f.runWith(config(), connect(t, c.Nodes[2].Config()), f.system, logbook{})
+	f.instances[1] = f.runWith(config(), connect(t, second, opts...), f.system, logbook{})
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() { f.publishUntil(ctx) })
@@ -45,9 +49,9 @@ func newUnderFault(t *testing.T, n int) *underFault {
 	return f
 }
 
-func connect(t *testing.T, cfg broker.Config) jetstream.JetStream {
+func connect(t *testing.T, cfg broker.Config, opts ...nats.Option) jetstream.JetStream {
 	t.Helper()
-	nc, err := broker.Connect(cfg, "test", testkit.Logger(t))
+	nc, err := broker.Connect(cfg, "test", testkit.Logger(t), opts...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -229,7 +233,7 @@ func TestOnThreeBrokersConsumersApplyEverythingOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := newUnderFault(t, 1)
+			f := newUnderFault(t, 1, false)
 			leader, others := f.c.Leader(t, f.cfg.StreamName(0))
 			fault(f, leader, others)
 			f.goesOn(name)
@@ -238,18 +242,21 @@ func TestOnThreeBrokersConsumersApplyEverythingOnce(t *testing.T) {
 	}
 }
 
-// TestOnThreeBrokersAnInstanceThatIsCutOffGivesItsLeasesUp cuts off the broker that it is connected to.
+// share waits until each of the two instances holds one of two partitions.
+func (f *underFault) share(what string) {
+	f.t.Helper()
+	testkit.Eventually(f.t, time.Minute, what, func() (bool, error) {
+		held, err := lease.Holders(context.Background(), f.system, name)
+		return len(held) == 2 && held[0].Owner != held[1].Owner, err
+	})
+}
+
+// TestOnThreeBrokersAnInstanceThatIsCutOffGivesItsLeasesUp cuts off the broker that it is connected to, the only one that it knows.
 func TestOnThreeBrokersAnInstanceThatIsCutOffGivesItsLeasesUp(t *testing.T) {
 	t.Parallel()
 	const partitions = 2
-	f := newUnderFault(t, partitions)
-	shared := func(what string) {
-		testkit.Eventually(t, time.Minute, what, func() (bool, error) {
-			held, err := lease.Holders(context.Background(), f.system, name)
-			return len(held) == partitions && held[0].Owner != held[1].Owner, err
-		})
-	}
-	shared("both to share")
+	f := newUnderFault(t, partitions, false)
+	f.share("both to share")
 	f.c.Cut(f.c.Nodes[2])
 	testkit.Eventually(t, 60*time.Second, "the instance to be cut off", func() (bool, error) { return f.instances[1].Ready(context.Background()) != nil, nil })
 	testkit.Eventually(t, 60*time.Second, "the other to have all partitions", func() (bool, error) {
@@ -258,14 +265,30 @@ func TestOnThreeBrokersAnInstanceThatIsCutOffGivesItsLeasesUp(t *testing.T) {
 	})
 	f.goesOn("the other instance alone")
 	f.c.Heal(f.c.Nodes[2])
-	shared("both to share again")
+	f.share("both to share again")
+	f.check()
+}
+
+// TestOnThreeBrokersAnInstanceThatIsCutOffLeavesItsBroker cuts off the broker that it is connected to, and does not heal that.
+func TestOnThreeBrokersAnInstanceThatIsCutOffLeavesItsBroker(t *testing.T) {
+	t.Parallel()
+	f := newUnderFault(t, 2, true)
+	f.share("both to share")
+	f.c.Cut(f.c.Nodes[2])
+	testkit.Eventually(t, 60*time.Second, "the instance to be cut off", func() (bool, error) { return f.instances[1].Ready(context.Background()) != nil, nil })
+	testkit.Eventually(t, 30*time.Second, "the instance to be ready on another broker", func() (bool, error) {
+		err := f.instances[1].Ready(context.Background())
+		return err == nil, err
+	})
+	f.share("both to share again")
+	f.goesOn("while the broker is cut off")
 	f.check()
 }
 
 // TestOnThreeBrokersAStreamThatIsGoneIsNotBelievedAtOnce has an instance begin that has never seen the stream: what it is told may be old.
 func TestOnThreeBrokersAStreamThatIsGoneIsNotBelievedAtOnce(t *testing.T) {
 	t.Parallel()
-	f := newUnderFault(t, 1)
+	f := newUnderFault(t, 1, false)
 	f.stop()
 	for _, in := range f.instances {
 		in.stop()

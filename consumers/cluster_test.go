@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -103,16 +104,40 @@ func (r *rig) awaitPublish(follower, followee, version int64) {
 	r.publish(follow(follower, followee, version))
 }
 
-// TestWithoutAMajorityNothingIsConfirmed: the one broker that is left answers, and knows nothing for sure.
+// leads waits until a broker leads the cluster, and has a stream's leader step down until that broker leads the stream as well.
+func (c *cluster) leads(r *rig, i int, stream string) {
+	c.t.Helper()
+	testkit.Eventually(c.t, time.Minute, "one broker to lead the cluster and the stream", func() (bool, error) {
+		s := c.servers[i]
+		if !s.JetStreamIsLeader() {
+			return false, fmt.Errorf("broker %d leads the cluster no more", i)
+		}
+		if s.JetStreamIsStreamLeader(server.DEFAULT_GLOBAL_ACCOUNT, stream) {
+			return true, nil
+		}
+		_, _ = r.js.Conn().Request("$JS.API.STREAM.LEADER.STEPDOWN."+stream, nil, time.Second) // an election may be under way
+		return false, nil
+	})
+}
+
+// TestWithoutAMajorityNothingIsConfirmed: the one broker that is left leads, for as long as it believes in the others, and knows nothing for sure.
 func TestWithoutAMajorityNothingIsConfirmed(t *testing.T) {
 	c := newCluster(t)
-	r := c.rig(t, c.config(0, 3), 1)
-	in := r.run(r.system, logbook{})
+	left := -1
+	testkit.Eventually(t, time.Minute, "a leader of the cluster", func() (bool, error) {
+		left = slices.IndexFunc(c.servers[:], (*server.Server).JetStreamIsLeader)
+		return left >= 0, nil
+	})
+	r := c.rig(t, c.config(left, 3), 1)
+	c.leads(r, left, r.cfg.StreamName(0))
+	in := r.runWith(config(), connect(t, r.cfg), r.system, logbook{}) // over a connection of its own, which it may move to another broker
 	r.publish(follow(1, 3, 1))
 	r.awaitLag(0)
 	testkit.Eventually(t, 10*time.Second, "as_of to move", func() (bool, error) { return time.Since(r.asOf()) < 2*time.Second, nil })
-	c.stop(1)
-	c.stop(2)
+	others := []int{(left + 1) % 3, (left + 2) % 3}
+	for _, i := range others {
+		c.stop(i)
+	}
 	lost := time.Now()
 	testkit.Eventually(t, 30*time.Second, "the consumer to wait for a leader", func() (bool, error) {
 		err := in.Ready(context.Background())
@@ -137,8 +162,9 @@ func TestWithoutAMajorityNothingIsConfirmed(t *testing.T) {
 	if got := in.metric(t, "consumer_lag_seconds"); got == 0 {
 		t.Error("the lag is 0")
 	}
-	c.start(1)
-	c.start(2)
+	for _, i := range others {
+		c.start(i)
+	}
 	r.awaitPublish(1, 3, 2)
 	r.awaitLag(0)
 	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}})

@@ -821,6 +821,54 @@ func TestLagCountsWhatIsNotApplied(t *testing.T) {
 	}
 }
 
+// TestAsOfAndLagAreByTheBrokersClock has the clock of the projections' database differ from the broker's. It stands before pg_catalog in the
+// search path, so statements read it; defaults of columns do not.
+func TestAsOfAndLagAreByTheBrokersClock(t *testing.T) {
+	for _, skew := range []time.Duration{-time.Hour, time.Hour} {
+		t.Run(skew.String(), func(t *testing.T) {
+			r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+			r.exec(`CREATE SCHEMA skewed`)
+			r.exec(`GRANT USAGE ON SCHEMA skewed TO PUBLIC`)
+			for _, clock := range []string{"now", "transaction_timestamp", "statement_timestamp", "clock_timestamp"} {
+				r.exec(fmt.Sprintf(`CREATE FUNCTION skewed.%s() RETURNS timestamptz LANGUAGE sql AS $$ SELECT pg_catalog.%[1]s() + interval '%d s' $$`, clock, int(skew.Seconds())))
+			}
+			r.exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = skewed, pg_catalog, public', current_database()); END $$`)
+			r.system.Reset()
+			var at time.Time
+			if err := r.system.QueryRow(t.Context(), `SELECT now()`).Scan(&at); err != nil || time.Since(at.Add(-skew)).Abs() > time.Minute {
+				t.Fatalf("the database's clock is at %s: %v", at, err)
+			}
+			began := time.Now()
+			in := r.run(r.system, logbook{})
+			r.publish(follow(1, 3, 1))
+			r.awaitLag(0)
+			published := time.Now()
+			testkit.Eventually(t, 10*time.Second, "as_of to move", func() (bool, error) {
+				return r.asOf().After(published), nil
+			})
+			if at := r.asOf(); at.After(time.Now()) {
+				t.Errorf("as_of is %s ahead of the broker's clock", time.Until(at))
+			}
+			tx, err := r.owner.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+			if _, err := tx.Exec(t.Context(), `SELECT FROM consumer_offsets FOR UPDATE`); err != nil {
+				t.Fatal(err)
+			}
+			r.publish(follow(1, 3, 2))
+			r.awaitOffsetLock()
+			testkit.Eventually(t, 10*time.Second, "the gauge of the lag", func() (bool, error) { return in.metric(t, "consumer_lag_seconds") > 0, nil })
+			for what, seconds := range map[string]float64{"the gauge": in.metric(t, "consumer_lag_seconds"), "Lag": r.lag().Seconds} {
+				if most := time.Since(began).Seconds(); seconds <= 0 || seconds > most {
+					t.Errorf("%s says %v s; want up to %v", what, seconds, most)
+				}
+			}
+		})
+	}
+}
+
 func (r *rig) asOf() (at time.Time) {
 	r.t.Helper()
 	err := postgres.InTx(context.Background(), r.system, pgx.TxOptions{}, func(tx pgx.Tx) error {

@@ -14,7 +14,7 @@
 // and a stream that is not the one of the offset stop the partition: consumer_partitions_stuck and Ready show it, and the reader looks again
 // from time to time. While a stream has no leader its partition waits (consumer_waiting_for_leader), and nothing of it is called lost; on a
 // replicated stream a loss is believed once the leader has said so for 20 s. An instance that cannot see the streams it needs leaves its
-// partitions to others. Messages that no relay wrote are skipped and counted. Copies of events change nothing: projections compare versions.
+// partitions to others and tries another broker. Messages that no relay wrote are skipped and counted. Copies of events change nothing: projections compare versions.
 //
 // A stream ends with a closing message when a resize or a repair replaces its partition. Its offset is then closed, and the offsets of its
 // successors are made in the same transaction. A stream is begun only when all that it comes after are closed:

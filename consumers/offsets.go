@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/postgres"
 )
 
 // offset is how far a consumer has come on one stream.
@@ -32,7 +33,7 @@ func readOffsets(ctx context.Context, q querier, consumers ...string) (map[strin
 	if consumers == nil {
 		consumers = []string{}
 	}
-	rows, _ := q.Query(ctx, offsetsSQL, pgx.StrictNamedArgs{"consumers": consumers})
+	rows, _ := q.Query(ctx, offsetsSQL, postgres.Args{"consumers": consumers})
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[offset])
 	if err != nil {
 		return nil, fmt.Errorf("read the offsets of consumers: %w", err)
@@ -73,7 +74,7 @@ func (c *Consumer) begin(ctx context.Context, streams []broker.Stream, have map[
 			}
 		}
 		if closed == len(after) {
-			q.Queue(beginSQL, pgx.StrictNamedArgs{"consumer": c.name, "key": s.Name, "created": s.Created, "after": after})
+			q.Queue(beginSQL, postgres.Args{"consumer": c.name, "key": s.Name, "created": s.Created, "after": after})
 		}
 	}
 	if q.Len() == 0 {
@@ -103,12 +104,12 @@ SELECT o.consumer_name, s.key, 0, o.as_of, s.created
  WHERE o.consumer_name = @consumer AND o.partition_key = @ended
     ON CONFLICT DO NOTHING`
 
-func succeedArgs(consumer, ended string, successors []broker.Stream) pgx.StrictNamedArgs {
+func succeedArgs(consumer, ended string, successors []broker.Stream) postgres.Args {
 	keys, createds := make([]string, len(successors)), make([]time.Time, len(successors))
 	for i, s := range successors {
 		keys[i], createds[i] = s.Name, s.Created
 	}
-	return pgx.StrictNamedArgs{"consumer": consumer, "ended": ended, "keys": keys, "createds": createds}
+	return postgres.Args{"consumer": consumer, "ended": ended, "keys": keys, "createds": createds}
 }
 
 // confirmSQL notes that a stream had been applied to its end at a time. A batch since then says more.

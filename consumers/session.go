@@ -23,8 +23,10 @@ const (
 	farBehind         = 256                   // messages that are still to come, from which a full batch is worth waiting for
 	moreIsComing      = 20 * time.Millisecond // how long to wait for one of them
 	readAhead         = 64                    // messages that are decoded and wait for a place in a batch
-	// pace is the least time between the beginnings of two batches, unless one is full: a transaction costs the same for one event as for ten.
-	pace = 6 * time.Millisecond
+	// A relay publishes some events at a time, and a transaction costs the same for one as for ten: a batch is handed over when nothing more
+	// has come for quiet, or after gather.
+	quiet  = 500 * time.Microsecond
+	gather = 5 * time.Millisecond
 )
 
 // delivery is one message of a stream.
@@ -45,7 +47,6 @@ type batch struct {
 	stored     time.Time // when the stream stored the last message: everything before it is applied with the batch
 	deliveries []delivery
 	bytes      int
-	more       bool
 	closing    []broker.Stream // the successors, when the last message closes the stream
 }
 
@@ -92,11 +93,7 @@ func (r *reader) session() (progress bool, err error) {
 
 // applyAll applies batches until there are no more.
 func (r *reader) applyAll(ctx context.Context, stream broker.Stream, batches <-chan *batch) (progress bool, err error) {
-	var begun time.Time
 	for {
-		if wait := pace - time.Since(begun); wait > 0 {
-			sleep(ctx, wait) // meanwhile the batch grows
-		}
 		b, ok := <-batches
 		if !slices.Contains(r.c.group.Held(), r.partition) {
 			r.stop()
@@ -104,12 +101,8 @@ func (r *reader) applyAll(ctx context.Context, stream broker.Stream, batches <-c
 		if !ok || ctx.Err() != nil {
 			return progress, nil
 		}
-		begun = time.Now()
 		if err := r.apply(ctx, stream, b); err != nil {
 			return progress, err
-		}
-		if b.more {
-			begun = time.Time{}
 		}
 		progress = true
 		r.c.clear(ctx, r.partition)
@@ -268,25 +261,22 @@ func (c *Consumer) classify(d *delivery) {
 }
 
 // collect makes batches of deliveries and hands them over until ctx ends or there are no more. Far behind, a batch is filled. Else it is handed
-// over as soon as the database is free; while that is busy the batch grows, up to its bounds. So a lone event waits for nothing, a
-// stream that never pauses holds no batch back, and the longer a transaction takes the more events share the next one.
+// over when no more come for a moment. While the database is busy it grows, up to its bounds. So a stream that never pauses holds no batch
+// back for long, and the longer a transaction takes the more events share the next one.
 func (s *session) collect(ctx context.Context, from uint64, deliveries <-chan delivery, batches chan<- *batch) {
-	pause := time.NewTimer(moreIsComing)
+	pause := time.NewTimer(quiet)
 	defer pause.Stop()
+	var first time.Time // when b got its first delivery
+	ready := false      // nothing has come for a moment
 	b := &batch{from: from}
 	for {
 		in, out := deliveries, batches
 		full := len(b.deliveries) >= int(s.limit.Load()) || b.bytes >= s.c.cfg.BatchBytes || b.closing != nil
-		var late <-chan time.Time
 		switch {
-		case len(b.deliveries) == 0:
-			out = nil
 		case full:
 			in = nil
-		case b.more && in != nil:
+		case len(b.deliveries) == 0 || !ready && in != nil:
 			out = nil
-			pause.Reset(moreIsComing)
-			late = pause.C
 		}
 		if in == nil && out == nil {
 			return
@@ -295,17 +285,27 @@ func (s *session) collect(ctx context.Context, from uint64, deliveries <-chan de
 		case <-ctx.Done():
 			return
 		case out <- b:
-			b = &batch{from: b.to}
-		case <-late:
-			b.more = false
+			b, ready = &batch{from: b.to}, false
+		case <-pause.C:
+			ready = true
 		case d, ok := <-in:
 			if !ok {
 				deliveries = nil
 				continue
 			}
+			if len(b.deliveries) == 0 {
+				first = time.Now()
+			}
 			b.deliveries = append(b.deliveries, d)
-			b.to, b.stored, b.more, b.closing = d.event.Seq, d.stored, d.more, d.closing
+			b.to, b.stored, b.closing = d.event.Seq, d.stored, d.closing
 			b.bytes += d.size
+			switch {
+			case d.more:
+				ready = false
+				pause.Reset(moreIsComing)
+			case !ready:
+				pause.Reset(min(quiet, gather-time.Since(first)))
+			}
 		}
 	}
 }

@@ -20,7 +20,7 @@ const (
 )
 
 // watch looks at the streams until ctx ends: every LagInterval, and soon when a reader fails. While it sees them the instance takes part in
-// sharing the partitions; an instance that is cut off leaves, so that another one may have them.
+// sharing the partitions. One that is cut off leaves, so that another one may have them, and tries another broker.
 func (c *Consumer) watch(ctx context.Context) {
 	var leave func()
 	defer func() {
@@ -50,6 +50,9 @@ func (c *Consumer) watch(ctx context.Context) {
 			if failures < patience {
 				break
 			}
+			if failures%patience == 0 {
+				c.leaveBroker(ctx)
+			}
 			c.setCutOff(fmt.Errorf("cut off from the streams, the partitions are left to other instances: %w", err))
 			if leave != nil {
 				leave()
@@ -64,6 +67,18 @@ func (c *Consumer) watch(ctx context.Context) {
 		case <-t.C:
 		}
 		t.Stop()
+	}
+}
+
+// leaveBroker has the connection try another broker, if it knows any: the one that it has may answer, and be cut off from the others.
+func (c *Consumer) leaveBroker(ctx context.Context) {
+	nc := c.deps.JetStream.Conn()
+	if !nc.IsConnected() || len(nc.Servers()) < 2 {
+		return
+	}
+	c.log.WarnContext(ctx, "trying another broker", "url", nc.ConnectedUrlRedacted())
+	if err := nc.ForceReconnect(); err != nil {
+		c.log.WarnContext(ctx, "leaving the broker failed", "err", err)
 	}
 }
 

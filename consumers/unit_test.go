@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -60,32 +61,49 @@ func TestManyDeadLettersDoNotSlowABatch(t *testing.T) {
 	}
 }
 
-func TestABatchIsFilledOnlyFarBehind(t *testing.T) {
-	const bound = 1000
-	for _, more := range []bool{false, true} {
-		r := &reader{c: &Consumer{cfg: Config{BatchBytes: 1 << 40}}}
-		r.limit.Store(bound)
-		s := &session{reader: r}
-		deliveries, batches := make(chan delivery), make(chan *batch)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { defer close(done); s.collect(ctx, 0, deliveries, batches) }()
-		got := make(chan *batch)
-		go func() { got <- <-batches }()
-		sent := 0
-		var b *batch
-		for b == nil {
-			select {
-			case deliveries <- delivery{more: more, event: event.Event{Seq: uint64(sent + 1)}}:
-				sent++
-			case b = <-got:
-			}
-		}
-		cancel()
-		<-done
-		if full := len(b.deliveries) == bound; full != more || b.to != uint64(len(b.deliveries)) {
-			t.Errorf("many more to come: %v, a batch of %d", more, len(b.deliveries))
-		}
+func TestWhenABatchIsHandedOver(t *testing.T) {
+	const bound, burst = 1000, 5
+	for name, c := range map[string]struct {
+		more     bool
+		apart    time.Duration // between deliveries; 0 for a burst
+		want     int
+		at, busy time.Duration // since the first delivery; how long nobody asks for a batch
+	}{
+		"a burst is a batch once it has ended":       {want: burst, at: quiet},
+		"a stream that never pauses is not held":     {apart: 300 * time.Microsecond, want: 17, at: gather},
+		"a batch grows while the database is busy":   {apart: 300 * time.Microsecond, busy: 20 * time.Millisecond, want: 67, at: 20 * time.Millisecond},
+		"far behind a batch is filled":               {more: true, apart: 300 * time.Microsecond, want: bound, at: 999 * 300 * time.Microsecond},
+		"far behind what does not come is not hoped": {more: true, want: burst, at: moreIsComing},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := &reader{c: &Consumer{cfg: Config{BatchBytes: 1 << 40}}}
+				r.limit.Store(bound)
+				s := &session{reader: r}
+				deliveries, batches := make(chan delivery), make(chan *batch)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				start := time.Now()
+				go s.collect(ctx, 0, deliveries, batches)
+				go func() {
+					for n := uint64(1); c.apart > 0 || n <= burst; n++ {
+						select {
+						case <-ctx.Done():
+							return
+						case deliveries <- delivery{more: c.more, event: event.Event{Seq: n}}:
+						}
+						if c.apart > 0 {
+							sleep(ctx, c.apart)
+						}
+					}
+				}()
+				<-time.After(c.busy)
+				b := <-batches
+				if took := time.Since(start); len(b.deliveries) != c.want || b.to != uint64(c.want) || took != c.at {
+					t.Errorf("%d deliveries up to %d after %s; want %d after %s", len(b.deliveries), b.to, took, c.want, c.at)
+				}
+			})
+		})
 	}
 }
 

@@ -31,7 +31,7 @@ type Stats struct {
 // statsSQL reads the outbox's gauges. Pending rows are looked for above the floors alone, so dead index entries of the past cost nothing.
 // The lag is the age of the oldest row that is due, since it was inserted or fell due, whichever is later, among the first ones by id; a
 // row that its writer asked to be held back does not count as undelivered before it is due. Where the archive's next run begins lie the
-// oldest messages.
+// oldest messages. Ages are by this server's clock alone, and never negative: after a failover that may be behind the clock that rows were inserted by.
 // Index: outbox_messages_pkey from the lowest floor, outbox_messages_delayed_idx, outbox_messages_delayed_id_idx: bounded counts.
 const statsSQL = `
 WITH fresh AS MATERIALIZED (
@@ -40,13 +40,13 @@ WITH fresh AS MATERIALIZED (
    ORDER BY id LIMIT @bound),
 waiting AS MATERIALIZED (SELECT inserted_at, available_at, attempts, behind FROM outbox_messages WHERE delayed ORDER BY id LIMIT @bound)
 SELECT /* outbox.stats */ (SELECT count(*) FROM fresh)::int, (SELECT count(*) FROM waiting)::int,
-  coalesce(extract(epoch FROM clock_timestamp() - least((SELECT min(greatest(inserted_at, available_at)) FROM fresh),
+  greatest(extract(epoch FROM clock_timestamp() - least((SELECT min(greatest(inserted_at, available_at)) FROM fresh),
                                                         (SELECT min(available_at) FROM waiting WHERE available_at <= now()))), 0)::float8,
-  coalesce(extract(epoch FROM clock_timestamp() - least((SELECT min(inserted_at) FROM fresh),
+  greatest(extract(epoch FROM clock_timestamp() - least((SELECT min(inserted_at) FROM fresh),
                                                         (SELECT min(inserted_at) FROM waiting WHERE attempts > 0 OR behind IS NOT NULL OR available_at <= now()))), 0)::float8,
   (SELECT count(*) FROM (SELECT FROM outbox_messages_dlq LIMIT @bound) c)::int,
   greatest((SELECT coalesce(max(attempts), 0) FROM waiting), (SELECT coalesce(max(attempts), 0) FROM outbox_messages_dlq))::int,
-  (SELECT coalesce(max(extract(epoch FROM clock_timestamp() - processed_at)), 0)
+  (SELECT greatest(max(extract(epoch FROM clock_timestamp() - processed_at)), 0)
      FROM (SELECT m.processed_at FROM outbox_messages m WHERE m.id > (SELECT front FROM outbox_archive_cursor) ORDER BY m.id LIMIT @sample) oldest)::float8,
   (SELECT count(*) FROM outbox_archive_months)::int`
 

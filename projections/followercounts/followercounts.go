@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
 )
 
 // Name is the projection's name, and its consumer's.
@@ -35,7 +37,7 @@ type account struct{ tenant, user int64 }
 
 // Apply brings edges and counts up to the events, in the caller's transaction. A pair counts as it was before the batch and as
 // it is after it; what happened between is nobody's to see. A payload that does not decode is a permanent error.
-// Cost: two or three statements however many events.
+// Cost: one statement however many events, or three if a follow was removed.
 func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 	last := make(map[pair]event.Follow, len(events))
 	for i := range events {
@@ -52,11 +54,18 @@ func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) 
 			last[k] = f
 		}
 	}
-	deltas, err := writeEdges(ctx, tx, last)
-	if err != nil {
-		return err
+	e := newBatch(last)
+	if e.losses {
+		deltas, err := e.write(ctx, tx)
+		if err != nil {
+			return err
+		}
+		return p.addCounts(ctx, tx, deltas)
 	}
-	return p.addCounts(ctx, tx, deltas)
+	if _, err := tx.Exec(ctx, gainSQL, p.splitArgs(e.args())); err != nil {
+		return fmt.Errorf("write %d follow edges and their counts: %w", len(e.pairs), err)
+	}
+	return nil
 }
 
 // check refuses what is no follow of followee, which is what the event is partitioned by.
@@ -70,12 +79,11 @@ func check(f event.Follow, followee int64) error {
 	return nil
 }
 
-// edgesSQL writes the pairs that are newer than ours and returns them with their state before. One transaction at a time
+// writtenSQL writes the pairs that are newer than ours; before has their state before. One transaction at a time
 // works on a pair (all its events are in one partition, whose offset the caller has locked), so the statement's snapshot is
 // what the pair was before the batch.
 // A pair that is new goes to a shard of its followee (shards.go), any other stays in its own.
-// Index: follow_edges_pkey, follower_shards_pkey.   Locks: the pairs' rows, in key order.
-const edgesSQL = `
+const writtenSQL = `
 WITH incoming AS MATERIALIZED (
   SELECT i.*, i.hash & (coalesce(s.shards, 1) - 1) AS shard_id
     FROM unnest(@tenants::bigint[], @followers::bigint[], @followees::bigint[], @actives::boolean[], @versions::bigint[], @positions::timestamptz[], @hashes::int[])
@@ -90,32 +98,72 @@ WITH incoming AS MATERIALIZED (
          SET active = excluded.active, version = excluded.version, positioned_at = excluded.positioned_at
        WHERE excluded.version > e.version
   RETURNING e.tenant_id, e.follower_id, e.followee_id
-)
-SELECT i.ord::int, coalesce(b.active, false)
-  FROM written JOIN incoming i USING (tenant_id, follower_id, followee_id) LEFT JOIN before b USING (ord)`
+), changed AS (
+  SELECT i.ord, w.*, coalesce(b.active, false) AS was_active
+    FROM written w JOIN incoming i USING (tenant_id, follower_id, followee_id) LEFT JOIN before b USING (ord)
+)`
 
-// writeEdges writes the pairs and returns by how much each account's counts move.
-func writeEdges(ctx context.Context, tx pgx.Tx, last map[pair]event.Follow) (map[account]Counts, error) {
-	pairs := make([]pair, 0, len(last))
+// edgesSQL writes pairs and returns with their state before which of them it has written.
+// Index: follow_edges_pkey, follower_shards_pkey.   Locks: the pairs' rows, in key order.
+const edgesSQL = writtenSQL + `
+SELECT ord::int, was_active FROM changed`
+
+// gainSQL is the usual case, in which no pair ends and so nobody loses anything: it writes the pairs, and makes or moves the accounts.
+// Index: follow_edges_pkey, follower_counts_pkey, follower_shards_pkey.
+// Locks: the pairs' rows, in key order, then the accounts' rows, in key order; the shards of its own accounts.
+const gainSQL = writtenSQL + `, counted AS (
+INSERT /* followercounts.gain */ INTO follower_counts AS c (tenant_id, user_id, followers, following)
+SELECT tenant_id, user_id, sum(followers), sum(following)
+  FROM (SELECT tenant_id, followee_id, 1, 0 FROM changed WHERE NOT was_active
+         UNION ALL
+        SELECT tenant_id, follower_id, 0, 1 FROM changed WHERE NOT was_active) AS d(tenant_id, user_id, followers, following)
+ GROUP BY tenant_id, user_id ORDER BY tenant_id, user_id
+    ON CONFLICT (tenant_id, user_id) DO UPDATE
+       SET followers = c.followers + excluded.followers, following = c.following + excluded.following, updated_at = now()
+RETURNING c.tenant_id, c.user_id, c.followers
+)` + splitSQL
+
+// batch is pairs to write, in key order.
+type batch struct {
+	pairs   []pair
+	actives []bool
+	last    map[pair]event.Follow
+	losses  bool // a pair may end
+}
+
+func newBatch(last map[pair]event.Follow) batch {
+	e := batch{pairs: make([]pair, 0, len(last)), actives: make([]bool, len(last)), last: last}
 	for k := range last {
-		pairs = append(pairs, k)
+		e.pairs = append(e.pairs, k)
 	}
-	slices.SortFunc(pairs, func(a, b pair) int {
+	slices.SortFunc(e.pairs, func(a, b pair) int {
 		return cmp.Or(cmp.Compare(a.tenant, b.tenant), cmp.Compare(a.follower, b.follower), cmp.Compare(a.followee, b.followee))
 	})
-	n := len(pairs)
-	tenants, followers, followees := make([]int64, n), make([]int64, n), make([]int64, n)
-	actives, versions, positions, hashes := make([]bool, n), make([]int64, n), make([]time.Time, n), make([]int32, n)
-	for i, k := range pairs {
+	for i, k := range e.pairs {
 		f := last[k]
-		tenants[i], followers[i], followees[i] = k.tenant, k.follower, k.followee
-		actives[i], versions[i], positions[i], hashes[i] = f.Active(), f.Version, f.PositionedAt.Time, shardHash(k.follower)
+		e.actives[i] = f.Active()
+		e.losses = e.losses || !e.actives[i]
 	}
-	rows, _ := tx.Query(ctx, edgesSQL, pgx.StrictNamedArgs{
-		"tenants": tenants, "followers": followers, "followees": followees, "actives": actives, "versions": versions, "positions": positions,
-		"hashes": hashes,
-	})
-	deltas := make(map[account]Counts, n)
+	return e
+}
+
+func (e batch) args() postgres.Args {
+	n := len(e.pairs)
+	tenants, followers, followees := make([]int64, n), make([]int64, n), make([]int64, n)
+	versions, positions, hashes := make([]int64, n), make([]time.Time, n), make([]int32, n)
+	for i, k := range e.pairs {
+		f := e.last[k]
+		tenants[i], followers[i], followees[i] = k.tenant, k.follower, k.followee
+		versions[i], positions[i], hashes[i] = f.Version, f.PositionedAt.Time, shardHash(k.follower)
+	}
+	return postgres.Args{"tenants": tenants, "followers": followers, "followees": followees, "actives": e.actives, "versions": versions,
+		"positions": positions, "hashes": hashes}
+}
+
+// write writes the pairs and returns by how much each account's counts move.
+func (e batch) write(ctx context.Context, tx pgx.Tx) (map[account]Counts, error) {
+	rows, _ := tx.Query(ctx, edgesSQL, e.args())
+	deltas := make(map[account]Counts, len(e.pairs))
 	move := func(a account, followers, following int64) {
 		c := deltas[a]
 		deltas[a] = Counts{c.Followers + followers, c.Following + following}
@@ -123,7 +171,7 @@ func writeEdges(ctx context.Context, tx pgx.Tx, last map[pair]event.Follow) (map
 	var ord int
 	var before bool
 	if _, err := pgx.ForEachRow(rows, []any{&ord, &before}, func() error {
-		k, after := pairs[ord-1], actives[ord-1]
+		k, after := e.pairs[ord-1], e.actives[ord-1]
 		if after == before {
 			return nil
 		}
@@ -135,7 +183,7 @@ func writeEdges(ctx context.Context, tx pgx.Tx, last map[pair]event.Follow) (map
 		move(account{k.tenant, k.follower}, 0, d)
 		return nil
 	}); err != nil {
-		return nil, fmt.Errorf("write %d follow edges: %w", n, err)
+		return nil, fmt.Errorf("write %d follow edges: %w", len(e.pairs), err)
 	}
 	return deltas, nil
 }
@@ -164,35 +212,10 @@ RETURNING c.tenant_id, c.user_id, c.followers
 ), split AS (` + splitSQL + `)
 SELECT count(*) FROM counted`
 
-// gainCountsSQL is the usual case, in which nobody loses anything: it makes or moves the accounts in one pass.
-// Index: follower_counts_pkey, follower_shards_pkey.   Locks: the accounts' rows, in key order; the shards of its own accounts.
-const gainCountsSQL = `
-WITH counted AS (
-INSERT /* followercounts.gain */ INTO follower_counts AS c (tenant_id, user_id, followers, following)
-SELECT tenant_id, user_id, followers, following
-  FROM unnest(@tenants::bigint[], @users::bigint[], @followers::bigint[], @following::bigint[]) AS d(tenant_id, user_id, followers, following)
- ORDER BY tenant_id, user_id
-    ON CONFLICT (tenant_id, user_id) DO UPDATE
-       SET followers = c.followers + excluded.followers, following = c.following + excluded.following, updated_at = now()
-RETURNING c.tenant_id, c.user_id, c.followers
-)` + splitSQL
-
-// addCounts moves the counts, last in the batch. All its statements lock in key order, and the first locks everything.
+// addCounts moves the counts of a batch in which pairs may have ended. Its statements lock in key order, and the first locks everything.
 func (p Projection) addCounts(ctx context.Context, tx pgx.Tx, deltas map[account]Counts) error {
-	losses := false
-	for a, d := range deltas {
-		if d == (Counts{}) {
-			delete(deltas, a)
-		}
-		losses = losses || d.Followers < 0 || d.Following < 0
-	}
+	maps.DeleteFunc(deltas, func(_ account, d Counts) bool { return d == (Counts{}) })
 	if len(deltas) == 0 {
-		return nil
-	}
-	if !losses {
-		if _, err := tx.Exec(ctx, gainCountsSQL, p.splitArgs(countArgs(deltas))); err != nil {
-			return fmt.Errorf("add to the counts of %d accounts: %w", len(deltas), err)
-		}
 		return nil
 	}
 	rows, _ := tx.Query(ctx, holdCountsSQL, countArgs(deltas))
@@ -217,11 +240,11 @@ func (p Projection) addCounts(ctx context.Context, tx pgx.Tx, deltas map[account
 	return nil
 }
 
-func countArgs(deltas map[account]Counts) pgx.StrictNamedArgs {
+func countArgs(deltas map[account]Counts) postgres.Args {
 	var tenants, users, followers, following []int64
 	for a, d := range deltas {
 		tenants, users = append(tenants, a.tenant), append(users, a.user)
 		followers, following = append(followers, d.Followers), append(following, d.Following)
 	}
-	return pgx.StrictNamedArgs{"tenants": tenants, "users": users, "followers": followers, "following": following}
+	return postgres.Args{"tenants": tenants, "users": users, "followers": followers, "following": following}
 }

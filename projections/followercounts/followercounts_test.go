@@ -61,7 +61,7 @@ func inTenant(t testing.TB, pool *pgxpool.Pool, tenant int64, fn func(ctx contex
 func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := context.Background()
-	for i, sql := range []string{followersSQL, followingSQL, countsSQL, relationsSQL, mutualsOfFollowingSQL, mutualsOfFollowersSQL, edgesSQL, gainCountsSQL, holdCountsSQL, addCountsSQL,
+	for i, sql := range []string{followersSQL, followingSQL, countsSQL, relationsSQL, mutualsOfFollowingSQL, mutualsOfFollowersSQL, edgesSQL, gainSQL, holdCountsSQL, addCountsSQL,
 		edgeRowsSQL, countRowsSQL, windowCountsSQL, dropEdgesSQL, recountSQL} {
 		query, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
 		if err != nil {

@@ -1,6 +1,6 @@
 package followercounts
 
-import "github.com/jackc/pgx/v5"
+import "github.com/tidings/tidings/internal/postgres"
 
 const (
 	// splitAt is the number of followers from which an account's are spread over two shards; each doubling doubles them, up to
@@ -30,7 +30,7 @@ SELECT c.tenant_id, c.user_id, want.shards
     ON CONFLICT (tenant_id, user_id) DO UPDATE SET shards = excluded.shards`
 
 // splitArgs adds splitSQL's arguments to args.
-func (p Projection) splitArgs(args pgx.StrictNamedArgs) pgx.StrictNamedArgs {
+func (p Projection) splitArgs(args postgres.Args) postgres.Args {
 	var thresholds []int64
 	var shards []int16
 	for n, at := int16(2), p.splitAt; n <= maxShards; n, at = n*2, at*2 {

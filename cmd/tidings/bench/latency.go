@@ -40,6 +40,8 @@ before its insert. Case subscriber: until a JetStream consumer has the event. Ca
 read; what has been written is looked for every millisecond. As the API does, the writers wake the relay after a commit; --wake=false leaves it to the
 relay's polling, as with rows inserted by plain SQL.
 
+relay_cpu_us_per_event and consumer_cpu_us_per_event are the processor time of these processes, without their database's and broker's.
+
 With --held-snapshot a snapshot from before the writes is held open all the while, so that vacuum can remove nothing. From two minutes
 on the first and the last minute have quantiles of their own.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -179,6 +181,10 @@ func (o latencyOptions) run(ctx context.Context, c latencyCase, say func(string,
 		})
 	}
 	start := time.Now()
+	used, err := processors(children)
+	if err != nil {
+		return r, err
+	}
 	go func() {
 		defer close(work)
 		for n := range total {
@@ -198,6 +204,13 @@ func (o latencyOptions) run(ctx context.Context, c latencyCase, say func(string,
 		return r, fmt.Errorf("%d of %d writes arrived: %w", total-left, total, err)
 	}
 	r.rate(total, time.Since(start))
+	after, err := processors(children)
+	if err != nil {
+		return r, err
+	}
+	for i, cpu := range []**float64{&r.RelayCPU, &r.ConsumerCPU}[:len(children)] {
+		*cpu = ptr(round(float64((after[i]-used[i]).Microseconds())/float64(total), 0))
+	}
 	r.P50, r.P95, r.P99 = quantiles(arrived)
 	if o.duration >= 2*time.Minute {
 		minute := total * int(time.Minute) / int(o.duration)
@@ -220,6 +233,18 @@ func (o latencyOptions) run(ctx context.Context, c latencyCase, say func(string,
 	r.PeakRSS = ptr(round(peak, 1))
 	r.settings, err = s.settings(context.WithoutCancel(ctx))
 	return r, err
+}
+
+// processors returns the processor time of each process.
+func processors(children []*child) (used []time.Duration, err error) {
+	for _, c := range children {
+		t, err := c.processor()
+		if err != nil {
+			return nil, err
+		}
+		used = append(used, t)
+	}
+	return used, nil
 }
 
 // warmUp writes to every partition and waits until that has arrived: from then on leases are held, statements prepared.

@@ -26,6 +26,8 @@ type result struct {
 	CatchUps        *int     `json:"catch_ups,omitempty"`
 	Conflicts       *int     `json:"conflicts,omitempty"`
 	PeakRSS         *float64 `json:"peak_rss_mib,omitempty"`
+	RelayCPU        *float64 `json:"relay_cpu_us_per_event,omitempty"`
+	ConsumerCPU     *float64 `json:"consumer_cpu_us_per_event,omitempty"`
 	Relays          int      `json:"relays,omitempty"`
 	Takeovers       *int     `json:"takeovers,omitempty"`
 	Payload         int      `json:"payload_bytes,omitempty"`
