@@ -150,9 +150,8 @@ func TestTheSameEventTwiceIsHarmless(t *testing.T) {
 		}
 	})
 	once := follow(1, 3, 1)
-	fresh := func(m *nats.Msg) { m.Header.Del(event.HeaderMsgID) }
-	r.publishWith(fresh, once)
-	r.publishWith(fresh, once, follow(2, 3, 1), once)
+	r.publish(once)
+	r.publish(once, follow(2, 3, 1), once)
 	testkit.Eventually(t, 10*time.Second, "all to be applied", func() (bool, error) {
 		all, err := consumers.Lag(context.Background(), r.system, r.js, r.cfg, followercounts.Name)
 		return err == nil && all[0].Messages == 0, err

@@ -28,7 +28,6 @@ type message struct {
 	at       place
 	outboxID int64
 	eventID  string
-	msgID    string
 	comment  string
 	stray    bool // of a post that is not the comment's, so that no comment.erased comes behind it
 	content  bool // it has not been redacted
@@ -81,7 +80,7 @@ func (e *eraser) scan(ctx context.Context) (onStream, error) {
 			case stray:
 				found.ends[s.Name] = m.Seq
 			}
-			all = append(all, message{s.Name, at, ev.OutboxID, ev.ID, m.Header.Get(event.HeaderMsgID), comment, stray, !redacted})
+			all = append(all, message{s.Name, at, ev.OutboxID, ev.ID, comment, stray, !redacted})
 			return nil
 		})
 		if err != nil {
@@ -124,7 +123,7 @@ func (e *eraser) deleteSlice(ctx context.Context, stream string, some []message)
 	rows, doomed := make([]outbox.Published, len(some)), make([]broker.Doomed, len(some))
 	for i, m := range some {
 		rows[i] = outbox.Published{ID: m.outboxID, EventID: m.eventID, Seq: m.at.seq}
-		doomed[i] = broker.Doomed{Seq: m.at.seq, MsgID: m.msgID}
+		doomed[i] = broker.Doomed{Seq: m.at.seq, EventID: m.eventID}
 	}
 	if err := e.tx(ctx, func(tx pgx.Tx) error { return outbox.Unmark(ctx, tx, rows) }); err != nil {
 		return err

@@ -5,7 +5,7 @@
 //
 //	subject   events.0.t1.follow.created            partition, tenant, aggregate type, event type; never an entity's id
 //	headers   ce-id ce-type ce-source ce-subject ce-time ce-datacontenttype traceparent
-//	          Nats-Msg-Id (= ce-id)  Tidings-Outbox-Id
+//	          Tidings-Outbox-Id
 //	data      JSON: the entity's whole state after the write, its version, and the actor; never a delta
 //
 // The entity is one state row (a pair, a comment, a thread's settings) and its version rises by exactly one with each event.

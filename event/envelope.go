@@ -22,7 +22,6 @@ const (
 	HeaderSpecVersion     = "ce-specversion"
 	HeaderDataContentType = "ce-datacontenttype"
 	HeaderTraceParent     = "traceparent"
-	HeaderMsgID           = "Nats-Msg-Id"
 	HeaderOutboxID        = "Tidings-Outbox-Id"
 	HeaderClosed          = "Tidings-Closed" // on the last message of a closed stream, which is no event
 )
@@ -71,24 +70,41 @@ func (e *Event) Subject(prefix string, partition int) string {
 
 // Headers are the event's own headers. The relay adds those of the publish: Nats-*.
 func (e *Event) Headers() map[string][]string {
-	names := [...]string{HeaderSpecVersion, HeaderID, HeaderType, HeaderSource, HeaderSubject, HeaderTime, HeaderDataContentType, HeaderMsgID, HeaderOutboxID, HeaderTraceParent}
-	values := []string{"1.0", e.ID, "tidings." + e.AggregateType + "." + e.Type + ".v" + strconv.Itoa(e.Version), Source, strconv.FormatInt(e.AggregateID, 10),
-		e.OccurredAt.UTC().Format(TimeFormat), "application/json", e.ID, strconv.FormatInt(e.OutboxID, 10), e.TraceParent}
-	h := make(map[string][]string, len(names)+publishHeaderNames)
-	for i, name := range names {
-		if values[i] != "" || name != HeaderTraceParent {
-			h[name] = values[i : i+1 : i+1]
-		}
-	}
+	h := make(map[string][]string, 12)
+	e.SetHeaders(h)
 	return h
 }
 
+// SetHeaders sets the event's own headers in h, which may hold those of another event, and leaves the others. It writes to h's values in place, so that a
+// publisher of many needs one map.
+func (e *Event) SetHeaders(h map[string][]string) {
+	set := func(name, value string) {
+		if v := h[name]; len(v) == 1 {
+			v[0] = value
+		} else {
+			h[name] = []string{value}
+		}
+	}
+	set(HeaderSpecVersion, "1.0")
+	set(HeaderSource, Source)
+	set(HeaderDataContentType, "application/json")
+	set(HeaderID, e.ID)
+	set(HeaderType, "tidings."+e.AggregateType+"."+e.Type+".v"+strconv.Itoa(e.Version))
+	set(HeaderSubject, strconv.FormatInt(e.AggregateID, 10))
+	set(HeaderTime, e.OccurredAt.UTC().Format(TimeFormat))
+	set(HeaderOutboxID, strconv.FormatInt(e.OutboxID, 10))
+	if e.TraceParent != "" {
+		set(HeaderTraceParent, e.TraceParent)
+	} else {
+		delete(h, HeaderTraceParent)
+	}
+}
+
 const (
-	maxToken           = 64
-	maxHeaderBytes     = 60 << 10 // the server refuses 64 KiB; the rest is for the headers of the publish
-	fixedHeaders       = 750      // the most bytes that an event's headers take but for traceparent: names, tokens, numbers, a time and a UUID
-	publishHeaderNames = 4        // what a publish adds
-	publishHeaders     = 1 << 10  // Nats-Batch-*, Nats-Expected-*
+	maxToken       = 64
+	maxHeaderBytes = 60 << 10 // the server refuses 64 KiB; the rest is for the headers of the publish
+	fixedHeaders   = 700      // the most bytes that an event's headers take but for traceparent: names, tokens, numbers, a time and a UUID
+	publishHeaders = 1 << 10  // Nats-Batch-*, Nats-Expected-*
 )
 
 func token(s string) bool {

@@ -92,8 +92,7 @@ func RedactComment(payload []byte) ([]byte, error) {
 // RedactHeaders returns the headers that name an event and its place. All others go.
 func RedactHeaders(headers map[string][]string) map[string][]string {
 	out := make(map[string][]string, len(headers))
-	for _, name := range []string{HeaderID, HeaderType, HeaderSource, HeaderSubject, HeaderTime, HeaderSpecVersion, HeaderDataContentType, HeaderTraceParent,
-		HeaderMsgID, HeaderOutboxID} {
+	for _, name := range []string{HeaderID, HeaderType, HeaderSource, HeaderSubject, HeaderTime, HeaderSpecVersion, HeaderDataContentType, HeaderTraceParent, HeaderOutboxID} {
 		if v, ok := headers[name]; ok {
 			out[name] = v
 		}

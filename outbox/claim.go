@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
@@ -28,8 +29,9 @@ type Round struct {
 	Partition           int
 	FirstSlot, LastSlot int
 	Mark                *Mark   // nil: nothing to mark. One without rows samples the horizon and stores the floor
-	Floor               int64   // from where to claim; Mark.Floor is what is stored
-	InFlight            []int64 // rows that are being published and are not to be claimed again
+	Above               int64   // claim behind this id, as long as all of Open run
+	Open                []Open  // transactions that may still add rows up to Above, the lowest first
+	InFlight            []int64 // rows that are being published and are not to be claimed again, ascending but for due ones
 	Limit               int     // rows to claim; 0 claims none
 	Due                 bool    // look for waiting rows that have fallen due as well
 	MaxBytes            int     // payload bytes to claim, about
@@ -41,13 +43,19 @@ type Claimed struct {
 	Tail    uint64 // as stored, in the claim's snapshot, with the round's own mark
 	Closing bool
 	Closed  bool
-	Rows    []Row   // due rows first, then in the order of ids; of each aggregate the earliest first
-	Held    []Held  // rows that wait for an earlier one of their aggregate: Park takes them out of the way
-	Last    int64   // the greatest id that the claim has read
-	More    bool    // a limit ended the claim, so there may be more
-	Oldest  int64   // the lowest id that was found and is not among the waiting; 0 when there was none
-	Xmin    uint64  // every transaction with a lower id has ended in the claim's snapshot
+	Rows    []Row    // due rows first, then in the order of ids; of each aggregate the earliest first
+	Held    []Held   // rows that wait for an earlier one of their aggregate: Park takes them out of the way
+	More    bool     // a limit ended the claim, so there may be more
+	Upto    int64    // no row up to here that the claim could see is left: each is in Rows, in flight, published or waits
+	Running []uint64 // transactions that ran when the round began, ascending. Any other below Xmax had ended
+	Xmax    uint64
 	Sample  Horizon // zero unless the round had a mark
+}
+
+// Open is a transaction that may still add rows to ids that claims have passed, and behind which id to claim once it has ended.
+type Open struct {
+	XID   uint64
+	Above int64
 }
 
 // Held is a row that waits for another of its aggregate.
@@ -61,16 +69,17 @@ type Horizon struct {
 	XID    uint64
 }
 
-const rowColumns = `m.id, m.event_id::text, m.tenant_id, m.aggregate_type, m.aggregate_id, m.event_type,
+const rowColumns = `m.id, m.event_id, m.tenant_id, m.aggregate_type, m.aggregate_id, m.event_type,
        m.event_version::int, CASE WHEN m.payload_bytes <= @max_message THEN m.payload::text ELSE '' END,
        CASE WHEN m.payload_bytes <= @max_message THEN 0 ELSE m.payload_bytes END,
        m.occurred_at, coalesce(m.trace_id, ''), m.attempts::int, m.slot::int`
 
 // beginRoundSQL reads the last id that was handed out, before the round has a transaction id, so that the two are a sample of the
-// horizon. And it reads the oldest transaction that still runs, before the claim does.
+// horizon. And it reads which transactions run, before the claim does.
 // Index: none.   Locks: none.
 const beginRoundSQL = `
-SELECT /* outbox.begin_round */ (` + lastIDSQL + `), pg_snapshot_xmin(pg_current_snapshot())::text::bigint`
+SELECT /* outbox.begin_round */ (` + lastIDSQL + `), pg_snapshot_xmax(s)::text::bigint, ARRAY(SELECT x::text::bigint FROM pg_snapshot_xip(s) x)
+  FROM pg_current_snapshot() s`
 
 // walkSQL has the transaction's statements walk the indexes that they are written for, in their order. A scan or a sort of everything looks
 // cheaper to the planner while the table is small or its statistics are old.
@@ -81,25 +90,37 @@ SELECT /* outbox.walk */ set_config('enable_seqscan', 'off', true), set_config('
 // Index: none.   Locks: none.
 const lastIDSQL = `SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM outbox_messages_id_seq`
 
-// claimSQL reads pending rows above the floor. It takes no lock: who may publish is decided by the stream (the check of its last
-// sequence), and who tries by the lease. A row is held when an earlier one of its aggregate waits. Payloads are read, and written out, for
-// no more rows than the round has room for.
-// Index: outbox_messages_pkey, one range scan from the floor; while any row waits, outbox_messages_held_idx, one probe per row.
+// claimSQL reads pending rows behind an id. It takes no lock: who may publish is decided by the stream (the check of its last
+// sequence), and who tries by the lease. A row is held when an earlier one of its aggregate waits.
+//
+// It begins behind @above, or lower when a transaction has ended, in its own snapshot, that may have added rows below
+// (docs/adr/0004-floor.md). Sizes are read first, so that payloads are read, and written out, for no more rows than the round has room for.
+// Index: outbox_messages_pkey, the same range twice; while any row waits, outbox_messages_held_idx, one probe per row.
 // Locks: none.
 const claimSQL = `
+WITH begins AS MATERIALIZED (
+  SELECT coalesce(min(above), @above::bigint) AS above
+    FROM unnest(@open::bigint[], @open_above::bigint[]) AS o(xid, above)
+   WHERE pg_visible_in_snapshot(xid::text::xid8, pg_current_snapshot())),
+sizes AS MATERIALIZED (
+  SELECT id, CASE WHEN payload_bytes <= @max_message THEN payload_bytes ELSE 0 END AS size FROM outbox_messages
+   WHERE id > (SELECT above FROM begins) AND ` + freshSQL + ` ORDER BY id LIMIT @limit)
 SELECT /* outbox.claim */ ` + rowColumns + `,
        CASE WHEN (SELECT EXISTS (SELECT FROM outbox_messages WHERE delayed)) THEN
          coalesce((SELECT d.id FROM outbox_messages d
                     WHERE d.tenant_id = m.tenant_id AND d.aggregate_type = m.aggregate_type AND d.aggregate_id = m.aggregate_id
                       AND d.id < m.id AND d.delayed ORDER BY d.tenant_id DESC, d.aggregate_type DESC, d.aggregate_id DESC, d.id DESC LIMIT 1), 0)
        ELSE 0 END,
-       m.upto > @max_bytes
-  FROM (SELECT *, sum(CASE WHEN payload_bytes <= @max_message THEN payload_bytes ELSE 0 END) OVER (ORDER BY id) AS upto
-          FROM (SELECT * FROM outbox_messages
-                 WHERE id > @floor AND processed_at IS NULL AND NOT delayed AND slot BETWEEN @first AND @last AND id <> ALL(@in_flight::bigint[])
-                 ORDER BY id LIMIT @limit) pending) m
- WHERE m.upto - CASE WHEN payload_bytes <= @max_message THEN payload_bytes ELSE 0 END <= @max_bytes
- ORDER BY m.id`
+       (SELECT sum(size) > @max_bytes FROM sizes)
+  FROM outbox_messages m
+ WHERE id > (SELECT above FROM begins) AND ` + freshSQL + `
+   AND id <= (SELECT CASE WHEN sum(size) <= @max_bytes THEN max(id) ELSE
+                (SELECT max(id) FROM (SELECT id, size, sum(size) OVER (ROWS UNBOUNDED PRECEDING) AS upto FROM sizes) u WHERE upto - size <= @max_bytes) END FROM sizes)
+ ORDER BY id`
+
+// freshSQL tells the rows that a claim wants.
+const freshSQL = `processed_at IS NULL AND NOT delayed AND slot BETWEEN @first AND @last
+   AND (id > @in_flight_to::bigint OR id NOT IN (SELECT unnest(@in_flight::bigint[])))`
 
 // stateSQL reads the partition's stored tail behind the claim: rows that another relay has published and marked are not claimed only if
 // its tail shows as well, and this statement sees at least what the claim saw.
@@ -124,12 +145,21 @@ SELECT /* outbox.due */ ` + rowColumns + `, m.available_at <= now(), m.id = ANY(
         ORDER BY w.tenant_id, w.aggregate_type, w.aggregate_id, w.id LIMIT @limit) m
  LIMIT @limit`
 
-func (r *Row) fields(payload *pgtype.DriverBytes) []any {
-	return []any{&r.OutboxID, &r.ID, &r.TenantID, &r.AggregateType, &r.AggregateID, &r.Type, &r.Version, payload, &r.Oversize, &r.OccurredAt, &r.TraceParent, &r.Attempts, &r.Slot}
+// columns are what rowColumns are read into, row by row.
+type columns struct {
+	Row
+	eventID pgtype.UUID        // a form that costs the server less than text
+	payload pgtype.DriverBytes // valid until the next row is read
 }
 
-func (r Row) with(payload []byte) Row {
-	r.Payload = append(json.RawMessage(nil), payload...)
+func (c *columns) fields(more ...any) []any {
+	return append([]any{&c.OutboxID, &c.eventID, &c.TenantID, &c.AggregateType, &c.AggregateID, &c.Type, &c.Version, &c.payload, &c.Oversize, &c.OccurredAt, &c.TraceParent,
+		&c.Attempts, &c.Slot}, more...)
+}
+
+func (c *columns) row() Row {
+	r := c.Row
+	r.ID, r.Payload = c.eventID.String(), append(json.RawMessage(nil), c.payload...)
 	return r
 }
 
@@ -137,13 +167,12 @@ func (r Row) with(payload []byte) Row {
 // other error the outcome is unknown. Either way: catch up. Cost: one round trip, an update per marked row, one index range scan.
 func Exchange(ctx context.Context, pool *pgxpool.Pool, r Round) (Claimed, error) {
 	var (
-		c    Claimed
+		c    = Claimed{Upto: math.MaxInt64}
 		b    pgx.Batch
 		take = taking{c: &c, r: &r, before: make(map[Aggregate]int64)}
-		args = pgx.NamedArgs{"partition": r.Partition, "first": r.FirstSlot, "last": r.LastSlot, "floor": r.Floor, "in_flight": append([]int64{}, r.InFlight...), // not NULL, which no id differs from
-			"limit": r.Limit, "max_message": r.MaxMessage, "max_bytes": r.MaxBytes}
+		args = r.args()
 	)
-	b.Queue(beginRoundSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&c.Sample.LastID, &c.Xmin) })
+	b.Queue(beginRoundSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&c.Sample.LastID, &c.Xmax, &c.Running) })
 	b.Queue(walkSQL)
 	if r.Mark != nil {
 		b.Queue(markSQL, r.Mark.args(r.Partition)).QueryRow(func(row pgx.Row) error { return row.Scan(&c.Sample.XID, nil) })
@@ -168,6 +197,19 @@ func Exchange(ctx context.Context, pool *pgxpool.Pool, r Round) (Claimed, error)
 	return c, nil
 }
 
+func (r *Round) args() pgx.NamedArgs {
+	inFlight, to := append([]int64{}, r.InFlight...), int64(0) // not NULL, which no id differs from
+	if len(inFlight) > 0 {
+		to = slices.Max(inFlight)
+	}
+	open, above := make([]int64, len(r.Open)), make([]int64, len(r.Open))
+	for i, o := range r.Open {
+		open[i], above[i] = int64(o.XID), o.Above
+	}
+	return pgx.NamedArgs{"partition": r.Partition, "first": r.FirstSlot, "last": r.LastSlot, "above": r.Above, "open": open, "open_above": above,
+		"in_flight": inFlight, "in_flight_to": to, "limit": r.Limit, "max_message": r.MaxMessage, "max_bytes": r.MaxBytes}
+}
+
 // Aggregate names what events are ordered by.
 type Aggregate struct {
 	TenantID int64
@@ -185,19 +227,22 @@ type taking struct {
 	due    []Row               // that may go unless an earlier row of their aggregate is among fresh, or was not read
 	fresh  []Row               // that may go
 	before map[Aggregate]int64 // of each aggregate of due the first pending row that was read; 0 without one
+	last   int64               // the greatest id of a pending row that was read
 	cut    bool                // not all pending rows were read
 }
+
+// Leave notes that a pending row stays where it is.
+func (c *Claimed) Leave(id int64) { c.Upto = min(c.Upto, id-1) }
 
 // dueRows keeps of each aggregate what has fallen due with nothing before it that has not. The rest waits for that.
 func (t *taking) dueRows(rows pgx.Rows) error {
 	var (
-		row      Row
-		payload  pgtype.DriverBytes
+		row      columns
 		due, out bool
 		read     int
 		blocked  = make(map[Aggregate]int64)
 	)
-	_, err := pgx.ForEachRow(rows, append(row.fields(&payload), &due, &out), func() error {
+	_, err := pgx.ForEachRow(rows, row.fields(&due, &out), func() error {
 		read++
 		row.Delayed = true
 		key := row.Aggregate()
@@ -209,7 +254,7 @@ func (t *taking) dueRows(rows pgx.Rows) error {
 		case out || !due:
 			blocked[key] = row.OutboxID
 		default:
-			t.due = append(t.due, row.with(payload))
+			t.due = append(t.due, row.row())
 			t.before[key] = 0
 		}
 		return nil
@@ -221,33 +266,33 @@ func (t *taking) dueRows(rows pgx.Rows) error {
 // freshRows keeps the pending rows in the order of ids.
 func (t *taking) freshRows(rows pgx.Rows) error {
 	var (
-		c       = t.c
-		row     Row
-		payload pgtype.DriverBytes
-		behind  int64
-		full    bool
-		read    int
+		c      = t.c
+		row    columns
+		behind int64
+		full   bool
+		read   int
 	)
-	_, err := pgx.ForEachRow(rows, append(row.fields(&payload), &behind, &full), func() error {
-		if row.OutboxID <= c.Last {
+	_, err := pgx.ForEachRow(rows, row.fields(&behind, &full), func() error {
+		if row.OutboxID <= t.last {
 			return errors.New("the rows came out of order")
 		}
-		c.Last = row.OutboxID
-		if read++; c.Oldest == 0 {
-			c.Oldest = row.OutboxID
-		}
+		t.last = row.OutboxID
+		read++
 		key := row.Aggregate()
 		if first, is := t.before[key]; is && first == 0 {
 			t.before[key] = row.OutboxID
 		}
 		if behind != 0 {
 			c.Held = append(c.Held, Held{row.OutboxID, behind})
+			c.Leave(row.OutboxID)
 		} else {
-			t.fresh = append(t.fresh, row.with(payload))
+			t.fresh = append(t.fresh, row.row())
 		}
 		return nil
 	})
-	t.cut = read == t.r.Limit || full
+	if t.cut = read == t.r.Limit || full; t.cut {
+		c.Leave(t.last + 1)
+	}
 	c.More = c.More || t.cut
 	return err
 }
@@ -257,17 +302,21 @@ func (t *taking) freshRows(rows pgx.Rows) error {
 func (t *taking) fill() {
 	t.due = slices.DeleteFunc(t.due, func(r Row) bool {
 		before := t.before[r.Aggregate()]
-		return before != 0 && before < r.OutboxID || t.cut && r.OutboxID > t.c.Last
+		return before != 0 && before < r.OutboxID || t.cut && r.OutboxID > t.last
 	})
-	var bytes int
-	for _, rows := range [][]Row{t.due, t.fresh} {
-		for _, r := range rows {
-			if len(t.c.Rows) >= t.r.Limit || bytes > 0 && bytes+len(r.Payload) > t.r.MaxBytes {
-				t.c.More = true
-				return
-			}
-			bytes += len(r.Payload)
-			t.c.Rows = append(t.c.Rows, r)
+	all := t.fresh
+	if len(t.due) > 0 {
+		all = append(t.due, t.fresh...)
+	}
+	n, bytes := 0, 0
+	for n < len(all) && n < t.r.Limit && (bytes == 0 || bytes+len(all[n].Payload) <= t.r.MaxBytes) {
+		bytes += len(all[n].Payload)
+		n++
+	}
+	t.c.Rows, t.c.More = all[:n], t.c.More || n < len(all)
+	for _, r := range all[n:] {
+		if !r.Delayed {
+			t.c.Leave(r.OutboxID)
 		}
 	}
 }

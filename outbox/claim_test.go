@@ -2,8 +2,10 @@ package outbox
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -57,7 +59,7 @@ func TestWhatIsAppendedIsClaimedInItsOrder(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	in := appendRows(t, pool, newEvent(1, `{"n": 1}`), newEvent(2, `{"n": 2}`), newEvent(1, `{"n": 3}`))
 	c := exchange(t, pool, Round{})
-	if c.More || len(c.Held) > 0 || len(c.Rows) != 3 || c.Oldest != in[0].OutboxID || c.Last != in[2].OutboxID || c.Sample != (Horizon{}) || c.Tail != 0 || c.Closing || c.Closed {
+	if c.More || len(c.Held) > 0 || len(c.Rows) != 3 || c.Upto != math.MaxInt64 || c.Sample != (Horizon{}) || c.Tail != 0 || c.Closing || c.Closed {
 		t.Errorf("got %+v", c)
 	}
 	for i, r := range c.Rows {
@@ -70,7 +72,7 @@ func TestWhatIsAppendedIsClaimedInItsOrder(t *testing.T) {
 			t.Errorf("row %d (-appended +claimed):\n%s", i, diff)
 		}
 	}
-	checkClaimed(t, pool, Round{Floor: in[0].OutboxID, InFlight: []int64{in[1].OutboxID}}, in[2].OutboxID)
+	checkClaimed(t, pool, Round{Above: in[0].OutboxID, InFlight: []int64{in[1].OutboxID}}, in[2].OutboxID)
 	checkClaimed(t, pool, Round{FirstSlot: in[1].Slot, LastSlot: in[1].Slot}, in[1].OutboxID)
 }
 
@@ -134,7 +136,7 @@ func TestAPayloadTooLargeIsNotLoaded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := checkClaimed(t, pool, Round{Floor: id - 1, MaxMessage: kb}, id)
+		got := checkClaimed(t, pool, Round{Above: id - 1, MaxMessage: kb}, id)
 		if r := got.Rows[0]; r.Oversize != c.oversize || (len(r.Payload) == 0) != (c.oversize > 0) {
 			t.Errorf("%s: %d bytes over, %d loaded; want %d over", c.payload, r.Oversize, len(r.Payload), c.oversize)
 		}
@@ -177,8 +179,8 @@ func TestRowsThatFallDueAreClaimedInTheOrderOfTheirAggregate(t *testing.T) {
 	delay(t, pool, time.Hour, 2, 3)
 
 	c := checkClaimed(t, pool, Round{}, 6) // 5 waits for 2
-	if diff := gocmp.Diff([]Held{{5, 2}}, c.Held); diff != "" || c.Oldest != 5 || c.Last != 6 {
-		t.Errorf("oldest %d, last %d, held (-want +got):\n%s", c.Oldest, c.Last, diff)
+	if diff := gocmp.Diff([]Held{{5, 2}}, c.Held); diff != "" || c.Upto != 4 {
+		t.Errorf("up to %d, held (-want +got):\n%s", c.Upto, diff)
 	}
 	c = checkClaimed(t, pool, Round{Due: true}, 1, 6) // 4 is due, and waits for 3
 	if diff := gocmp.Diff([]Held{{4, 3}, {5, 2}}, c.Held); diff != "" || !c.Rows[0].Delayed || c.Rows[1].Delayed {
@@ -233,7 +235,7 @@ func TestRowsBehindOneThatWaitsAreParkedUntilItWaitsNoLonger(t *testing.T) {
 				t.Fatal(err)
 			}
 			publishAll(t, pool, 2)
-			if c := checkClaimed(t, pool, Round{Due: true}); len(c.Held) != 0 || c.Oldest != 0 {
+			if c := checkClaimed(t, pool, Round{Due: true}); len(c.Held) != 0 || c.Upto != math.MaxInt64 {
 				t.Errorf("parked rows are claimed: %+v", c)
 			}
 			if n, err := Unpark(t.Context(), pool); n != 0 || err != nil {
@@ -289,8 +291,8 @@ func TestTheHorizonIsSampledBeforeTheRoundHasATransaction(t *testing.T) {
 	pool := bound(t)
 	for want := range int64(3) {
 		c := exchange(t, pool, Round{Mark: markOf(0, 0)})
-		if c.Sample.LastID != want || c.Sample.XID == 0 || c.Xmin == 0 || c.Xmin > c.Sample.XID {
-			t.Errorf("after %d rows the sample is %+v, xmin %d", want, c.Sample, c.Xmin)
+		if c.Sample.LastID != want || c.Sample.XID < c.Xmax || c.Xmax == 0 || len(c.Running) > 0 {
+			t.Errorf("after %d rows the sample is %+v, %v run below %d", want, c.Sample, c.Running, c.Xmax)
 		}
 		if rows := appendRows(t, pool, newEvent(1, `{}`)); rows[0].OutboxID != want+1 {
 			t.Fatalf("row %d has id %d", want+1, rows[0].OutboxID)
@@ -304,15 +306,78 @@ func TestTheHorizonIsSampledBeforeTheRoundHasATransaction(t *testing.T) {
 	if err := Append(t.Context(), tx, []event.Event{newEvent(1, `{}`)}); err != nil {
 		t.Fatal(err)
 	}
+	var xid uint64
+	if err := tx.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text::bigint`).Scan(&xid); err != nil {
+		t.Fatal(err)
+	}
 	sample := exchange(t, pool, Round{Mark: markOf(0, 0)}).Sample
-	if c := exchange(t, pool, Round{}); sample.LastID != 4 || c.Xmin >= sample.XID {
-		t.Errorf("a writer is open: sample %+v, xmin %d", sample, c.Xmin)
+	if c := exchange(t, pool, Round{}); sample.LastID != 4 || sample.XID <= xid || !slices.Equal(c.Running, []uint64{xid}) || c.Xmax <= sample.XID {
+		t.Errorf("a writer is open: sample %+v, %v run below %d, want %d", sample, c.Running, c.Xmax, xid)
 	}
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if c := exchange(t, pool, Round{}); c.Xmin <= sample.XID {
-		t.Errorf("all writers have ended: sample %+v, xmin %d", sample, c.Xmin)
+	if c := exchange(t, pool, Round{}); len(c.Running) > 0 {
+		t.Errorf("all writers have ended, and %v run", c.Running)
+	}
+}
+
+// TestAClaimBeginsLowerOnceATransactionHasEnded: while it runs, its rows cannot be seen, so the claim passes what is published. A row that it has
+// added below comes first afterwards.
+func TestAClaimBeginsLowerOnceATransactionHasEnded(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	first := appendRows(t, pool, newEvent(1, `1`))[0].OutboxID
+	late := map[string]uint64{}
+	ends := map[string]func() error{}
+	for _, name := range []string{"first", "second"} {
+		tx, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }() // it may have ended
+		if err := Append(t.Context(), tx, []event.Event{newEvent(1, `2`)}); err != nil {
+			t.Fatal(err)
+		}
+		var xid uint64
+		if err := tx.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text::bigint`).Scan(&xid); err != nil {
+			t.Fatal(err)
+		}
+		late[name], ends[name] = xid, func() error { return tx.Commit(t.Context()) }
+	}
+	last := appendRows(t, pool, newEvent(1, `3`), newEvent(1, `4`))
+	round := Round{Above: last[0].OutboxID, Open: []Open{{late["first"], first}, {late["second"], first + 1}}}
+	checkClaimed(t, pool, round, last[1].OutboxID)
+	if err := ends["second"](); err != nil {
+		t.Fatal(err)
+	}
+	checkClaimed(t, pool, round, first+2, last[0].OutboxID, last[1].OutboxID)
+	round.InFlight = []int64{last[0].OutboxID}
+	checkClaimed(t, pool, round, first+2, last[1].OutboxID)
+	if err := ends["first"](); err != nil {
+		t.Fatal(err)
+	}
+	checkClaimed(t, pool, round, first+1, first+2, last[1].OutboxID)
+}
+
+// TestAClaimSaysUpToWhereNothingIsLeft: a row that it saw and did not take is above that.
+func TestAClaimSaysUpToWhereNothingIsLeft(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	in := appendRows(t, pool, newEvent(1, `"12345678"`), newEvent(2, `"12345678"`), newEvent(3, `"12345678"`))
+	for name, c := range map[string]struct {
+		round Round
+		want  int64
+	}{
+		"everything is taken":         {Round{}, math.MaxInt64},
+		"the limit ends it":           {Round{Limit: 2}, in[1].OutboxID},
+		"one row is over the bytes":   {Round{MaxBytes: 15}, in[0].OutboxID},
+		"the first row alone is over": {Round{MaxBytes: 5}, in[0].OutboxID},
+		"all are in flight":           {Round{InFlight: []int64{in[0].OutboxID, in[1].OutboxID, in[2].OutboxID}}, math.MaxInt64},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := exchange(t, pool, c.round); got.Upto != c.want {
+				t.Errorf("nothing is left up to %d: want %d", got.Upto, c.want)
+			}
+		})
 	}
 }
 
@@ -333,14 +398,14 @@ func TestPlans(t *testing.T) {
 				exec(t, owner, `ANALYZE outbox_messages`)
 			}
 			pool := db.Pool(t, postgres.RoleSystem)
-			args := pgx.NamedArgs{"first": 0, "last": 31, "floor": int64(99000), "in_flight": []int64{99500}, "limit": 50, "max_message": 1 << 20, "max_bytes": 1 << 20,
-				"bound": 1000, "sample": 100}
+			args := (&Round{LastSlot: 31, Above: 99000, Open: []Open{{1 << 40, 1000}}, InFlight: []int64{99500}, Limit: 50, MaxMessage: 1 << 20, MaxBytes: 1 << 20}).args()
+			args["bound"], args["sample"] = 1000, 100
 			for what, c := range map[string]struct {
 				sql   string
 				reads int // rows of the table, at most
 				index string
 			}{
-				"claim": {claimSQL, 51, "outbox_messages_pkey"},
+				"claim": {claimSQL, 102, "outbox_messages_pkey"}, // sizes and rows
 				"due":   {dueSQL, 10, "outbox_messages_delayed_idx"},
 				"stats": {statsSQL, 2500, "outbox_messages_pkey"},
 			} {

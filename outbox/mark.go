@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/internal/postgres"
@@ -69,9 +70,10 @@ func isMarkFailed(err error) bool {
 }
 
 func (m *Mark) args(partition int) pgx.StrictNamedArgs {
-	ids, seqs, eventIDs := make([]int64, len(m.Rows)), make([]int64, len(m.Rows)), make([]string, len(m.Rows))
+	ids, seqs, eventIDs := make([]int64, len(m.Rows)), make([]int64, len(m.Rows)), make([]pgtype.UUID, len(m.Rows)) // in a form that costs the server less than text
 	for i, r := range m.Rows {
-		ids[i], seqs[i], eventIDs[i] = r.ID, int64(r.Seq), r.EventID
+		ids[i], seqs[i] = r.ID, int64(r.Seq)
+		_ = eventIDs[i].Scan(r.EventID) // what is no UUID becomes NULL, and no row has that
 	}
 	return pgx.StrictNamedArgs{"partition": partition, "created": m.Created, "old_tail": int64(m.OldTail), "new_tail": int64(m.NewTail),
 		"mark_floor": m.Floor, "ids": ids, "event_ids": eventIDs, "seqs": seqs, "count": len(m.Rows)}

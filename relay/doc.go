@@ -25,12 +25,13 @@
 // nothing of the others, with at most one publish in flight. A writer begins with a catch-up, which compares the stream's creation
 // and last sequence with the database; it repeats the comparison every few seconds and after each failure. A writer that fails to reach the broker
 // twice in a row ends the session: its leases are freed for a relay that can, and the next session asks another server. If other streams answer,
-// its partition alone waits.
+// its partition alone waits, and after a few failures another relay takes it.
 //
 // # Rounds
 //
 // Few rows are published at once and marked with the next claim. While many rows wait, the next ones are claimed during the publish. Rounds rest a
-// moment in between, so that wake-ups gather. Whether rows go one by one or as a batch is measured (pace).
+// moment in between, so that wake-ups gather. Whether rows go one by one or as a batch is measured (pace). A claim begins where no transaction that
+// runs can add a row (horizon).
 //
 // # Messages of others
 //

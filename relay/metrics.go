@@ -40,7 +40,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		belowFloor: prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_below_floor_total", Help: "Rows found pending below a partition's floor; it must stay 0."}),
 		catchUps:   prometheus.NewCounter(prometheus.CounterOpts{Name: "relay_catch_ups_total", Help: "Catch-ups begun: one per partition taken over, and one per outcome unknown."}),
 		caughtUp:   prometheus.NewCounter(prometheus.CounterOpts{Name: "relay_rows_caught_up_total", Help: "Outbox messages that a catch-up found on the stream."}),
-		conflicts:  prometheus.NewCounter(prometheus.CounterOpts{Name: "relay_conflicts_total", Help: "Publishes that the tail check or the duplicate check refused."}),
+		conflicts:  prometheus.NewCounter(prometheus.CounterOpts{Name: "relay_conflicts_total", Help: "Publishes that the tail check refused."}),
 		errors:     prometheus.NewCounterVec(prometheus.CounterOpts{Name: "relay_errors_total", Help: "Errors by stage; none of them loses or doubles anything."}, []string{"stage"}),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "relay_stage_seconds", Help: "Time of one piece of work by stage.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 15)}, []string{"stage"}),

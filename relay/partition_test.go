@@ -126,7 +126,7 @@ func TestAnEventThatIsOnTheStreamTwiceCountsOnce(t *testing.T) {
 	}
 	again := &nats.Msg{Subject: first.Subject, Data: first.Data, Header: nats.Header{}}
 	for name, v := range first.Header {
-		if name != event.HeaderMsgID && name != headerExpectLastSequence {
+		if name != headerExpectLastSequence {
 			again.Header[name] = v
 		}
 	}

@@ -26,8 +26,7 @@ const (
 	headerExpectLastSequence = "Nats-Expected-Last-Sequence"
 )
 
-// errConflict reports a publish that named another last sequence than the stream has, or a duplicate: somebody, perhaps this relay, has
-// published.
+// errConflict reports a publish that named another last sequence than the stream has: somebody, perhaps this relay, has published.
 var errConflict = errors.New("relay: the stream's last sequence is another")
 
 // brokerError is a failure to reach the broker, or its refusal.
@@ -93,33 +92,32 @@ func (w *writer) published(before, mark *outbox.Mark, rows []outbox.Row) *outbox
 func (w *writer) send(ctx context.Context, tail uint64, rows []outbox.Row) (first uint64, err error) {
 	ctx, cancel := w.forBroker(ctx)
 	defer cancel()
-	batch, last := "", len(rows)-1
+	m, last := &nats.Msg{Header: make(nats.Header, 16)}, len(rows)-1 // one for all: what is sent has been copied
+	expect(m, w.p.Stream, tail)
 	if last > 0 {
-		batch = rand.Text()
+		m.Header.Set(headerBatchID, rand.Text())
 	}
 	for i := range rows {
 		e := &rows[i].Event
-		m := &nats.Msg{Subject: e.Subject(w.broker.Prefix, w.p.Number), Header: e.Headers(), Data: e.Payload}
-		if i == 0 {
-			expect(m, w.p.Stream, tail)
-		}
+		m.Subject, m.Data = e.Subject(w.broker.Prefix, w.p.Number), e.Payload
+		e.SetHeaders(m.Header)
 		if last > 0 {
-			m.Header[headerBatchID] = []string{batch}
-			m.Header[headerBatchSequence] = []string{strconv.Itoa(i + 1)}
+			m.Header.Set(headerBatchSequence, strconv.Itoa(i+1))
 		}
-		if i < last {
-			if err := w.nc.PublishMsg(m); err != nil {
-				return 0, fmt.Errorf("publish message %d of %d of partition %d: %w", i+1, len(rows), w.p.Number, err)
-			}
-			continue
+		if i == last {
+			break
 		}
-		if last > 0 {
-			m.Header[headerBatchCommit] = []string{"1"}
+		if err := w.nc.PublishMsg(m); err != nil {
+			return 0, fmt.Errorf("publish message %d of %d of partition %d: %w", i+1, len(rows), w.p.Number, err)
 		}
-		w.at("before commit")
-		return w.request(ctx, m, len(rows))
+		delete(m.Header, headerExpectStream) // the check is on the first
+		delete(m.Header, headerExpectLastSequence)
 	}
-	return 0, nil
+	if last > 0 {
+		m.Header.Set(headerBatchCommit, "1")
+	}
+	w.at("before commit")
+	return w.request(ctx, m, len(rows))
 }
 
 // expect has the stream refuse the publish that begins with m unless it ends at tail.
@@ -137,7 +135,7 @@ func closing(cfg broker.Config, partition int, tail uint64) *nats.Msg {
 }
 
 // request sends the last message of a publish of count messages, and returns the sequence of the first. Only a plain ack for all of them
-// is a success: a duplicate, too, says that somebody published, not that this publish took effect.
+// is a success.
 func (w *writer) request(ctx context.Context, m *nats.Msg, count int) (first uint64, err error) {
 	answer, err := w.nc.RequestMsgWithContext(ctx, m)
 	if err != nil {
@@ -149,10 +147,9 @@ func (w *writer) request(ctx context.Context, m *nats.Msg, count int) (first uin
 // readAck reads a publish ack.
 func readAck(data []byte, count int) (first uint64, err error) {
 	var ack struct {
-		Seq       uint64              `json:"seq"`
-		Count     int                 `json:"count"`
-		Duplicate bool                `json:"duplicate"`
-		Error     *jetstream.APIError `json:"error"`
+		Seq   uint64              `json:"seq"`
+		Count int                 `json:"count"`
+		Error *jetstream.APIError `json:"error"`
 	}
 	if err := json.Unmarshal(data, &ack); err != nil {
 		return 0, fmt.Errorf("read the publish ack of %d messages: %w", count, err)
@@ -162,8 +159,6 @@ func readAck(data []byte, count int) (first uint64, err error) {
 		return 0, fmt.Errorf("publish %d messages: %w: %w", count, errConflict, ack.Error)
 	case ack.Error != nil:
 		return 0, fmt.Errorf("publish %d messages: %w", count, ack.Error)
-	case ack.Duplicate:
-		return 0, fmt.Errorf("publish %d messages: %w: duplicate", count, errConflict)
 	case ack.Seq < uint64(count) || count > 1 && ack.Count != count:
 		return 0, fmt.Errorf("publish %d messages: the ack is for %d ending at %d", count, ack.Count, ack.Seq)
 	}
@@ -198,14 +193,12 @@ func (w *writer) closed(ctx context.Context, final uint64) error {
 	return errClosed
 }
 
-// conflictCodes are the server's errors for a stream that ends elsewhere and for messages that it holds already. They differ in
-// nothing but the metric: all of them mean that the outcome is unknown.
+// conflictCodes are the server's errors for a stream that ends elsewhere. They differ from others in nothing but the metric: all mean that
+// the outcome is unknown.
 var conflictCodes = map[jetstream.ErrorCode]bool{
 	10071: true, // wrong last sequence
 	10164: true, // the same, from a replicated stream
-	10158: true, // duplicate message id is in process
-	10163: true, // the same for an expected sequence
-	10201: true, // the batch contains a duplicate message id
+	10163: true, // an expected sequence is in process
 }
 
 // isRefusal reports that the server answered, and refused for another reason than the last sequence: the fault may be a message's.

@@ -1,14 +1,20 @@
 package relay
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/lease"
+	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
 )
 
 // awaitShares waits until the leases table says that these relays, and no other, hold all partitions in shares that differ by
@@ -76,4 +82,53 @@ func TestPartitionsMoveAsRelaysComeStopAndDie(t *testing.T) {
 	f.awaitShares(3*ttl, "the others to take over from one that was killed", c, d)
 	f.awaitTakeover()
 	f.check()
+}
+
+// TestARelayThatCannotReachAStreamsLeaderLeavesItToAnother has one relay fail to reach the leader of one of its streams, while those of the others answer.
+func TestARelayThatCannotReachAStreamsLeaderLeavesItToAnother(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	b := testkit.NATS(t)
+	if _, err := outbox.Resize(t.Context(), pool, 4); err != nil {
+		t.Fatal(err)
+	}
+	cut, other := newRelay(t, pool, b), newRelay(t, pool, b)
+	start(t, other)
+	holders := func() map[int]string {
+		held, err := lease.Holders(t.Context(), pool, LeaseKind)
+		if err != nil {
+			t.Fatal(err)
+		}
+		of := map[int]string{}
+		for _, h := range held {
+			of[h.Partition] = h.Owner
+		}
+		return of
+	}
+	testkit.Eventually(t, 20*time.Second, "the new partitions to open", func() (bool, error) { return len(holders()) == 4, nil })
+
+	w := connected(t, cut)
+	var err error
+	if w.group, err = lease.New(cut.cfg.Lease, pool, LeaseKind, cut.owner, testkit.Logger(t)); err != nil {
+		t.Fatal(err)
+	}
+	w.group.Share([]int{1, 2, 3, 4})
+	ctx, stop := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	group.Go(func() { _ = w.group.Run(ctx) }) // returns nil
+	defer group.Wait()
+	defer stop()
+	testkit.Eventually(t, 20*time.Second, "the partitions to be shared", func() (bool, error) { return len(w.group.Held()) == 2, nil })
+	lost := w.group.Held()[0]
+	w.p.Number = lost
+	answers := newWriter(w.session, outbox.Partition{Number: w.group.Held()[1]})
+	w.writers[answers.p.Number] = answers
+	for range refuseAfter {
+		answers.heard.Store(time.Now().UnixNano())
+		if err := w.fail(ctx, &brokerError{stageCatchUp, broker.ErrNoLeader}); err != nil {
+			t.Fatalf("the others are given up too: %v", err)
+		}
+	}
+	testkit.Eventually(t, 10*time.Second, "the other relay to take it, and to leave another one", func() (bool, error) {
+		return holders()[lost] == other.owner && len(w.group.Held()) == 2 && !slices.Contains(w.group.Held(), lost), nil
+	})
 }

@@ -319,11 +319,9 @@ func TestOnlyAPlainAckIsASuccess(t *testing.T) {
 	}{
 		"one message stored":             {`{"stream":"EVENTS","seq":7}`, 1, 7, false},
 		"a batch stored":                 {`{"stream":"EVENTS","seq":9,"batch":"b","count":3}`, 3, 7, false},
-		"a duplicate is not":             {`{"stream":"EVENTS","seq":7,"duplicate":true}`, 1, 0, true},
 		"a batch of another size is not": {`{"stream":"EVENTS","seq":9,"batch":"b","count":2}`, 3, 0, false},
 		"a wrong last sequence is not":   {`{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 5"}}`, 1, 0, true},
 		"on a replicated stream neither": {`{"error":{"code":400,"err_code":10164}}`, 3, 0, true},
-		"a duplicate in the batch":       {`{"error":{"code":400,"err_code":10201}}`, 3, 0, true},
 		"an incomplete batch is not":     {`{"error":{"code":400,"err_code":10176}}`, 3, 0, false},
 		"a full stream is not":           {`{"error":{"code":503,"err_code":10077,"description":"maximum bytes exceeded"}}`, 1, 0, false},
 		"an answer of another kind":      {`+OK`, 1, 0, false},

@@ -26,6 +26,7 @@ type session struct {
 	closed  chan struct{} // by nc's end
 	relayed chan error    // why a writer gave up: it cannot reach the broker
 	layout  chan struct{} // the partitions have changed: look at once
+	group   *lease.Group  // of the leases; nil in tests
 
 	mu       sync.Mutex
 	writers  map[int]*writer
@@ -75,8 +76,8 @@ func (s *session) run(ctx context.Context) error {
 	defer cancel()
 	drained := context.AfterFunc(ctx, func() { time.AfterFunc(s.cfg.DrainTimeout, cancel) })
 	defer drained()
-	group, err := lease.New(s.cfg.Lease, s.pool, LeaseKind, s.owner, s.log)
-	if err != nil {
+	var err error
+	if s.group, err = lease.New(s.cfg.Lease, s.pool, LeaseKind, s.owner, s.log); err != nil {
 		return err
 	}
 	if _, err := s.nc.Subscribe(broker.WakeSubject, s.onWake); err != nil {
@@ -85,11 +86,11 @@ func (s *session) run(ctx context.Context) error {
 	leaseCtx, leave := context.WithCancel(work)
 	var leases, writers sync.WaitGroup
 	leases.Go(func() {
-		if err := group.Run(leaseCtx); err != nil {
+		if err := s.group.Run(leaseCtx); err != nil {
 			s.log.ErrorContext(leaseCtx, "leases", "err", err)
 		}
 	})
-	err = s.share(ctx, work, group, &writers)
+	err = s.share(ctx, work, &writers)
 	s.stop(nil)
 	writers.Wait()
 	leave()
@@ -99,11 +100,11 @@ func (s *session) run(ctx context.Context) error {
 }
 
 // share runs a writer for each partition that this relay holds, until ctx ends (nil) or the broker is lost.
-func (s *session) share(ctx, work context.Context, group *lease.Group, writers *sync.WaitGroup) error {
+func (s *session) share(ctx, work context.Context, writers *sync.WaitGroup) error {
 	look := time.NewTicker(layoutEvery)
 	defer look.Stop()
 	for {
-		if err := s.assign(ctx, work, group, writers); err != nil {
+		if err := s.assign(ctx, work, writers); err != nil {
 			s.failed(ctx, stageClaim, -1, err)
 		}
 		select {
@@ -113,7 +114,7 @@ func (s *session) share(ctx, work context.Context, group *lease.Group, writers *
 			return errors.New("relay: the connection to the broker ended")
 		case err := <-s.relayed:
 			return err
-		case <-group.Changed():
+		case <-s.group.Changed():
 		case <-s.layout:
 		case <-look.C:
 		}
@@ -121,12 +122,12 @@ func (s *session) share(ctx, work context.Context, group *lease.Group, writers *
 }
 
 // assign starts and stops writers so that they are those of the partitions held.
-func (s *session) assign(ctx, work context.Context, group *lease.Group, writers *sync.WaitGroup) error {
+func (s *session) assign(ctx, work context.Context, writers *sync.WaitGroup) error {
 	dbCtx, cancel := s.forDB(ctx)
 	defer cancel()
 	all, err := outbox.Partitions(dbCtx, s.pool)
 	if err != nil {
-		s.stop(group.Held()) // of what is no longer held nothing is begun, whatever the database says
+		s.stop(s.group.Held()) // of what is no longer held nothing is begun, whatever the database says
 		return err
 	}
 	active := outbox.Active(all)
@@ -134,8 +135,8 @@ func (s *session) assign(ctx, work context.Context, group *lease.Group, writers 
 	for _, p := range active {
 		numbers = append(numbers, p.Number)
 	}
-	group.Share(numbers)
-	held := slices.DeleteFunc(group.Held(), func(n int) bool { return !slices.Contains(numbers, n) })
+	s.group.Share(numbers)
+	held := slices.DeleteFunc(s.group.Held(), func(n int) bool { return !slices.Contains(numbers, n) })
 	s.stop(held)
 	s.metrics.partitions.Set(float64(len(held)))
 	if s.assigned { // else the leases that the session before had are yet to be taken again

@@ -93,12 +93,12 @@ var guards = map[string]struct {
 	"a publish does not name the stream's last sequence": {"publish.go", [2]string{`	m.Header[headerExpectLastSequence] = []string{strconv.FormatUint(tail, 10)}
 `, `	_ = strconv.FormatUint(tail, 10)
 `}, doubled},
-	"rows that are being published are claimed again": {"../outbox/claim.go", [2]string{`slot BETWEEN @first AND @last AND id <> ALL(@in_flight::bigint[])
-                 ORDER BY id LIMIT @limit) pending`, `slot BETWEEN @first AND @last AND @in_flight::bigint[] IS NOT NULL
-                 ORDER BY id LIMIT @limit) pending`}, doubled},
+	"rows that are being published are claimed again": {"../outbox/claim.go", [2]string{`AND (id > @in_flight_to::bigint OR`, `AND (id > @in_flight_to::bigint OR true OR`}, doubled},
+	"claims do not go back when a transaction has ended": {"../outbox/claim.go", [2]string{`WHERE pg_visible_in_snapshot(xid::text::xid8, pg_current_snapshot())`,
+		`WHERE xid = 0`}, func(d damage) bool { return d.BelowFloor+d.Inversions+d.Pending > 0 }},
 	"a floor rises past transactions above the end of a snapshot": {"../outbox/mark.go", [2]string{`pg_current_xact_id()::text::bigint`,
 		`pg_snapshot_xmax(pg_current_snapshot())::text::bigint`}, tooHigh},
-	"a floor rises while older transactions run": {"writer.go", [2]string{`w.samples[0].XID <= c.Xmin`, `w.samples[0].XID > 0`}, tooHigh},
+	"a floor rises while older transactions run": {"horizon.go", [2]string{`h.below(kept[0].XID) == 0`, `h.below(kept[0].XID) >= 0`}, tooHigh},
 	"a foreign message is taken for one of ours": {"catchup.go", [2]string{`if !event.Ours(m.Header) {`, `if false {`}, damage.any},
 	"a partition does not wait for those before it": {"../outbox/partitions.go", [2]string{`!p.Closed && !slices.ContainsFunc(p.After, func(n int) bool { return open[n] })`,
 		`!p.Closed && !slices.ContainsFunc(p.After, func(n int) bool { return false && open[n] })`}, func(d damage) bool { return d.Duplicates+d.Inversions > 0 }},

@@ -24,18 +24,17 @@ type writer struct {
 	end   context.CancelFunc
 
 	p          outbox.Partition
-	maxMessage int              // bytes
-	tail       uint64           // the stream's last sequence, by the last ack or catch-up
-	stored     uint64           // the tail as outbox_partitions has it
-	floor      int64            // no row up to here is pending, unless it waits for its time
-	looked     int64            // up to here BelowFloor has looked
-	samples    []outbox.Horizon // that have not raised the floor yet, the oldest first
-	limit      int              // rows of the next claim: fewer while payloads are large
-	failures   int              // in a row
-	refusals   int              // of these, publishes that a healthy broker refused
-	failing    time.Time        // since when
-	heard      atomic.Int64     // when the stream's leader last answered, in Unix ns
-	declared   bool             // by this writer
+	maxMessage int    // bytes
+	tail       uint64 // the stream's last sequence, by the last ack or catch-up
+	stored     uint64 // the tail as outbox_partitions has it
+	horizon    horizon
+	looked     int64        // up to here BelowFloor has looked
+	limit      int          // rows of the next claim: fewer while payloads are large
+	failures   int          // in a row
+	refusals   int          // of these, publishes that a healthy broker refused
+	failing    time.Time    // since when
+	heard      atomic.Int64 // when the stream's leader last answered, in Unix ns
+	declared   bool         // by this writer
 
 	nextDue, nextSample, nextCheck, nextLook, nextUnpark time.Time
 }
@@ -47,9 +46,9 @@ const (
 	looksPer     = 5                      // of these, one look below the floor
 	lookDepth    = 10_000                 // ids that one such look covers at most
 	unparkEvery  = 10 * time.Second       // between looks for rows that wait for nothing any more
-	maxSamples   = 64
-	maxRefusals  = 3 // how often a healthy broker may refuse a batch before its first row is sent alone
-	giveUpAfter  = 2 // failures to reach the broker in a row
+	maxRefusals  = 3                      // how often a healthy broker may refuse a batch before its first row is sent alone
+	giveUpAfter  = 2                      // failures to reach the broker in a row
+	refuseAfter  = 4                      // failures to reach the leader of one stream in a row, while those of others answer
 )
 
 var (
@@ -121,6 +120,9 @@ func (w *writer) fail(ctx context.Context, err error) error {
 				since = w.failing
 			}
 			if errors.Is(err, broker.ErrNoLeader) && w.reaches(w, since) {
+				if w.failures >= refuseAfter && w.group != nil {
+					w.group.Refuse(w.p.Number) // another relay may reach its leader
+				}
 				sleep(ctx, min(retryAfter(w.failures), maxApart)) // for this stream alone: others are served
 				return nil
 			}
@@ -171,9 +173,11 @@ func (w *writer) rounds(ctx, work context.Context) error {
 			return err
 		}
 		if mark = w.published(nil, next, rows); !stop {
+			published := rows
 			if rows, err = w.sift(work, &c); err != nil {
 				return err
 			}
+			w.horizon.claimed(&c, published, rows)
 			closing = c.Closing
 		}
 		if n := len(rows); n > 0 && n < pipelineFrom && !c.More && !closing {
@@ -231,11 +235,12 @@ func (w *writer) round(ctx context.Context, rows []outbox.Row, mark *outbox.Mark
 // exchange records a mark and claims the next rows, but for those that are being published.
 func (w *writer) exchange(ctx context.Context, publishing []outbox.Row, mark *outbox.Mark, claim bool) (outbox.Claimed, error) {
 	now := time.Now()
-	r := outbox.Round{Partition: w.p.Number, FirstSlot: w.p.FirstSlot, LastSlot: w.p.LastSlot, Floor: w.floor, InFlight: make([]int64, len(publishing)),
+	r := outbox.Round{Partition: w.p.Number, FirstSlot: w.p.FirstSlot, LastSlot: w.p.LastSlot, InFlight: make([]int64, len(publishing)),
 		MaxBytes: w.cfg.BatchBytes, MaxMessage: w.maxMessage}
 	for i := range publishing {
 		r.InFlight[i] = publishing[i].OutboxID
 	}
+	r.Above, r.Open = w.horizon.begin()
 	if claim {
 		if r.Limit = w.limit; w.refusals >= maxRefusals {
 			r.Limit = 1 // to find out whether it is the one that the broker refuses
@@ -249,7 +254,7 @@ func (w *writer) exchange(ctx context.Context, publishing []outbox.Row, mark *ou
 	}
 	if mark != nil {
 		w.nextSample = now.Add(w.floorEvery)
-		mark.Created, mark.Floor = w.p.Created, w.floor
+		mark.Created, mark.Floor = w.p.Created, w.horizon.floor
 		r.Mark = mark
 	}
 	w.at("before mark")
@@ -275,7 +280,6 @@ func (w *writer) exchange(ctx context.Context, publishing []outbox.Row, mark *ou
 		return c, fmt.Errorf("%w: partition %d is marked up to %d, this relay has marked up to %d", errTailMoved, w.p.Number, c.Tail, w.stored)
 	}
 	if claim {
-		w.raise(&c, publishing)
 		w.adapt(&c)
 	}
 	return c, nil
@@ -290,33 +294,6 @@ func (w *writer) adapt(c *outbox.Claimed) {
 	}
 }
 
-// raise lifts the floor as far as the claim proves: to an id that was handed out before a transaction began below which all have ended,
-// but not past a row that is pending or being published.
-func (w *writer) raise(c *outbox.Claimed, publishing []outbox.Row) {
-	floor := int64(0)
-	for len(w.samples) > 0 && w.samples[0].XID <= c.Xmin {
-		floor, w.samples = w.samples[0].LastID, w.samples[1:]
-	}
-	if c.Sample != (outbox.Horizon{}) {
-		if len(w.samples) == maxSamples { // some transaction stays open: the oldest samples wait for it, the newest is kept fresh
-			w.samples = w.samples[:maxSamples-1]
-		}
-		w.samples = append(w.samples, c.Sample)
-	}
-	if floor == 0 {
-		return
-	}
-	if c.Oldest > 0 {
-		floor = min(floor, c.Oldest-1)
-	}
-	for i := range publishing {
-		if !publishing[i].Delayed {
-			floor = min(floor, publishing[i].OutboxID-1)
-		}
-	}
-	w.floor = max(w.floor, floor)
-}
-
 // sift takes the rows of a claim that are fit to be published, in order. A row that fails validation has its failure counted and holds
 // back the later rows of its aggregate; rows that are held already are put off.
 func (w *writer) sift(ctx context.Context, c *outbox.Claimed) ([]outbox.Row, error) {
@@ -326,6 +303,7 @@ func (w *writer) sift(ctx context.Context, c *outbox.Claimed) ([]outbox.Row, err
 	for _, r := range c.Rows {
 		key := r.Aggregate()
 		if len(failed) > 0 && failed[key] {
+			c.Leave(r.OutboxID)
 			continue
 		}
 		err := r.Validate(w.maxMessage)
@@ -405,15 +383,16 @@ func (w *writer) keep(ctx context.Context) error {
 // lookBelow looks for pending rows among the ids that the floor has passed. There never are any: one says that the proof of the floor is
 // wrong, and is counted, alerted on and published.
 func (w *writer) lookBelow(ctx context.Context) error {
-	above := max(w.looked, w.floor-lookDepth)
-	id, err := outbox.BelowFloor(ctx, w.pool, w.p, above, w.floor)
+	floor := w.horizon.floor
+	above := max(w.looked, floor-lookDepth)
+	id, err := outbox.BelowFloor(ctx, w.pool, w.p, above, floor)
 	if err != nil || id == 0 {
-		w.looked = max(above, w.floor-lookDepth/2) // and the same ids again: a row may be committed late
+		w.looked = max(above, floor-lookDepth/2) // and the same ids again: a row may be committed late
 		return err
 	}
 	w.metrics.belowFloor.Inc()
-	w.log.ErrorContext(ctx, "a row below the floor: it is published now", "partition", w.p.Number, "id", id, "floor", w.floor)
-	w.floor, w.looked, w.samples = id-1, id-1, nil
+	w.log.ErrorContext(ctx, "a row below the floor: it is published now", "partition", w.p.Number, "id", id, "floor", floor)
+	w.horizon, w.looked = horizon{floor: id - 1}, id-1
 	return nil
 }
 

@@ -26,7 +26,10 @@ type config struct {
 	Relay       relay.Config
 }
 
-func main() { daemon.Main("relay", run) }
+func main() {
+	relay.UseOneProcessor()
+	daemon.Main("relay", run)
+}
 
 func run(ctx context.Context, env envconfig.Lookuper) error {
 	var cfg config

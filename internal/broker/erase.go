@@ -5,8 +5,9 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/event"
 )
 
 // erasedBlock is how many sequences one key of the record of erasures covers, a bit each.
@@ -159,10 +160,10 @@ func readErased(ctx context.Context, js jetstream.JetStream, cfg Config, stream 
 	return m.Data, nil
 }
 
-// Doomed is a message to erase, by its sequence and its Nats-Msg-Id: a sequence alone may name another message of another stream.
+// Doomed is a message to erase, by its sequence and its event id: a sequence alone may name another message of another stream.
 type Doomed struct {
-	Seq   uint64
-	MsgID string
+	Seq     uint64
+	EventID string
 }
 
 // Erase takes messages off a stream and has the server overwrite them in its files, after it has recorded them (RecordErased). Messages
@@ -182,7 +183,7 @@ func Erase(ctx context.Context, js jetstream.JetStream, cfg Config, name string,
 		if err != nil {
 			return 0, err
 		}
-		if got != nil && got.Seq == m.Seq && got.Header.Get(nats.MsgIdHdr) == m.MsgID {
+		if got != nil && got.Seq == m.Seq && got.Header.Get(event.HeaderID) == m.EventID {
 			doomed = append(doomed, m.Seq)
 		}
 	}

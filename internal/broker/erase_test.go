@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/testkit"
 )
@@ -112,7 +113,7 @@ func TestEraseTakesWhatItNamesAndRecordsItFirst(t *testing.T) {
 	name := declare(t, s, cfg, whole).Name
 	for i := range 6 {
 		msg := nats.NewMsg(cfg.Prefix + ".0.t1.follow.created")
-		msg.Header.Set(nats.MsgIdHdr, "event-"+strconv.Itoa(i+1))
+		msg.Header.Set(event.HeaderID, "event-"+strconv.Itoa(i+1))
 		if _, err := s.PublishMsg(t.Context(), msg); err != nil {
 			t.Fatal(err)
 		}
@@ -124,7 +125,7 @@ func TestEraseTakesWhatItNamesAndRecordsItFirst(t *testing.T) {
 	if err := stream.DeleteMsg(t.Context(), 5); err != nil { // by somebody else, and so not recorded
 		t.Fatal(err)
 	}
-	doomed := []broker.Doomed{{Seq: 2, MsgID: "event-2"}, {Seq: 3, MsgID: "event-9"}, {Seq: 4, MsgID: "event-4"}, {Seq: 5, MsgID: "event-5"}, {Seq: 99, MsgID: "event-99"}}
+	doomed := []broker.Doomed{{Seq: 2, EventID: "event-2"}, {Seq: 3, EventID: "event-9"}, {Seq: 4, EventID: "event-4"}, {Seq: 5, EventID: "event-5"}, {Seq: 99, EventID: "event-99"}}
 	if n, err := broker.Erase(t.Context(), s, cfg, name, doomed); n != 2 || err != nil {
 		t.Errorf("erased %d, %v; want 2", n, err)
 	}

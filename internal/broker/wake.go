@@ -15,8 +15,9 @@ import (
 // that is lost costs a poll interval and nothing else.
 const WakeSubject = "tidings.wake"
 
-// wakeEvery bounds how often a process wakes the relays: what is committed meanwhile shares the next wake-up.
-const wakeEvery = time.Millisecond
+// wakeEvery bounds how often a process wakes the relays: what is committed meanwhile shares the next wake-up. A relay's rounds are as far apart
+// (RELAY_ROUND_INTERVAL), so more would only cost it the processor.
+const wakeEvery = 2 * time.Millisecond
 
 // Waker tells the relays that rows were committed. Wake may be called from any goroutine and never waits.
 type Waker struct {

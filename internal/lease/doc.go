@@ -8,11 +8,16 @@
 //	free ───────────────────────────▶ held ◀──────────────┐
 //	 ▲                                 │ └────────────────┘
 //	 │ next heartbeat                  │ more than the fair share, because somebody joined
-//	 └──────────────── draining ◀──────┘          stop: freed at once
+//	 └──────────────── draining ◀──────┘          stop, or refused: freed at once
 //
 // Every instance is a row of lease_members with an expiry, so that all know how many they are; the fair share is the number of
 // partitions divided by that, and at least one: a lone partition stays with its holder until it stops or dies. Share changes the
-// partitions at any time: those that are gone are given up like a surplus, and an instance that shares none counts for nobody. Time is the database's, except for one thing: an instance trusts its leases until a TTL after the
+// partitions at any time: those that are gone are given up like a surplus, and an instance that shares none counts for nobody.
+//
+// An instance that cannot serve a partition refuses it: another one takes it, beyond its fair share if need be, and gives up one in return. For a minute the
+// first does not take it back, and the other does not refuse it.
+//
+// Time is the database's, except for one thing: an instance trusts its leases until a TTL after the
 // *start* of the attempt that renewed them, less a margin, by its own monotonic clock. That ends before the row expires
 // however long the attempt took, and a moved wall clock changes nothing.
 package lease

@@ -33,6 +33,8 @@ func (c Config) Validate() error {
 const (
 	heartbeatsPerTTL = 5  // renewals within a TTL: four may fail before the lease is lost
 	marginPerTTL     = 10 // the part of the TTL at its end in which the holder no longer trusts it
+
+	refusedFor = time.Minute // a refused lease is not taken back, and not refused by others
 )
 
 // Owner returns a name for this process that no other has: name, host, process id and chance.
@@ -59,6 +61,7 @@ type Group struct {
 	wanted   []int // the partitions that there are to share, sorted
 	held     []int // sorted
 	draining []int // no longer ours to work on; freed by the next heartbeat
+	refused  []int // to be freed for others by the next heartbeat
 	until    time.Time
 }
 
@@ -89,6 +92,20 @@ func (g *Group) Share(partitions []int) {
 		case g.beat <- struct{}{}:
 		default:
 		}
+	}
+}
+
+// Refuse asks for another instance to take a partition that this one holds and cannot serve. If there is another, the lease is freed, and not taken back
+// for a while. One that somebody has refused within that while stays: two instances do not throw it back and forth. Ask again while it is held.
+func (g *Group) Refuse(partition int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !slices.Contains(g.refused, partition) {
+		g.refused = append(g.refused, partition)
+	}
+	select {
+	case g.beat <- struct{}{}:
+	default:
 	}
 }
 
@@ -150,17 +167,27 @@ const renewSQL = `
 UPDATE leases SET owner      = CASE WHEN partition = ANY(@drop::int[]) THEN '' ELSE owner END,
                   expires_at = CASE WHEN partition = ANY(@drop::int[]) THEN '-infinity' ELSE now() + @ttl::interval END
  WHERE kind = @kind AND owner = @owner
-RETURNING partition::int, owner <> ''`
+RETURNING partition::int, owner <> '', refused_until > now() AND refused_by <> @owner`
 
-// takeSQL takes up to want leases that are free or have expired; each gets a new epoch. Rows that another instance is just taking are passed over.
+// refuseSQL frees leases for others, unless there are none, or somebody has refused them of late.
+// Index: leases_pkey.   Locks: the rows.
+const refuseSQL = `
+UPDATE leases SET owner = '', expires_at = '-infinity', refused_by = @owner, refused_until = now() + @refused_for::interval
+ WHERE kind = @kind AND owner = @owner AND partition = ANY(@refused::int[]) AND refused_until < now() AND @members > 1`
+
+// takeSQL takes up to want leases that are free or have expired, and besides each that another instance has refused; each gets a new epoch. What
+// this one has refused stays while there are others. Rows that another instance is just taking are passed over.
 // Index: leases_pkey.   Locks: the rows taken.
 const takeSQL = `
 UPDATE leases l SET owner = @owner, epoch = l.epoch + 1, expires_at = now() + @ttl::interval
   FROM (SELECT partition FROM leases
          WHERE kind = @kind AND expires_at < now() AND partition = ANY(@partitions::int[]) AND owner <> @owner
-         ORDER BY partition LIMIT @want FOR UPDATE SKIP LOCKED) free
+           AND (refused_until < now() OR refused_by <> @owner OR @members = 1)
+         ORDER BY refused_until > now() DESC, partition
+         LIMIT greatest(@want, (SELECT count(*) FROM leases WHERE kind = @kind AND expires_at < now() AND partition = ANY(@partitions::int[])
+                                   AND refused_until > now() AND refused_by <> @owner)) FOR UPDATE SKIP LOCKED) free
  WHERE l.kind = @kind AND l.partition = free.partition
-RETURNING l.partition::int`
+RETURNING l.partition::int, l.refused_until > now() AND l.refused_by <> @owner`
 
 // heartbeat renews, gives up what is over the fair share, and takes what is under it.
 func (g *Group) heartbeat(ctx context.Context) error {
@@ -168,80 +195,109 @@ func (g *Group) heartbeat(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, g.cfg.TTL/2)
 	defer cancel()
 	g.mu.Lock()
-	drop, wanted := slices.Clone(g.draining), slices.Clone(g.wanted)
+	drop, wanted, refused := slices.Clone(g.draining), slices.Clone(g.wanted), g.refused
+	g.refused = nil
 	g.mu.Unlock()
 
-	var held, surplus []int
-	var share int
-	err := postgres.InTx(ctx, g.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		held, surplus = held[:0], surplus[:0]
-		if _, err := tx.Exec(ctx, boundSQL, pgx.StrictNamedArgs{"ttl_ms": strconv.FormatInt(g.cfg.TTL.Milliseconds(), 10)}); err != nil {
-			return fmt.Errorf("bound the heartbeat: %w", err)
-		}
-		args := pgx.NamedArgs{"kind": g.kind, "owner": g.owner, "ttl": g.cfg.TTL, "partitions": wanted, "drop": drop}
-		if !slices.Equal(g.rowsMade, wanted) {
-			if _, err := tx.Exec(ctx, ensureSQL, args); err != nil {
-				return fmt.Errorf("make lease rows: %w", err)
-			}
-		}
-		if _, err := tx.Exec(ctx, joinSQL, args); err != nil {
-			return fmt.Errorf("join: %w", err)
-		}
-		var members, rank int
-		if err := tx.QueryRow(ctx, shareSQL, args).Scan(&members, &rank); err != nil {
-			return fmt.Errorf("count members: %w", err)
-		}
-		members = max(members, 1)
-		share = len(wanted) / members
-		if rank < len(wanted)%members {
-			share++
-		}
-		share = max(share, 1) // of more members than partitions none gives up its only one: it would gain nobody anything
-		var p int
-		var kept bool
-		rows, _ := tx.Query(ctx, renewSQL, args)
-		if _, err := pgx.ForEachRow(rows, []any{&p, &kept}, func() error {
-			if _, is := slices.BinarySearch(wanted, p); kept && is {
-				held = append(held, p)
-			} else if kept {
-				surplus = append(surplus, p) // there is no such partition any more
-			}
-			return nil
-		}); err != nil {
-			return fmt.Errorf("renew leases: %w", err)
-		}
-		if want := share - len(held); want > 0 {
-			args["want"] = want
-			rows, _ := tx.Query(ctx, takeSQL, args)
-			taken, err := pgx.CollectRows(rows, pgx.RowTo[int])
-			if err != nil {
-				return fmt.Errorf("take leases: %w", err)
-			}
-			held = append(held, taken...)
-		}
-		return nil
+	var b beaten
+	err := postgres.InTx(ctx, g.pool, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {
+		b, err = g.exchange(ctx, tx, wanted, drop, refused)
+		return err
 	})
 	if err != nil {
 		return err
 	}
 	g.rowsMade = wanted
-	slices.Sort(held)
-	if len(held) > share {
-		surplus = append(surplus, held[share:]...)
-		held = held[:share]
+	slices.Sort(b.held)
+	if keep := max(0, b.share-len(b.lent)); len(b.held) > keep {
+		b.surplus = append(b.surplus, b.held[keep:]...)
+		b.held = b.held[:keep]
 	}
+	held := slices.Sorted(slices.Values(append(b.held, b.lent...)))
 
 	g.mu.Lock()
 	before := g.held
-	g.held, g.draining = slices.Clone(held), surplus
+	g.held, g.draining = slices.Clone(held), b.surplus
 	g.until = start.Add(g.cfg.TTL - g.cfg.TTL/marginPerTTL)
 	g.mu.Unlock()
 	if !slices.Equal(before, held) {
-		g.log.InfoContext(ctx, "leases changed", "owner", g.owner, "held", len(held), "share", share)
+		g.log.InfoContext(ctx, "leases changed", "owner", g.owner, "held", len(held), "share", b.share)
 		select {
 		case g.changed <- struct{}{}:
 		default:
 		}
+	}
+	return nil
+}
+
+// beaten is what the database says of this instance's leases.
+type beaten struct {
+	share   int
+	held    []int
+	lent    []int // held too, because another instance has refused them
+	surplus []int // held, and to be freed
+}
+
+// exchange renews the leases but for those to drop and to refuse, and takes what is missing.
+func (g *Group) exchange(ctx context.Context, tx pgx.Tx, wanted, drop, refused []int) (b beaten, err error) {
+	if _, err := tx.Exec(ctx, boundSQL, pgx.StrictNamedArgs{"ttl_ms": strconv.FormatInt(g.cfg.TTL.Milliseconds(), 10)}); err != nil {
+		return b, fmt.Errorf("bound the heartbeat: %w", err)
+	}
+	args := pgx.NamedArgs{"kind": g.kind, "owner": g.owner, "ttl": g.cfg.TTL, "partitions": wanted, "drop": drop, "refused": refused, "refused_for": refusedFor}
+	if !slices.Equal(g.rowsMade, wanted) {
+		if _, err := tx.Exec(ctx, ensureSQL, args); err != nil {
+			return b, fmt.Errorf("make lease rows: %w", err)
+		}
+	}
+	if _, err := tx.Exec(ctx, joinSQL, args); err != nil {
+		return b, fmt.Errorf("join: %w", err)
+	}
+	var members, rank int
+	if err := tx.QueryRow(ctx, shareSQL, args).Scan(&members, &rank); err != nil {
+		return b, fmt.Errorf("count members: %w", err)
+	}
+	members = max(members, 1)
+	b.share = len(wanted) / members
+	if rank < len(wanted)%members {
+		b.share++
+	}
+	b.share = max(b.share, 1) // of more members than partitions none gives up its only one: it would gain nobody anything
+	args["members"] = members
+	if len(refused) > 0 {
+		if _, err := tx.Exec(ctx, refuseSQL, args); err != nil {
+			return b, fmt.Errorf("refuse leases: %w", err)
+		}
+	}
+	err = g.renew(ctx, tx, args, wanted, &b)
+	return b, err
+}
+
+// renew fills in which leases are held now.
+func (g *Group) renew(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs, wanted []int, b *beaten) error {
+	var p int
+	var kept, isLent bool
+	hold := func() {
+		if isLent {
+			b.lent = append(b.lent, p)
+		} else {
+			b.held = append(b.held, p)
+		}
+	}
+	rows, _ := tx.Query(ctx, renewSQL, args)
+	if _, err := pgx.ForEachRow(rows, []any{&p, &kept, &isLent}, func() error {
+		if _, is := slices.BinarySearch(wanted, p); kept && is {
+			hold()
+		} else if kept {
+			b.surplus = append(b.surplus, p) // there is no such partition any more
+		}
+		return nil
+	}); err != nil {
+		return fmt.Errorf("renew leases: %w", err)
+	}
+	args["want"] = max(0, b.share-len(b.held)-len(b.lent))
+	rows, _ = tx.Query(ctx, takeSQL, args)
+	if _, err := pgx.ForEachRow(rows, []any{&p, &isLent}, func() error { hold(); return nil }); err != nil {
+		return fmt.Errorf("take leases: %w", err)
 	}
 	return nil
 }

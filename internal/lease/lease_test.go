@@ -326,3 +326,40 @@ func TestAShareThatChangesIsAHeartbeatAtOnce(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestARefusedLeaseGoesToAnotherForAWhile: each keeps its fair share, and the two do not throw it back and forth.
+func TestARefusedLeaseGoesToAnotherForAWhile(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	a, b := newGroupOf(t, pool, "a", time.Minute, numbers(0, 4)), newGroupOf(t, pool, "b", time.Minute, numbers(0, 4))
+	check := func(when string, wantA, wantB []int) {
+		t.Helper()
+		if diff := cmp.Diff([][]int{wantA, wantB}, [][]int{a.Held(), b.Held()}); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", when, diff)
+		}
+	}
+	beat(t, a)
+	a.Refuse(3)
+	beat(t, a)
+	check("nobody else is there", []int{0, 1, 2, 3}, nil)
+	beat(t, b, a, a, b)
+	check("shared", []int{0, 1}, []int{2, 3})
+	a.Refuse(1)
+	beat(t, a, b)
+	check("refused", []int{0}, []int{1, 2})
+	beat(t, b, a)
+	check("and made good for", []int{0, 3}, []int{1, 2})
+	b.Refuse(1)
+	beat(t, b, a, b)
+	check("refused again too soon", []int{0, 3}, []int{1, 2})
+	if _, err := pool.Exec(t.Context(), `UPDATE leases SET refused_until = now() - interval '1 second' WHERE partition = 1`); err != nil {
+		t.Fatal(err)
+	}
+	b.Refuse(1)
+	beat(t, b, a, a, b)
+	check("refused by the other", []int{0, 1}, []int{2, 3})
+	if err := a.leave(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	beat(t, b)
+	check("the other has left", nil, []int{0, 1, 2, 3})
+}

@@ -66,11 +66,13 @@ CREATE TABLE consumer_dead_letter_actions (
 
 -- The same tables as in the truth, where they are explained.
 CREATE TABLE IF NOT EXISTS leases (
-  kind       text        NOT NULL,
-  partition  integer     NOT NULL,
-  owner      text        NOT NULL DEFAULT '',
-  epoch      bigint      NOT NULL DEFAULT 0,
-  expires_at timestamptz NOT NULL DEFAULT '-infinity',
+  kind          text        NOT NULL,
+  partition     integer     NOT NULL,
+  owner         text        NOT NULL DEFAULT '',
+  epoch         bigint      NOT NULL DEFAULT 0,
+  expires_at    timestamptz NOT NULL DEFAULT '-infinity',
+  refused_by    text        NOT NULL DEFAULT '',          -- who could not serve it,
+  refused_until timestamptz NOT NULL DEFAULT '-infinity', -- and does not take it back before
   PRIMARY KEY (kind, partition)
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_cost_delay = 0);
 CREATE TABLE IF NOT EXISTS lease_members (

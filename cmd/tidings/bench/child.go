@@ -74,6 +74,7 @@ func childCommand() *cobra.Command {
 			var part interface{ Run(context.Context) error }
 			switch args[0] {
 			case partRelay:
+				relay.UseOneProcessor()
 				part, err = relay.New(cfg.Relay, pool, cfg.Broker, slog.Default(), reg)
 			case partAPI:
 				truth, terr := postgres.Open(ctx, cfg.DatabaseURL, cfg.Postgres, role, args[0])
@@ -133,7 +134,8 @@ func read(reg *prometheus.Registry, name string) (n int) {
 type child struct {
 	cmd  *exec.Cmd
 	out  *bufio.Reader
-	peak float64 // MiB, sampled
+	peak float64       // MiB, sampled
+	cpu  time.Duration // of the processor, sampled
 	mu   sync.Mutex
 	wait func() error
 }
@@ -158,17 +160,31 @@ func startChild(s *servers, part string, ttl time.Duration, stderr io.Writer, en
 	return &child{cmd: cmd, out: bufio.NewReader(stdout), wait: sync.OnceValue(cmd.Wait)}, nil
 }
 
-// sample notes the process's peak memory so far.
+// sample notes the process's peak memory and its time on the processor so far.
 func (c *child) sample() {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.cmd.Process.Pid))
+	dir := fmt.Sprintf("/proc/%d/", c.cmd.Process.Pid)
+	status, err := os.ReadFile(dir + "status")
 	if err != nil {
 		return // it has ended: the last sample stands
 	}
+	stat, err := os.ReadFile(dir + "stat")
+	if err != nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if _, rest, ok := strings.Cut(string(status), "VmHWM:"); ok {
 		if kb, err := strconv.ParseFloat(strings.Fields(rest)[0], 64); err == nil {
-			c.mu.Lock()
 			c.peak = max(c.peak, kb/1024)
-			c.mu.Unlock()
+		}
+	}
+	const user, system, tick = 11, 12, 10 * time.Millisecond // behind the name, in USER_HZ (proc_pid_stat(5))
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	if f := strings.Fields(rest); len(f) > system {
+		u, uerr := strconv.ParseInt(f[user], 10, 64)
+		s, serr := strconv.ParseInt(f[system], 10, 64)
+		if uerr == nil && serr == nil {
+			c.cpu = max(c.cpu, time.Duration(u+s)*tick)
 		}
 	}
 }

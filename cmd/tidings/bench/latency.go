@@ -38,7 +38,8 @@ func latencyCommand() *cobra.Command {
 		Long: `Offers transactions of one follow and its event at a fixed rate, whether or not earlier ones are done (open loop), and times each from
 before its insert. Case subscriber: until a JetStream consumer has the event. Case projection: until the row of followercounts can be
 read; what has been written is looked for every millisecond. As the API does, the writers wake the relay after a commit; --wake=false leaves it to the
-relay's polling, as with rows inserted by plain SQL.
+relay's polling, as with rows inserted by plain SQL. relay_cpu_us_per_event and consumer_cpu_us_per_event are what their processes take of the
+processor.
 
 relay_cpu_us_per_event and consumer_cpu_us_per_event are the processor time of these processes, without their database's and broker's.
 
@@ -126,6 +127,11 @@ func (o latencyOptions) run(ctx context.Context, c latencyCase, say func(string,
 		if err := s.holdSnapshot(ctx); err != nil {
 			return r, err
 		}
+	}
+	before := make([]time.Duration, len(children))
+	for i, c := range children {
+		c.sample()
+		before[i] = c.cpu
 	}
 	stamps, arrived := make([]time.Time, total), make([]time.Duration, total)
 	var mu sync.Mutex // of stamps, arrived, left and begun
@@ -220,13 +226,17 @@ func (o latencyOptions) run(ctx context.Context, c latencyCase, say func(string,
 	writers.Wait()
 	var peak float64
 	for i, c := range children {
+		c.sample()
+		cpu := perEvent(c.cpu-before[i], total)
 		t, err := c.stop()
 		if err != nil {
 			return r, err
 		}
 		peak = max(peak, c.peak)
 		if i == 0 {
-			r.CatchUps, r.Conflicts = &t.CatchUps, &t.Conflicts
+			r.CatchUps, r.Conflicts, r.RelayCPU = &t.CatchUps, &t.Conflicts, cpu
+		} else {
+			r.ConsumerCPU = cpu
 		}
 	}
 	children = nil

@@ -27,9 +27,16 @@ type relayOptions struct {
 	messages, relays, payload, processed int
 	tenants, partitions                  int
 	sync                                 string
-	heldSnapshot                         bool
+	heldSnapshot, openTransaction        bool
 	within                               time.Duration
 }
+
+// The cases of `tidings bench relay`.
+const (
+	caseRelay           = "relay"
+	caseHeldSnapshot    = "relay-held-snapshot"
+	caseOpenTransaction = "relay-open-transaction"
+)
 
 // leaseTTL of relays under test: the least that is allowed for, so that the takeover is in the run and not after it.
 const leaseTTL = time.Second
@@ -43,18 +50,21 @@ func relayCommand() *cobra.Command {
 With two relays or more, one is killed (SIGKILL) half way and its partitions are taken over. Afterwards the whole stream is read:
 missing, duplicates and inversions (versions of one entity that do not rise by one) must be 0.
 
-With --held-snapshot two cases run on --processed rows that were published before: one after a vacuum, and one while a snapshot
-from before they were published is held open, so that vacuum can remove nothing.`,
+With --held-snapshot a second case runs while a snapshot from before the --processed rows were published is held open, so that vacuum can
+remove nothing. With --open-transaction another one runs while a transaction that has an id stays open: no floor can rise.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.messages < 1 || o.relays < 1 || o.payload < 0 || o.processed < 0 || o.tenants < 1 || o.tenants > 10_000 || o.sync != syncAlways && o.sync != syncDefault {
 				return errors.New("want --messages and --relays of 1 or more, --tenants of 1 to 10000, --payload and --processed of 0 or more, --broker-sync always or default")
 			}
-			held := []bool{false}
+			cases := []string{caseRelay}
 			if o.heldSnapshot {
-				held = append(held, true)
+				cases = append(cases, caseHeldSnapshot)
 			}
-			for _, h := range held {
-				r, err := o.run(cmd.Context(), h, progress(cmd))
+			if o.openTransaction {
+				cases = append(cases, caseOpenTransaction)
+			}
+			for _, c := range cases {
+				r, err := o.run(cmd.Context(), c, progress(cmd))
 				if err != nil {
 					return err
 				}
@@ -77,6 +87,7 @@ from before they were published is held open, so that vacuum can remove nothing.
 	f.IntVar(&o.processed, "processed", 0, "rows that were published before")
 	f.StringVar(&o.sync, "broker-sync", syncAlways, "the broker syncs to disk: always (before each ack) or default (every two minutes)")
 	f.BoolVar(&o.heldSnapshot, "held-snapshot", false, "a second case while a snapshot from before is held open")
+	f.BoolVar(&o.openTransaction, "open-transaction", false, "another case while a transaction from before stays open")
 	f.DurationVar(&o.within, "within", 10*time.Minute, "give up after this long")
 	return cmd
 }
@@ -94,11 +105,8 @@ func (o relayOptions) rows(first, end int) pgx.StrictNamedArgs {
 	return pgx.StrictNamedArgs{"payload": o.payload, "tenants": o.tenants, "first": first, "last": end - 1}
 }
 
-func (o relayOptions) run(ctx context.Context, held bool, say func(string, ...any)) (_ result, err error) {
-	r := result{Case: "relay", Relays: o.relays, Payload: o.payload, Processed: o.processed, Tenants: o.tenants, Partitions: o.partitions}
-	if held {
-		r.Case = "relay-held-snapshot"
-	}
+func (o relayOptions) run(ctx context.Context, name string, say func(string, ...any)) (_ result, err error) {
+	r := result{Case: name, Relays: o.relays, Payload: o.payload, Processed: o.processed, Tenants: o.tenants, Partitions: o.partitions}
 	say("%s: starting servers", r.Case)
 	s, err := startServers(ctx, o.sync, slog.Default())
 	if err != nil {
@@ -109,7 +117,12 @@ func (o relayOptions) run(ctx context.Context, held bool, say func(string, ...an
 		return r, err
 	}
 	if o.processed > 0 {
-		if err := o.preload(ctx, s, held, say); err != nil {
+		if err := o.preload(ctx, s, name == caseHeldSnapshot, say); err != nil {
+			return r, err
+		}
+	}
+	if name == caseOpenTransaction {
+		if err := s.hold(ctx, `BEGIN; SELECT pg_current_xact_id()`); err != nil {
 			return r, err
 		}
 	}
@@ -177,8 +190,10 @@ func (o relayOptions) run(ctx context.Context, held bool, say func(string, ...an
 
 	var total tally
 	var peak float64
+	var cpu time.Duration
 	for i, c := range children {
-		peak = max(peak, c.peak)
+		c.sample()
+		peak, cpu = max(peak, c.peak), cpu+c.cpu
 		if i < takeovers {
 			continue
 		}
@@ -189,6 +204,7 @@ func (o relayOptions) run(ctx context.Context, held bool, say func(string, ...an
 		peak, total.CatchUps, total.Conflicts = max(peak, c.peak), total.CatchUps+t.CatchUps, total.Conflicts+t.Conflicts
 	}
 	children = nil
+	r.RelayCPU = perEvent(cpu, o.messages)
 	r.PeakRSS, r.CatchUps, r.Conflicts, r.Takeovers = ptr(round(peak, 1)), &total.CatchUps, &total.Conflicts, &takeovers
 	say("%s: reading the stream back", r.Case)
 	if err := r.check(ctx, s, js); err != nil {

@@ -55,6 +55,11 @@ func (r *result) rate(events int, took time.Duration) {
 	r.EventsPerSecond = round(float64(events)/took.Seconds(), 0)
 }
 
+// perEvent returns the microseconds per event.
+func perEvent(d time.Duration, events int) *float64 {
+	return ptr(round(float64(d)/float64(time.Microsecond)/float64(events), 1))
+}
+
 // quantiles returns the quantiles (nearest rank) of times, in milliseconds; nil of none.
 func quantiles(times []time.Duration) (p50, p95, p99 *float64) {
 	if len(times) == 0 {

@@ -170,13 +170,18 @@ func (s *servers) stream(ctx context.Context, log *slog.Logger) (jetstream.JetSt
 
 // holdSnapshot opens a snapshot that is held until the servers are closed: vacuum can remove nothing that was there.
 func (s *servers) holdSnapshot(ctx context.Context) error {
+	return s.hold(ctx, `BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox_partitions`)
+}
+
+// hold leaves a transaction open that begin begins, until the servers are closed.
+func (s *servers) hold(ctx context.Context, begin string) error {
 	conn, err := pgx.Connect(ctx, s.url)
 	if err != nil {
-		return fmt.Errorf("hold a snapshot: %w", err)
+		return fmt.Errorf("hold a transaction: %w", err)
 	}
 	s.undo = append(s.undo, func() error { return conn.Close(context.WithoutCancel(ctx)) })
-	if _, err := conn.Exec(ctx, `BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox_partitions`); err != nil {
-		return fmt.Errorf("hold a snapshot: %w", err)
+	if _, err := conn.Exec(ctx, begin); err != nil {
+		return fmt.Errorf("hold a transaction: %w", err)
 	}
 	return nil
 }

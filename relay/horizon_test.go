@@ -1,0 +1,113 @@
+package relay
+
+import (
+	"context"
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
+)
+
+func TestAClaimMayBeginWhereNoTransactionThatRunsCanAddARow(t *testing.T) {
+	for name, c := range map[string]struct {
+		samples [][2]int64 // id and transaction
+		running []uint64
+		xmax    uint64
+		upto    int64
+		inHand  []int64
+		floor   int64 // as it rises, from 5
+		above   int64
+		open    []outbox.Open
+		kept    int
+	}{
+		"nothing is known yet":                          {nil, nil, 100, math.MaxInt64, nil, 5, 5, nil, 0},
+		"no transaction from before the sample runs":    {[][2]int64{{10, 50}}, []uint64{50, 60}, 100, math.MaxInt64, nil, 10, 10, nil, 1},
+		"of two samples the later one counts":           {[][2]int64{{10, 50}, {20, 60}}, []uint64{60}, 100, math.MaxInt64, nil, 20, 20, nil, 1},
+		"one runs that may add rows up to the sample":   {[][2]int64{{10, 50}}, []uint64{49}, 100, math.MaxInt64, nil, 5, 10, []outbox.Open{{XID: 49, Above: 5}}, 1},
+		"one runs from between two samples":             {[][2]int64{{10, 50}, {20, 60}}, []uint64{55}, 100, math.MaxInt64, nil, 10, 20, []outbox.Open{{XID: 55, Above: 10}}, 2},
+		"a long one and short ones":                     {[][2]int64{{10, 50}, {20, 60}, {30, 70}, {40, 80}}, []uint64{45, 75}, 100, math.MaxInt64, nil, 5, 40, []outbox.Open{{XID: 45, Above: 5}, {XID: 75, Above: 30}}, 2},
+		"a claim left a row":                            {[][2]int64{{10, 50}, {20, 60}}, []uint64{55}, 100, 7, nil, 7, 7, []outbox.Open{{XID: 55, Above: 7}}, 2},
+		"a row is in hand":                              {[][2]int64{{10, 50}}, nil, 100, math.MaxInt64, []int64{9}, 8, 10, nil, 1},
+		"the sample is of a server that is ahead":       {[][2]int64{{10, 50}, {20, 101}}, nil, 100, math.MaxInt64, nil, 10, 10, nil, 2},
+		"the first sample is of a server that is ahead": {[][2]int64{{10, 101}}, nil, 100, math.MaxInt64, nil, 5, 5, nil, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := horizon{floor: 5}
+			for _, s := range c.samples {
+				h.samples = append(h.samples, outbox.Horizon{LastID: s[0], XID: uint64(s[1])})
+			}
+			var rows []outbox.Row
+			for _, id := range c.inHand {
+				rows = append(rows, outbox.Row{Event: event.Event{OutboxID: id}})
+			}
+			h.claimed(&outbox.Claimed{Upto: c.upto, Running: c.running, Xmax: c.xmax}, rows, []outbox.Row{{Event: event.Event{OutboxID: 1}, Delayed: true}})
+			above, open := h.begin()
+			if h.floor != c.floor || above != c.above || len(h.samples) != c.kept {
+				t.Errorf("the floor is %d, claims begin behind %d, %d samples are kept; want %d, %d, %d", h.floor, above, len(h.samples), c.floor, c.above, c.kept)
+			}
+			if diff := cmp.Diff(c.open, open); diff != "" {
+				t.Errorf("open transactions (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestClaimsPassWhatIsPublishedWhileATransactionStaysOpen: and find what it has added as soon as it has ended, before what follows it.
+func TestClaimsPassWhatIsPublishedWhileATransactionStaysOpen(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	r := newRelay(t, pool, testkit.NATS(t))
+	r.floorEvery = time.Millisecond
+	w := connected(t, r)
+	if err := w.catchUp(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }() // it may have ended
+	var late int64
+	if err := tx.QueryRow(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'post', 1, 'created', '{}') RETURNING id`).
+		Scan(&late); err != nil {
+		t.Fatal(err)
+	}
+	var last int64
+	for n := range int64(50) {
+		last = insertRow(t, pool, 2+n, "created")
+	}
+	ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	defer stop()
+	r.step = func(string) {
+		if above, _ := w.horizon.begin(); above >= last {
+			stop()
+		}
+	}
+	if err := w.rounds(ctx, t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if above, open := w.horizon.begin(); above < last || len(open) == 0 || w.horizon.floor >= late {
+		t.Fatalf("claims begin behind %d while %v run, the floor is %d: want %d at least, and a floor below %d", above, open, w.horizon.floor, last, late)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	next := insertRow(t, pool, 1, "edited")
+	c, err := w.exchange(t.Context(), nil, nil, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []int64
+	for _, row := range c.Rows {
+		got = append(got, row.OutboxID)
+	}
+	if !slices.Equal(got, []int64{late, next}) {
+		t.Errorf("the next claim returns %v: want %d, which was committed late, and %d", got, late, next)
+	}
+}
