@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -13,19 +14,21 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// content is what the archive holds of a month now.
-func (s *Store) content(ctx context.Context, month time.Time) (rows int64, sum []byte, err error) {
+// content is what the archive holds of a range now.
+func (s *Store) content(ctx context.Context, r outbox.Range) (rows int64, sum []byte, err error) {
 	h := sha256.New()
-	err = outbox.WalkArchive(ctx, s.pool, month, monthEnd(month), func(_ outbox.ArchiveKey, line []byte) error {
+	err = outbox.WalkArchive(ctx, s.pool, r.From, r.To, func(_ outbox.ArchiveKey, line []byte) error {
 		h.Write(line)
 		h.Write([]byte{'\n'})
 		if rows++; rows%1000 == 0 {
-			s.progress(Progress{"compare " + month.Format(monthFormat), rows, 0})
+			s.progress(Progress{"compare " + rangeName(r), rows, 0})
 		}
 		return nil
 	})
 	return rows, h.Sum(nil), err
 }
+
+func rangeName(r outbox.Range) string { return fmt.Sprintf("the range from %d", r.From) }
 
 // probe reads the manifest of an export.
 func (s *Store) probe(ctx context.Context, e Export) error {
@@ -46,27 +49,27 @@ func (s *Store) readExport(ctx context.Context, e Export) error {
 	return err
 }
 
-// staleSQL notes that exports do not hold what the table holds, so that the month is exported again.
+// staleSQL notes that exports do not hold what the table holds, so that the range is exported again.
 // Index: outbox_archive_exports_pkey.   Locks: the rows.
 const staleSQL = `
 UPDATE /* coldstore.stale */ outbox_archive_exports SET stale_at = now() WHERE export_id = ANY(@ids) AND state = 'COMPLETE' AND stale_at IS NULL`
 
-// releaseSQL notes that the files of an export were read and hold what the table holds. From now on the month may be dropped.
+// releaseSQL notes that the files of an export were read and hold what the table holds. From now on the range may be dropped.
 // Index: outbox_archive_exports_pkey.   Locks: the row.
 const releaseSQL = `
 UPDATE /* coldstore.release */ outbox_archive_exports SET verified_at = now(), stale_at = NULL, released_at = coalesce(released_at, now())
  WHERE export_id = @id AND state = 'COMPLETE'`
 
-// Check says whether a month may be dropped, else why not: an export of it has just been read from end to end and holds exactly
-// what the archive holds. It reads the month in the database and in the store. The answer is good as long as the fence holds: the
-// caller drops the month under the same lease. A month that changed since, or whose files are damaged, is exported again by the
+// Check says whether a range may be dropped, else why not: an export of it has just been read from end to end and holds exactly
+// what the archive holds. It reads the range in the database and in the store. The answer is good as long as the fence holds: the
+// caller drops the range under the same lease. A range that changed since, or whose files are damaged, is exported again by the
 // next ExportDue. An error leaves everything as it is.
 //
-// A Store without a URL lets go of what was never exported, and asks the same of a month that was: where one process is not told of
-// the exports that others make, what stands outside is all that is left of the month, and must be marked so.
-func (s *Store) Check(ctx context.Context, month time.Time) (ok bool, why string, err error) {
-	name := month.Format(monthFormat)
-	all, err := s.exports(ctx, &month, stateComplete)
+// A Store without a URL lets go of what was never exported, and asks the same of a range that was: where one process is not told of
+// the exports that others make, what stands outside is all that is left of the range, and must be marked so.
+func (s *Store) Check(ctx context.Context, r outbox.Range) (ok bool, why string, err error) {
+	name := rangeName(r)
+	all, err := s.exports(ctx, r.From, nil)
 	if err != nil {
 		return false, "", err
 	}
@@ -82,7 +85,7 @@ func (s *Store) Check(ctx context.Context, month time.Time) (ok bool, why string
 	if len(away) > 0 && len(away) == len(all) {
 		return false, "", errors.Join(away...)
 	}
-	rows, sum, err := s.content(ctx, month)
+	rows, sum, err := s.content(ctx, r)
 	if err != nil {
 		return false, "", err
 	}
@@ -123,70 +126,10 @@ func (s *Store) Check(ctx context.Context, month time.Time) (ok bool, why string
 	return false, why, nil
 }
 
-// heldAgain is how long after a month was given free it is looked at again where a hold keeps some of it. What is held alone may be
-// left of it, which the next drop leaves as it is, and to find that out month by month every hour would be all that the store does.
-const heldAgain = 20 * time.Hour
-
-// BeforeDrop answers for outbox.Archive.BeforeDrop, in the run whose fence the store has. Of the default partition it answers for all
-// months that have rows there.
-func (s *Store) BeforeDrop(ctx context.Context, m outbox.Month) (ok bool, why string, err error) {
-	if m.Default {
-		return s.checkDefault(ctx, m.To)
-	}
-	all, err := s.exports(ctx, &m.From, stateComplete)
-	if err != nil {
-		return false, "", err
-	}
-	if m.Held && (len(all) > 0 || s.url != "") {
-		whole, err := outbox.HeldWhole(ctx, s.pool, m.From)
-		if err != nil {
-			return false, "", err
-		}
-		if whole {
-			return false, "a hold keeps it", nil
-		}
-		for _, e := range all {
-			if e.ReleasedAt != nil && e.VerifiedAt != nil && time.Since(*e.VerifiedAt) < heldAgain {
-				return false, "a hold keeps some of it, and it was looked at " + e.VerifiedAt.UTC().Format(time.RFC3339), nil
-			}
-		}
-	}
-	return s.Check(ctx, m.From)
-}
-
-func (s *Store) checkDefault(ctx context.Context, before time.Time) (ok bool, why string, err error) {
-	if odd, err := outbox.ArchivedInNoMonth(ctx, s.pool); err != nil {
-		return false, "", err
-	} else if odd && s.url != "" {
-		return false, "some rows say that they occurred before the year 1, and no export holds those", nil
-	}
-	months, err := outbox.Months(ctx, s.pool)
-	if err != nil {
-		return false, "", err
-	}
-	partitioned := make(map[time.Time]bool)
-	for _, m := range months {
-		partitioned[m.From] = true
-	}
-	all, err := outbox.ArchivedMonths(ctx, s.pool, before)
-	if err != nil {
-		return false, "", err
-	}
-	for _, month := range all {
-		if partitioned[month] {
-			continue
-		}
-		if ok, why, err := s.Check(ctx, month); !ok || err != nil {
-			return false, why, err
-		}
-	}
-	return true, "", nil
-}
-
 // How the table stands to an export.
 const (
 	TableSame    = "same"    // it holds the very same rows
-	TableDiffers = "differs" // it holds others: rows came later, or the month was dropped and only those are left
+	TableDiffers = "differs" // it holds others: rows came later, or the range was dropped and only those are left
 	TableGone    = "gone"    // it holds none
 )
 
@@ -199,14 +142,18 @@ type Finding struct {
 	Table   string `json:"table"`
 }
 
-// Verify reads all files of the complete exports of a month, or of every one for the zero time, compares them with their manifests and
+// Verify reads all files of the complete exports that have events of a month, or of all for the zero time, compares them with their manifests and
 // checksums and with the table, and calls report with each. It changes nothing, and needs no fence.
 func (s *Store) Verify(ctx context.Context, month time.Time, report func(Finding) error) error {
 	of := &month
 	if month.IsZero() {
 		of = nil
 	}
-	all, err := s.exports(ctx, of, stateComplete)
+	all, err := s.exports(ctx, 0, of)
+	if err != nil {
+		return err
+	}
+	archived, err := s.archived(ctx)
 	if err != nil {
 		return err
 	}
@@ -221,9 +168,12 @@ func (s *Store) Verify(ctx context.Context, month time.Time, report func(Finding
 		if err != nil {
 			f.Problem, f.Damaged = err.Error(), errors.Is(err, ErrDamaged)
 		}
-		if i == 0 || !all[i-1].Month.Equal(e.Month) {
-			if rows, sum, err = s.content(ctx, e.Month); err != nil {
-				return err
+		if i == 0 || all[i-1].Range != e.Range {
+			rows = 0
+			if at := slices.IndexFunc(archived, func(r outbox.Range) bool { return r.From == e.Range }); at >= 0 {
+				if rows, sum, err = s.content(ctx, archived[at]); err != nil {
+					return err
+				}
 			}
 		}
 		switch {

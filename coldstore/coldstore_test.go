@@ -35,21 +35,38 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 var august = time.Date(2026, 8, 1, 0, 0, 0, 0, time.UTC)
 
+// The two ranges of a rig: one has the rows of August, the other a row from just before and one from just after.
+var (
+	part  = outbox.Range{From: 1, To: 100_000, FirstAt: august}
+	other = outbox.Range{From: 100_000, To: 200_000, FirstAt: august.AddDate(0, 0, -1)}
+)
+
+// rangesSQL makes the two of an archive that has nothing yet.
+const rangesSQL = `
+DO $$ DECLARE r record; BEGIN
+  FOR r IN SELECT from_id FROM outbox_ranges LOOP EXECUTE format('DROP TABLE %I', 'outbox_messages_' || r.from_id); END LOOP;
+END $$;
+DELETE FROM outbox_ranges;
+CREATE TABLE outbox_messages_1 PARTITION OF outbox_messages_archive FOR VALUES FROM (1) TO (100000);
+CREATE TABLE outbox_messages_100000 PARTITION OF outbox_messages_archive FOR VALUES FROM (100000) TO (200000);
+INSERT INTO outbox_ranges (from_id, to_id, state, settled_at, archived_at, first_at)
+VALUES (1, 100000, 'ARCHIVED', now(), now(), '2026-08-01 00:00:00Z'), (100000, 200000, 'ARCHIVED', now(), now(), '2026-07-31 00:00:00Z')`
+
 // fillSQL writes n rows of a month: all that a column can hold, rows at the month's very edges and just outside them.
 const fillSQL = `
 INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
-       processed_at, attempts, last_error, trace_id, event_id, stream_seq, inserted_at, partition, slot)
+       processed_at, attempts, last_error, trace_id, event_id, stream_seq, inserted_at, partition)
 SELECT g, CASE WHEN g % 3 = 0 THEN 9223372036854775807 ELSE 7 END, 'comment', 9007199254740993 + g, 'created', 1,
        jsonb_build_object('author_id', (g % 5)::text, 'body', 'secret ' || g || E' "<&>\n\t\u2028 é😀 \\', 'big', 12345678901234567890.000000000000000001, 'none', null),
        CASE g WHEN 1 THEN @month::timestamptz ELSE @month::timestamptz + (g / 2) * interval '1 minute 0.000001 seconds' END,
        CASE g % 4 WHEN 0 THEN '-infinity'::timestamptz WHEN 1 THEN 'infinity' ELSE @month::timestamptz END, now(), g % 3,
        CASE WHEN g % 2 = 0 THEN E'no\ttoken' END, CASE WHEN g % 3 = 0 THEN '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01' END,
        md5(g::text)::uuid, CASE WHEN g % 7 > 0 THEN g END, @month::timestamptz + interval '1 second',
-       CASE WHEN g % 7 > 0 THEN 40000 + g % 3 END, g % 32
+       CASE WHEN g % 7 > 0 THEN 40000 + g % 3 END
   FROM generate_series(1, @n::int) g
 UNION ALL
 SELECT 100000 + g, 7, 'comment', 1, 'created', 1, '{"author_id": "1", "body": "elsewhere"}',
-       CASE g WHEN 1 THEN @month::timestamptz - interval '1 microsecond' ELSE @month::timestamptz + interval '1 month' END, now(), now(), 0, NULL, NULL, md5('x' || g)::uuid, 1, now(), 0, 0
+       CASE g WHEN 1 THEN @month::timestamptz - interval '1 microsecond' ELSE @month::timestamptz + interval '1 month' END, now(), now(), 0, NULL, NULL, md5('x' || g)::uuid, 1, now(), 0
   FROM generate_series(1, 2) g`
 
 type rig struct {
@@ -63,7 +80,11 @@ func noFence(context.Context, pgx.Tx) error { return nil }
 
 func newRig(t *testing.T, n int) *rig {
 	t.Helper()
-	r := &rig{t: t, pool: testkit.Postgres(t).Pool(t, postgres.RoleSystem), dir: t.TempDir()}
+	db := testkit.Postgres(t)
+	r := &rig{t: t, pool: db.Pool(t, postgres.RoleSystem), dir: t.TempDir()}
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), rangesSQL); err != nil {
+		t.Fatal(err)
+	}
 	r.exec(fillSQL, pgx.StrictNamedArgs{"month": august, "n": n})
 	r.at("file://" + r.dir)
 	return r
@@ -82,10 +103,11 @@ func (r *rig) exec(sql string, args ...any) {
 	}
 }
 
-// table is what the archive holds of the month, every column.
+// table is what the archive holds of the month, or what was restored of it, every column.
 func (r *rig) table() []string {
 	r.t.Helper()
-	rows, _ := r.pool.Query(r.t.Context(), `SELECT a::text FROM outbox_messages_archive a WHERE occurred_at >= $1 AND occurred_at < $2 ORDER BY occurred_at, id`,
+	rows, _ := r.pool.Query(r.t.Context(), `SELECT a::text FROM (SELECT * FROM outbox_messages_archive UNION ALL SELECT * FROM outbox_messages_kept) a
+		WHERE occurred_at >= $1 AND occurred_at < $2 ORDER BY id`,
 		august, monthEnd(august))
 	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
@@ -96,12 +118,12 @@ func (r *rig) table() []string {
 
 func (r *rig) drop() {
 	r.t.Helper()
-	r.exec(`DELETE FROM outbox_messages_archive WHERE occurred_at >= $1 AND occurred_at < $2`, august, monthEnd(august))
+	r.exec(`DELETE FROM outbox_messages_archive WHERE id < 100000`)
 }
 
 func (r *rig) export() Export {
 	r.t.Helper()
-	e, err := r.Export(r.t.Context(), august)
+	e, err := r.Export(r.t.Context(), part)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -110,7 +132,7 @@ func (r *rig) export() Export {
 
 func (r *rig) check(want bool, says string) {
 	r.t.Helper()
-	ok, why, err := r.Check(r.t.Context(), august)
+	ok, why, err := r.Check(r.t.Context(), part)
 	if err != nil || ok != want || !strings.Contains(why, says) {
 		r.t.Errorf("may be dropped: %t, %q, %v; want %t, %q", ok, why, err, want, says)
 	}
@@ -167,7 +189,7 @@ func (r *rig) s3(fail func(w http.ResponseWriter, req *http.Request) bool) *s3me
 
 func unprepared(context.Context) error { return nil }
 
-func TestAMonthGoesOutAndComesBackAsItWas(t *testing.T) {
+func TestARangeGoesOutAndComesBackAsItWas(t *testing.T) {
 	for name, place := range map[string]func(r *rig){
 		"file": func(*rig) {},
 		"s3": func(r *rig) {
@@ -192,8 +214,16 @@ func TestAMonthGoesOutAndComesBackAsItWas(t *testing.T) {
 				t.Errorf("exported %+v", e)
 			}
 			r.check(true, "")
-			if due, err := r.Due(t.Context(), time.Since(monthEnd(august))-time.Hour); err != nil || len(due) != 1 || !due[0].Equal(august.AddDate(0, -1, 0)) {
-				t.Errorf("due: %v, %v; want the month before, alone", due, err)
+			if due, err := r.Due(t.Context()); err != nil || len(due) != 1 || due[0].From != other.From {
+				t.Errorf("due: %v, %v; want the other range alone", due, err)
+			}
+			if err := r.Verify(t.Context(), time.Time{}, func(f Finding) error {
+				if f.Problem != "" || f.Table != TableSame || f.Month != "2026-08" || f.Export.ID != e.ID {
+					t.Errorf("%+v", f)
+				}
+				return nil
+			}); err != nil {
+				t.Error(err)
 			}
 			r.drop()
 			for range 2 {
@@ -206,8 +236,8 @@ func TestAMonthGoesOutAndComesBackAsItWas(t *testing.T) {
 				t.Errorf("(-before +restored):\n%s", diff)
 			}
 			r.check(true, "")
-			if err := r.Verify(t.Context(), time.Time{}, func(f Finding) error {
-				if f.Problem != "" || f.Table != TableSame || f.Month != "2026-08" || f.Export.ID != e.ID {
+			if err := r.Verify(t.Context(), august, func(f Finding) error {
+				if f.Problem != "" || f.Table != TableGone || f.Export.ID != e.ID {
 					t.Errorf("%+v", f)
 				}
 				return nil
@@ -252,8 +282,8 @@ func TestAStrangerReadsASegment(t *testing.T) {
 	}
 }
 
-// Whatever has happened to the files or to the table, the month may not be dropped; exported again, it may.
-func TestAMonthWhoseExportIsNotWhatTheTableHoldsIsKeptAndExportedAgain(t *testing.T) {
+// Whatever has happened to the files or to the table, the range may not be dropped; exported again, it may.
+func TestARangeWhoseExportIsNotWhatTheTableHoldsIsKeptAndExportedAgain(t *testing.T) {
 	r := newRig(t, 20)
 	edit := func(suffix string, change func(content []byte) []byte) func() {
 		return func() {
@@ -289,8 +319,8 @@ func TestAMonthWhoseExportIsNotWhatTheTableHoldsIsKeptAndExportedAgain(t *testin
 		{"the manifest is cut short", edit(manifestName, func(b []byte) []byte { return b[:len(b)-10] }), "damaged"},
 		{"a row came late", func() {
 			r.exec(`INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
-				available_at, processed_at, attempts, event_id, inserted_at, slot)
-				VALUES (9999, 7, 'comment', 1, 'created', 1, '{}', '2026-08-31 23:59:59.999999+00', now(), now(), 0, gen_random_uuid(), now(), 0)`)
+				available_at, processed_at, attempts, event_id, inserted_at)
+				VALUES (9999, 7, 'comment', 1, 'created', 1, '{}', '2026-08-31 23:59:59.999999+00', now(), now(), 0, gen_random_uuid(), now())`)
 		}, "it has 21 rows"},
 		{"a row is another", func() {
 			r.exec(`UPDATE outbox_messages_archive SET payload = payload || '{"body": "another"}' WHERE id = 9999`)
@@ -302,8 +332,8 @@ func TestAMonthWhoseExportIsNotWhatTheTableHoldsIsKeptAndExportedAgain(t *testin
 		r.check(true, "")
 		c.do()
 		r.check(false, c.says)
-		done, err := r.ExportDue(t.Context(), 0)
-		if err != nil || !slices.ContainsFunc(done, func(e Export) bool { return e.Month.Equal(august) }) {
+		done, err := r.ExportDue(t.Context())
+		if err != nil || !slices.ContainsFunc(done, func(e Export) bool { return e.Range == part.From }) {
 			t.Errorf("%s: exported again: %v, %v", c.name, done, err)
 		}
 		if t.Failed() {
@@ -315,7 +345,7 @@ func TestAMonthWhoseExportIsNotWhatTheTableHoldsIsKeptAndExportedAgain(t *testin
 		t.Fatal(err)
 	}
 	r.check(false, "is not there")
-	if _, err := New(r.pool, r.url, noFence, nil, nil).Export(t.Context(), august); err == nil {
+	if _, err := New(r.pool, r.url, noFence, nil, nil).Export(t.Context(), part); err == nil {
 		t.Error("exported to a place that is gone")
 	}
 }
@@ -349,7 +379,7 @@ func TestAStoreThatFailsAtAnyStepLeadsToNoDrop(t *testing.T) {
 			for step := int64(1); ; step += stride {
 				n.Store(0)
 				failing.Store(step)
-				_, err := r.Export(t.Context(), august)
+				_, err := r.Export(t.Context(), part)
 				made := n.Load()
 				failing.Store(0)
 				if err == nil {
@@ -379,7 +409,7 @@ func TestAStoreThatFailsAtAnyStepLeadsToNoDrop(t *testing.T) {
 			for step := int64(1); ; step += stride { // and while the month is checked
 				n.Store(0)
 				failing.Store(step)
-				ok, why, err := r.Check(t.Context(), august)
+				ok, why, err := r.Check(t.Context(), part)
 				if n.Load() < step {
 					break
 				}
@@ -409,14 +439,14 @@ func TestADiskThatFailsLeadsToNoDrop(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(r.dir, "a"), nil, 0o600); err != nil { // where a directory has to be
 		t.Fatal(err)
 	}
-	if _, err := r.Export(t.Context(), august); err == nil {
+	if _, err := r.Export(t.Context(), part); err == nil {
 		t.Error("exported into a file")
 	}
 	r.check(false, "not exported")
 	if err := os.Remove(filepath.Join(r.dir, "a")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.ExportDue(t.Context(), 0); err != nil {
+	if _, err := r.ExportDue(t.Context()); err != nil {
 		t.Error(err)
 	}
 	r.check(true, "")
@@ -429,18 +459,18 @@ func TestADiskThatFailsLeadsToNoDrop(t *testing.T) {
 
 func TestOfTwoExportersTheLaterCountsAndTheFilesOfTheOtherGo(t *testing.T) {
 	r := newRig(t, 20)
-	other := New(r.pool, r.url, noFence, nil, nil)
+	rival := New(r.pool, r.url, noFence, nil, nil)
 	r.check(false, "not exported")
 	var second Export
 	first := New(r.pool, r.url, noFence, nil, func(p Progress) { // when all is written, and not yet complete
 		if second.ID == "" && strings.HasPrefix(p.Step, "read back") {
 			var err error
-			if second, err = other.Export(t.Context(), august); err != nil {
+			if second, err = rival.Export(t.Context(), part); err != nil {
 				t.Error(err)
 			}
 		}
 	})
-	if _, err := first.Export(t.Context(), august); !errors.Is(err, errTaken) {
+	if _, err := first.Export(t.Context(), part); !errors.Is(err, errTaken) {
 		t.Errorf("the first one: %v", err)
 	}
 	if got := r.complete(); !slices.Equal(got, []string{second.ID}) {
@@ -462,13 +492,13 @@ func TestAnExporterThatLostItsRightCompletesNothing(t *testing.T) {
 		}
 		return nil
 	}
-	if _, err := r.Export(t.Context(), august); !errors.Is(err, lost) || len(r.complete()) > 0 {
+	if _, err := r.Export(t.Context(), part); !errors.Is(err, lost) || len(r.complete()) > 0 {
 		t.Errorf("%v, complete: %v", err, r.complete())
 	}
 	r.fence = noFence
 	r.export()
 	r.fence = func(context.Context, pgx.Tx) error { return lost }
-	if ok, _, err := r.Check(t.Context(), august); ok || !errors.Is(err, lost) {
+	if ok, _, err := r.Check(t.Context(), part); ok || !errors.Is(err, lost) {
 		t.Errorf("may be dropped: %t, %v", ok, err)
 	}
 	if _, err := r.Restore(t.Context(), august, "", unprepared); !errors.Is(err, lost) {
@@ -476,12 +506,12 @@ func TestAnExporterThatLostItsRightCompletesNothing(t *testing.T) {
 	}
 }
 
-// A row that came after its month was dropped is exported beside what was exported before, never instead of it.
+// A row that came after its range was dropped is exported beside what was exported before, never instead of it.
 func TestWhatComesAfterTheDropIsExportedBesideTheRest(t *testing.T) {
 	r := newRig(t, 20)
 	first := r.export()
 	r.check(true, "")
-	r.exec(`DELETE FROM outbox_messages_archive WHERE occurred_at >= $1 AND occurred_at < $2 AND id <> 20`, august, monthEnd(august))
+	r.exec(`DELETE FROM outbox_messages_archive WHERE id < 100000 AND id <> 20`)
 	r.exec(`UPDATE outbox_messages_archive SET id = 21 WHERE id = 20`)
 	r.check(false, "it has 1 rows")
 	second := r.export()
@@ -493,15 +523,9 @@ func TestWhatComesAfterTheDropIsExportedBesideTheRest(t *testing.T) {
 	if got, err := r.Restore(t.Context(), august, "", unprepared); err != nil || got.Restored != 21 {
 		t.Errorf("%+v, %v", got, err)
 	}
-	r.check(false, "it has 21 rows") // neither holds them all
-	third := r.export()
-	r.check(true, "")
-	if got := r.complete(); !slices.Contains(got, third.ID) || len(got) != 3 {
-		t.Errorf("complete: %v", got)
-	}
-	r.drop()
-	if _, err := r.Export(t.Context(), august); !errors.Is(err, ErrNoRows) {
-		t.Errorf("a dropped month was exported: %v", err)
+	r.check(true, "") // what was restored is not the range's
+	if _, err := r.Export(t.Context(), part); !errors.Is(err, ErrNoRows) {
+		t.Errorf("a dropped range was exported: %v", err)
 	}
 }
 
@@ -518,25 +542,24 @@ func TestADamagedExportRestoresNothing(t *testing.T) {
 			t.Errorf("from %q: %v, and %d rows are there", from, err, len(r.table()))
 		}
 	}
-	r.exec(fillSQL, pgx.StrictNamedArgs{"month": august.AddDate(0, 3, 0), "n": 10})
-	if _, err := r.Export(t.Context(), august.AddDate(0, 3, 0)); err != nil {
+	if _, err := r.Export(t.Context(), other); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := r.Redact(t.Context(), 7, erase); !errors.Is(err, ErrDamaged) || n != 1 {
-		t.Errorf("redact: %d rows of the month that is sound, %v", n, err)
+	if n, err := r.Redact(t.Context(), 7, erase); !errors.Is(err, ErrDamaged) || n != 2 {
+		t.Errorf("redact: %d rows of the range that is sound, %v", n, err)
 	}
 	if len(r.complete()) != 2 {
 		t.Errorf("complete: %v", r.complete())
 	}
 	if err := r.Verify(t.Context(), august, func(f Finding) error {
-		if !strings.Contains(f.Problem, "damaged") || !f.Damaged || f.Table != TableGone {
+		if bad := f.Export.Range == part.From; strings.Contains(f.Problem, "damaged") != bad || f.Damaged != bad || (f.Table == TableGone) != bad {
 			t.Errorf("%+v", f)
 		}
 		return nil
 	}); err != nil {
 		t.Error(err)
 	}
-	if _, err := r.Restore(t.Context(), august.AddDate(0, 1, 0), "", unprepared); !errors.Is(err, ErrNoExport) {
+	if _, err := r.Restore(t.Context(), august.AddDate(0, 2, 0), "", unprepared); !errors.Is(err, ErrNoExport) {
 		t.Errorf("a month that was not exported: %v", err)
 	}
 }
@@ -557,13 +580,17 @@ func TestOddRowsComeBackAndSpoilNothing(t *testing.T) {
 	if diff := cmp.Diff(want, r.table()); diff != "" {
 		t.Errorf("(-before +restored):\n%s", diff)
 	}
-	first := time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC) // Go's zero time
 	r.exec(`UPDATE outbox_messages_archive SET occurred_at = '0001-01-01 00:00:00+00' WHERE id = 100001`)
-	if ok, why, err := r.Check(t.Context(), first); ok || err != nil || !strings.Contains(why, "not exported") {
-		t.Errorf("the month of the zero time: %t, %s, %v", ok, why, err)
+	if ok, why, err := r.Check(t.Context(), other); ok || err != nil || !strings.Contains(why, "not exported") {
+		t.Errorf("a range with an event of Go's zero time: %t, %s, %v", ok, why, err)
 	}
-	if all, err := r.List(t.Context()); err != nil || len(all) != 1 || all[0].ID != e.ID || all[0].StaleAt != nil {
-		t.Errorf("exports of other months: %+v, %v", all, err)
+	if odd, err := r.Export(t.Context(), other); err != nil || odd.Rows != 2 {
+		t.Errorf("exported %+v, %v", odd, err)
+	} else if got, err := r.Restore(t.Context(), time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC), "", unprepared); err != nil || got.Read != 2 || got.Restored != 0 {
+		t.Errorf("its month: %+v, %v", got, err)
+	}
+	if all, err := r.List(t.Context()); err != nil || len(all) != 2 || all[0].ID != e.ID || all[0].StaleAt != nil {
+		t.Errorf("exports of other ranges: %+v, %v", all, err)
 	}
 }
 
@@ -576,12 +603,12 @@ func TestARowThatTheOutboxHasAgainIsNotRestoredBesideIt(t *testing.T) {
 	r.exec(`WITH gone AS (DELETE FROM outbox_messages_archive WHERE id = 3 RETURNING *)
 		INSERT INTO outbox_messages (id, tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, available_at, event_id, inserted_at, processed_at, stream_seq)
 		SELECT id, tenant_id, 'post', aggregate_id, event_type, payload, occurred_at, occurred_at, event_id, occurred_at, now() - interval '8 d', 77 FROM gone`)
-	r.exec(`INSERT INTO outbox_messages (id, tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (4, 1, 'post', 1, 'created', '{}')`) // another event
+	r.exec(`INSERT INTO outbox_messages (id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (4, gen_random_uuid(), 1, 'post', 1, 'created', '{}')`) // another event
 	r.exec(`DELETE FROM outbox_messages_archive WHERE id = 4`)
 	if got, err := r.Restore(t.Context(), august, "", unprepared); err != nil || got.Read != 5 || got.Restored != 1 {
 		t.Errorf("%+v, %v; want the row back that is nowhere", got, err)
 	}
-	cfg := outbox.ArchiveConfig{After: time.Hour, Batch: 100, Share: 100}
+	cfg := outbox.ArchiveConfig{After: time.Hour, RangeRows: 1000, RangeAge: time.Hour}
 	archive, err := outbox.NewArchive(cfg, r.pool, testkit.Logger(t), prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
@@ -600,24 +627,23 @@ type unheld struct{}
 func (unheld) Fence(context.Context, pgx.Tx) error { return nil }
 func (unheld) Count(string, int64)                 {}
 
-// A month that was dropped without asking, by a process that was not told of the exports: what stands outside is all there is of it.
-func TestAMonthThatWasDroppedUnaskedStaysOutside(t *testing.T) {
+// A range that was dropped without asking, by a process that was not told of the exports: what stands outside is all there is of it.
+func TestARangeThatWasDroppedUnaskedStaysOutside(t *testing.T) {
 	r := newRig(t, 20)
 	unset := New(r.pool, "", noFence, nil, nil)
-	month := outbox.Month{From: august, To: monthEnd(august)}
-	if ok, why, err := unset.BeforeDrop(t.Context(), month); !ok || err != nil {
+	if ok, why, err := unset.Check(t.Context(), part); !ok || err != nil {
 		t.Errorf("without exports, where none are wanted: %t, %s, %v", ok, why, err)
 	}
 	first := r.export()
 	r.exec(`UPDATE outbox_messages_archive SET attempts = 9 WHERE id = 3`)
-	if ok, _, err := unset.BeforeDrop(t.Context(), month); ok || err != nil {
-		t.Errorf("an exported month that has changed since may be dropped: %t, %v", ok, err)
+	if ok, _, err := unset.Check(t.Context(), part); ok || err != nil {
+		t.Errorf("an exported range that has changed since may be dropped: %t, %v", ok, err)
 	}
 	first = r.export()
-	if ok, why, err := unset.BeforeDrop(t.Context(), month); !ok || err != nil {
-		t.Errorf("an exported month: %t, %s, %v", ok, why, err)
+	if ok, why, err := unset.Check(t.Context(), part); !ok || err != nil {
+		t.Errorf("an exported range: %t, %s, %v", ok, why, err)
 	}
-	r.exec(`DELETE FROM outbox_messages_archive WHERE occurred_at >= $1 AND occurred_at < $2 AND id <> 20`, august, monthEnd(august))
+	r.exec(`DELETE FROM outbox_messages_archive WHERE id < 100000 AND id <> 20`)
 	r.exec(`UPDATE outbox_messages_archive SET id = 21 WHERE id = 20`)
 	second := r.export()
 	if got := r.complete(); !slices.Equal(got, []string{second.ID, first.ID}) {
@@ -638,7 +664,7 @@ func TestAStoreThatIsAwayIsFoundOutFirst(t *testing.T) {
 	r.export()
 	away = true
 	r.exec(`UPDATE outbox_messages_archive SET attempts = 9 WHERE id = 3`) // which a look at the table finds
-	if ok, _, err := r.Check(t.Context(), august); ok || err == nil || errors.Is(err, ErrDamaged) {
+	if ok, _, err := r.Check(t.Context(), part); ok || err == nil || errors.Is(err, ErrDamaged) {
 		t.Errorf("%t, %v", ok, err)
 	}
 	if err := r.Verify(t.Context(), august, func(f Finding) error {
@@ -714,7 +740,7 @@ func TestARedactionThatDiesAtAnyStepIsRunAgain(t *testing.T) {
 	// Half an export, of one that died.
 	stopped, stop := context.WithCancel(t.Context())
 	half := New(r.pool, r.url, noFence, nil, func(p Progress) { stop() })
-	if _, err := half.Export(stopped, august.AddDate(0, -1, 0)); err == nil {
+	if _, err := half.Export(stopped, other); err == nil {
 		t.Fatal("the half export was completed")
 	}
 	secret := "secret 1 " // of tenant 7, author 1
@@ -825,7 +851,8 @@ func TestAnOldExportIsRestoredFromItsPlaceAlone(t *testing.T) {
 func TestTheFormatHasEveryColumnOfTheArchive(t *testing.T) {
 	r := newRig(t, 1)
 	rows, _ := r.pool.Query(t.Context(), `SELECT attname::text, replace(format_type(atttypid, NULL), 'timestamp with time zone', 'timestamptz')
-		FROM pg_attribute WHERE attrelid = 'outbox_messages_archive'::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum`)
+		FROM pg_attribute WHERE attrelid = 'outbox_messages_archive'::regclass AND attnum > 0 AND NOT attisdropped
+		AND attname NOT IN ('behind', 'delayed', 'payload_bytes') ORDER BY attnum`) // of waiting rows, and computed
 	want, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Column])
 	if err != nil {
 		t.Fatal(err)
@@ -833,7 +860,7 @@ func TestTheFormatHasEveryColumnOfTheArchive(t *testing.T) {
 	if diff := cmp.Diff(want, schema); diff != "" {
 		t.Errorf("(-table +format): a column that is not exported is lost\n%s", diff)
 	}
-	err = outbox.WalkArchive(t.Context(), r.pool, august, monthEnd(august), func(_ outbox.ArchiveKey, line []byte) error {
+	err = outbox.WalkArchive(t.Context(), r.pool, part.From, part.To, func(_ outbox.ArchiveKey, line []byte) error {
 		d := json.NewDecoder(strings.NewReader(string(line)))
 		d.DisallowUnknownFields()
 		var row Row

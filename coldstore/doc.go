@@ -1,12 +1,12 @@
-// Package coldstore keeps months of the outbox archive outside the database: in a directory or in S3, as compressed segments with a
+// Package coldstore keeps ranges of the outbox archive outside the database: in a directory or in S3, as compressed segments with a
 // manifest, until they are restored. docs/archive.md describes the files.
 //
-//	             Export                          Check                    month dropped
+//	             Export                          Check                    range dropped
 //	archive ───────────────▶ COMPLETE ────────────────────────▶ released ──────────────▶ cold alone ─── Restore ──▶ archive
 //	  ▲  rows change           │ files read back                  │ files read again,        │
 //	  └────────────────────────┘ stale: exported again            │ the table compared       │ Redact: new files, then the old ones go
 //
-// What it promises: a month that Check gives free stands outside in files that were just read from end to end and hold, byte for
+// What it promises: a range that Check gives free stands outside in files that were just read from end to end and hold, byte for
 // byte, what the table holds. Whatever dies, is slow, lies or is full meanwhile, the worst is that Check says no.
 //
 // How: an export is begun as a row of outbox_archive_exports, under an id that names its directory, so nothing is ever

@@ -9,13 +9,14 @@ import (
 	"errors"
 	"fmt"
 	"hash"
+	"slices"
 	"time"
 
 	"github.com/tidings/tidings/outbox"
 )
 
-// ErrNoRows reports a month of which the archive has nothing: it was exported and dropped, or never was.
-var ErrNoRows = errors.New("coldstore: the archive has no rows of the month")
+// ErrNoRows reports a range or a month of which the archive has nothing: it was exported and dropped, or never was.
+var ErrNoRows = errors.New("coldstore: the archive has no rows of it")
 
 // written is what an export has written.
 type written struct {
@@ -38,7 +39,7 @@ type writer struct {
 }
 
 func (s *Store) newWriter(b *bucket, e Export) *writer {
-	return &writer{s: s, b: b, dir: e.dir(), content: sha256.New(), m: Manifest{Format: Format, Month: e.Month.Format(monthFormat), ExportID: e.ID,
+	return &writer{s: s, b: b, dir: e.dir(), content: sha256.New(), m: Manifest{Format: Format, Month: e.Month.Format(monthFormat), ExportID: e.ID, Range: e.Range,
 		CreatedAt: e.StartedAt.UTC(), Encoding: "ndjson", Compression: "gzip", Schema: schema}}
 }
 
@@ -53,6 +54,13 @@ func (w *writer) add(ctx context.Context, key outbox.ArchiveKey, line []byte) er
 		if err := w.startSegment(ctx, fmt.Sprintf("%05d.ndjson.gz", len(w.m.Segments)+1), key); err != nil {
 			return err
 		}
+	}
+	if at := key.OccurredAt.UTC(); w.m.Rows+w.seg.Rows == 0 {
+		w.m.FirstOccurredAt, w.m.LastOccurredAt = at, at
+	} else if at.Before(w.m.FirstOccurredAt) {
+		w.m.FirstOccurredAt = at
+	} else if at.After(w.m.LastOccurredAt) {
+		w.m.LastOccurredAt = at
 	}
 	return w.write(key, line)
 }
@@ -150,31 +158,32 @@ func (s *Store) readBack(ctx context.Context, b *bucket, dir string, manifestSHA
 	return m, nil
 }
 
-// Export writes what the archive has of a month to the store's URL, reads it back, and then ends the exports that it supersedes.
-// ErrNoRows is a month of which there is nothing. The month starts at its first moment in UTC.
-func (s *Store) Export(ctx context.Context, month time.Time) (Export, error) {
+// Export writes a range of the archive to the store's URL, reads it back, and then ends the exports that it supersedes.
+// ErrNoRows is a range that is empty.
+func (s *Store) Export(ctx context.Context, r outbox.Range) (Export, error) {
 	if s.url == "" {
 		return Export{}, errors.New("coldstore: no URL to export to is set")
 	}
-	total, err := outbox.CountArchive(ctx, s.pool, month, monthEnd(month))
+	total, err := outbox.CountArchive(ctx, s.pool, r.From, r.To)
 	if err != nil {
 		return Export{}, err
 	}
 	if total == 0 {
-		return Export{}, fmt.Errorf("export %s: %w", month.Format(monthFormat), ErrNoRows)
+		return Export{}, fmt.Errorf("export the range from %d: %w", r.From, ErrNoRows)
 	}
-	e, err := s.exportTo(ctx, month, total)
+	e, err := s.exportTo(ctx, r, total)
 	if err != nil {
 		if ctx.Err() == nil {
 			s.metrics.failed()
 		}
-		return e, fmt.Errorf("export %s to %s: %w", month.Format(monthFormat), s.url, err)
+		return e, fmt.Errorf("export the range from %d to %s: %w", r.From, s.url, err)
 	}
 	s.metrics.exported(e)
 	return e, nil
 }
 
-func (s *Store) exportTo(ctx context.Context, month time.Time, total int64) (e Export, err error) {
+func (s *Store) exportTo(ctx context.Context, r outbox.Range, total int64) (e Export, err error) {
+	month := monthOf(r.FirstAt)
 	b, err := s.open(ctx, s.url)
 	if err != nil {
 		return e, err
@@ -182,12 +191,12 @@ func (s *Store) exportTo(ctx context.Context, month time.Time, total int64) (e E
 	if _, err := b.list(ctx, month.Format(monthFormat)+"/"); err != nil { // a store that is away is found out before there is an export to give up
 		return e, err
 	}
-	if e, err = s.begin(ctx, month, s.url); err != nil {
+	if e, err = s.begin(ctx, r.From, month, s.url); err != nil {
 		return e, err
 	}
 	w := s.newWriter(b, e)
 	defer w.close()
-	if err := outbox.WalkArchive(ctx, s.pool, month, monthEnd(month), func(key outbox.ArchiveKey, line []byte) error {
+	if err := outbox.WalkArchive(ctx, s.pool, r.From, r.To, func(key outbox.ArchiveKey, line []byte) error {
 		if err := w.add(ctx, key, line); err != nil {
 			return err
 		}
@@ -205,17 +214,20 @@ func (s *Store) exportTo(ctx context.Context, month time.Time, total int64) (e E
 	return s.complete(ctx, e, "", out)
 }
 
-// nowSQL reads the clock.
-const nowSQL = `SELECT /* coldstore.now */ now()`
+func monthOf(t time.Time) time.Time {
+	t = t.UTC()
+	return time.Date(t.Year(), t.Month(), 1, 0, 0, 0, 0, time.UTC)
+}
 
-// Due returns the months that are to be exported: those that ended longer ago than settle, of which the archive has rows and no complete
-// export that is known to hold them.
-func (s *Store) Due(ctx context.Context, settle time.Duration) (due []time.Time, err error) {
-	var now time.Time
-	if err := s.pool.QueryRow(ctx, nowSQL).Scan(&now); err != nil {
-		return nil, fmt.Errorf("read the clock: %w", err)
-	}
-	months, err := outbox.ArchivedMonths(ctx, s.pool, now.Add(-settle))
+// archived returns the ranges of the archive.
+func (s *Store) archived(ctx context.Context) ([]outbox.Range, error) {
+	all, _, err := outbox.Ranges(ctx, s.pool)
+	return slices.DeleteFunc(all, func(r outbox.Range) bool { return r.State != outbox.RangeArchived }), err
+}
+
+// Due returns the ranges that are to be exported: those that have no complete export that is known to hold them.
+func (s *Store) Due(ctx context.Context) ([]outbox.Range, error) {
+	due, err := s.archived(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -223,35 +235,48 @@ func (s *Store) Due(ctx context.Context, settle time.Duration) (due []time.Time,
 	if err != nil {
 		return nil, err
 	}
-	covered := make(map[time.Time]bool)
+	covered := make(map[int64]bool)
 	for _, e := range all {
-		covered[e.Month] = covered[e.Month] || e.StaleAt == nil
+		covered[e.Range] = covered[e.Range] || e.StaleAt == nil
 	}
-	for _, m := range months {
-		if !covered[m] {
-			due = append(due, m)
-		}
-	}
-	return due, nil
+	return slices.DeleteFunc(due, func(r outbox.Range) bool { return covered[r.From] }), nil
 }
 
-// ExportDue exports every month that is due, and removes the files of what is over. One month that fails does not keep the others.
-func (s *Store) ExportDue(ctx context.Context, settle time.Duration) (done []Export, err error) {
-	due, err := s.Due(ctx, settle)
+// ExportDue exports every range that is due, and removes the files of what is over. One range that fails does not keep the others.
+func (s *Store) ExportDue(ctx context.Context) (done []Export, err error) {
+	due, err := s.Due(ctx)
 	if err != nil {
 		return nil, err
 	}
+	return s.exportAll(ctx, due)
+}
+
+// ExportMonth exports the ranges whose first message was inserted in a month, given by its first moment in UTC. ErrNoRows is a month without any.
+func (s *Store) ExportMonth(ctx context.Context, month time.Time) ([]Export, error) {
+	all, err := s.archived(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all = slices.DeleteFunc(all, func(r outbox.Range) bool { return !monthOf(r.FirstAt).Equal(month) })
+	if len(all) == 0 {
+		return nil, fmt.Errorf("export %s: %w", month.Format(monthFormat), ErrNoRows)
+	}
+	return s.exportAll(ctx, all)
+}
+
+func (s *Store) exportAll(ctx context.Context, all []outbox.Range) (done []Export, err error) {
 	var errs []error
-	for _, month := range due {
-		e, err := s.Export(ctx, month)
-		if ctx.Err() != nil {
+	for _, r := range all {
+		e, err := s.Export(ctx, r)
+		switch {
+		case ctx.Err() != nil:
 			return done, context.Cause(ctx)
-		}
-		if err != nil {
+		case errors.Is(err, ErrNoRows): // nothing can be lost
+		case err != nil:
 			errs = append(errs, err)
-			continue
+		default:
+			done = append(done, e)
 		}
-		done = append(done, e)
 	}
 	_, err = s.Sweep(ctx, false)
 	return done, errors.Join(append(errs, err)...)

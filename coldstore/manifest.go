@@ -58,18 +58,30 @@ type Segment struct {
 
 // Manifest says what an export consists of. It is written last: without one there is no export.
 type Manifest struct {
-	Format        string    `json:"format"`
-	Month         string    `json:"month"` // of occurred_at, in UTC: 2026-08
-	ExportID      string    `json:"export_id"`
-	RedactedFrom  string    `json:"redacted_from,omitempty"` // the export that this one is a redacted copy of
-	CreatedAt     time.Time `json:"created_at"`
-	Encoding      string    `json:"encoding"`    // ndjson: each line is a row
-	Compression   string    `json:"compression"` // gzip
-	Schema        []Column  `json:"schema"`
-	Rows          int64     `json:"rows"`
-	Bytes         int64     `json:"bytes"`          // of all segments
-	ContentSHA256 string    `json:"content_sha256"` // of all lines, uncompressed, in the order of the segments
-	Segments      []Segment `json:"segments"`
+	Format       string    `json:"format"`
+	Month        string    `json:"month"` // in which the first row was inserted, in UTC: 2026-08
+	ExportID     string    `json:"export_id"`
+	Range        int64     `json:"range_from,string,omitzero"` // the lowest id of its range
+	RedactedFrom string    `json:"redacted_from,omitempty"`    // the export that this one is a redacted copy of
+	CreatedAt    time.Time `json:"created_at"`
+	Encoding     string    `json:"encoding"`    // ndjson: each line is a row
+	Compression  string    `json:"compression"` // gzip
+	Schema       []Column  `json:"schema"`
+	Rows         int64     `json:"rows"`
+	Bytes        int64     `json:"bytes"` // of all segments
+	// When the first and the last event occurred. An export without them has events of its month alone.
+	FirstOccurredAt time.Time `json:"first_occurred_at,omitzero"`
+	LastOccurredAt  time.Time `json:"last_occurred_at,omitzero"`
+	ContentSHA256   string    `json:"content_sha256"` // of all lines, uncompressed, in the order of the segments
+	Segments        []Segment `json:"segments"`
+}
+
+// has reports whether the export may have events of a month.
+func (m *Manifest) has(month time.Time) bool {
+	if m.FirstOccurredAt.IsZero() && m.LastOccurredAt.IsZero() {
+		return m.Month == month.Format(monthFormat)
+	}
+	return m.FirstOccurredAt.Before(monthEnd(month)) && !m.LastOccurredAt.Before(month)
 }
 
 func (m *Manifest) add(s Segment) {
@@ -80,7 +92,7 @@ func (m *Manifest) add(s Segment) {
 
 var segmentName = regexp.MustCompile(`^[0-9]{5,}\.ndjson\.gz$`)
 
-// exportDir is where an export's files are: its month, then its id.
+// exportDir is where an export's files are: the month of its first row, then its id.
 func exportDir(month time.Time, id string) string { return month.UTC().Format(monthFormat) + "/" + id }
 
 // readManifest reads the manifest of a directory. Its own hash is compared where one is known.

@@ -104,13 +104,13 @@ func (s *Store) redact(ctx context.Context, e Export, tenant int64, look bool, r
 	if total == 0 || look {
 		return total, nil
 	}
-	to, err := s.begin(ctx, e.Month, e.URL)
+	to, err := s.begin(ctx, e.Range, e.Month, e.URL)
 	if err != nil {
 		return 0, err
 	}
 	w := s.newWriter(b, to)
 	defer w.close()
-	w.m.RedactedFrom = e.ID
+	w.m.RedactedFrom, w.m.FirstOccurredAt, w.m.LastOccurredAt = e.ID, old.FirstOccurredAt, old.LastOccurredAt
 	for i, seg := range old.Segments {
 		if err := s.rewrite(ctx, w, e, seg, changes[i] > 0, tenant, redact); err != nil {
 			return 0, err

@@ -14,9 +14,9 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// Config is where months of the archive go.
+// Config is where ranges of the archive go.
 type Config struct {
-	// The place, without secrets: file:///DIR or s3://BUCKET?region=R&endpoint=E. None when empty: months are dropped without an export.
+	// The place, without secrets: file:///DIR or s3://BUCKET?region=R&endpoint=E. None when empty: ranges are dropped without an export.
 	URL string `env:"OUTBOX_ARCHIVE_EXPORT_URL"`
 }
 
@@ -70,17 +70,11 @@ func New(pool *pgxpool.Pool, url string, fence Fence, metrics *Metrics, progress
 		segmentRows: segmentRows, segmentBytes: segmentBytes}
 }
 
-// states of an export
-const (
-	stateWriting  = "WRITING"
-	stateComplete = "COMPLETE"
-	stateOver     = "OVER"
-)
-
 // Export is a row of outbox_archive_exports. Times that have not been are zero.
 type Export struct {
 	ID             string     `json:"export_id"`
-	Month          time.Time  `json:"-"`
+	Range          int64      `json:"range_from,string"` // the lowest id of its range
+	Month          time.Time  `json:"-"`                 // in which the first of it was inserted
 	URL            string     `json:"url"`
 	State          string     `json:"state"`
 	StartedAt      time.Time  `json:"started_at"`
@@ -93,6 +87,8 @@ type Export struct {
 	ContentSHA256  []byte     `json:"-"`
 	Rows           int64      `json:"rows"`
 	Bytes          int64      `json:"bytes"`
+	FirstOccurred  *time.Time `json:"first_occurred,omitempty"`
+	LastOccurred   *time.Time `json:"last_occurred,omitempty"`
 }
 
 func (e Export) dir() string { return exportDir(e.Month, e.ID) }
@@ -103,15 +99,23 @@ func (e Export) String() string { return e.URL + " " + e.dir() }
 // exportsSQL reads exports, the newest first: the id begins with the time.
 // Locks: none.
 const exportsSQL = `
-SELECT /* coldstore.exports */ export_id, month::timestamptz, url, state, started_at, exported_at, verified_at, stale_at, released_at, over_at,
-       manifest_sha256, content_sha256, coalesce(rows, 0), coalesce(bytes, 0)
+SELECT /* coldstore.exports */ export_id, from_id, month::timestamptz, url, state, started_at, exported_at, verified_at, stale_at, released_at, over_at,
+       manifest_sha256, content_sha256, coalesce(rows, 0), coalesce(bytes, 0), first_occurred, last_occurred
   FROM outbox_archive_exports
- WHERE state = ANY(@states) AND (@month::date IS NULL OR month = @month)
- ORDER BY month, export_id DESC`
+ WHERE state = 'COMPLETE' AND (@range::bigint IS NULL OR from_id = @range)
+   AND (@month::timestamptz IS NULL OR first_occurred < @before AND last_occurred >= @month)
+ ORDER BY from_id, export_id DESC`
 
-// exports returns the exports of a month, or of every one for nil. (The zero time is a month as good as any.)
-func (s *Store) exports(ctx context.Context, month *time.Time, states ...string) ([]Export, error) {
-	rows, _ := s.pool.Query(ctx, exportsSQL, pgx.StrictNamedArgs{"states": states, "month": month})
+// exports returns the complete exports of a range, or those that have events of a month, or all: 0 and nil do not narrow down.
+func (s *Store) exports(ctx context.Context, of int64, month *time.Time) ([]Export, error) {
+	args := pgx.StrictNamedArgs{"range": nil, "month": month, "before": nil}
+	if of != 0 {
+		args["range"] = of
+	}
+	if month != nil {
+		args["before"] = monthEnd(*month)
+	}
+	rows, _ := s.pool.Query(ctx, exportsSQL, args)
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Export])
 	if err != nil {
 		return nil, fmt.Errorf("read the exports of the archive: %w", err)
@@ -122,28 +126,28 @@ func (s *Store) exports(ctx context.Context, month *time.Time, states ...string)
 	return all, nil
 }
 
-// List returns every complete export by month, the newest of a month first.
+// List returns every complete export by range, the newest of a range first.
 func (s *Store) List(ctx context.Context) ([]Export, error) {
-	return s.exports(ctx, nil, stateComplete)
+	return s.exports(ctx, 0, nil)
 }
 
 // abandonSQL gives up exports that were begun and never completed.
-// Index: outbox_archive_exports_month_idx.   Locks: the rows.
+// Index: outbox_archive_exports_range_idx.   Locks: the rows.
 const abandonSQL = `
 UPDATE /* coldstore.abandon */ outbox_archive_exports SET state = 'OVER', over_at = now()
- WHERE state = 'WRITING' AND (@month::date IS NULL OR month = @month)`
+ WHERE state = 'WRITING' AND (@range::bigint IS NULL OR from_id = @range)`
 
 // beginSQL notes an export that begins.
-const beginSQL = `INSERT /* coldstore.begin */ INTO outbox_archive_exports (export_id, month, url) VALUES (@id, @month, @url)`
+const beginSQL = `INSERT /* coldstore.begin */ INTO outbox_archive_exports (export_id, from_id, month, url) VALUES (@id, @range, @month, @url)`
 
 // begin notes a new export before it has a file. Whoever held the lease before is dead, or will find its own export over.
-func (s *Store) begin(ctx context.Context, month time.Time, url string) (Export, error) {
+func (s *Store) begin(ctx context.Context, of int64, month time.Time, url string) (Export, error) {
 	var e Export
 	err := postgres.InTx(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if err := s.fence(ctx, tx); err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, abandonSQL, pgx.StrictNamedArgs{"month": month}); err != nil {
+		if _, err := tx.Exec(ctx, abandonSQL, pgx.StrictNamedArgs{"range": of}); err != nil {
 			return fmt.Errorf("give up exports that died: %w", err)
 		}
 		var now time.Time
@@ -151,8 +155,8 @@ func (s *Store) begin(ctx context.Context, month time.Time, url string) (Export,
 			return fmt.Errorf("read the clock: %w", err)
 		}
 		id := strings.ToLower(now.UTC().Format("20060102T150405.000000Z") + "-" + rand.Text()[:10])
-		e = Export{ID: id, Month: month, URL: url, State: stateWriting, StartedAt: now}
-		if _, err := tx.Exec(ctx, beginSQL, pgx.StrictNamedArgs{"id": id, "month": month, "url": url}); err != nil {
+		e = Export{ID: id, Range: of, Month: month, URL: url, State: "WRITING", StartedAt: now}
+		if _, err := tx.Exec(ctx, beginSQL, pgx.StrictNamedArgs{"id": id, "range": of, "month": month, "url": url}); err != nil {
 			return fmt.Errorf("note export %s: %w", id, err)
 		}
 		return nil
@@ -160,12 +164,12 @@ func (s *Store) begin(ctx context.Context, month time.Time, url string) (Export,
 	return e, err
 }
 
-// supersedeSQL ends the exports of the month that the new one stands for: those whose month cannot have been dropped since, all of
+// supersedeSQL ends the exports of the range that the new one stands for: those whose range cannot have been dropped since, all of
 // which it has read anew, those with the very same content, and the one that it is a redacted copy of.
-// Index: outbox_archive_exports_month_idx.   Locks: the rows.
+// Index: outbox_archive_exports_range_idx.   Locks: the rows.
 const supersedeSQL = `
 UPDATE /* coldstore.supersede */ outbox_archive_exports SET state = 'OVER', over_at = now()
- WHERE month = @month AND state = 'COMPLETE' AND export_id <> @id
+ WHERE from_id = @range AND state = 'COMPLETE' AND export_id <> @id
    AND CASE WHEN @replaces::text = '' THEN released_at IS NULL OR content_sha256 = @content ELSE export_id = @replaces END`
 
 // completeSQL is the moment from which an export counts. A redacted copy is as stale, and as free, as what it is a copy of.
@@ -173,14 +177,14 @@ UPDATE /* coldstore.supersede */ outbox_archive_exports SET state = 'OVER', over
 const completeSQL = `
 UPDATE /* coldstore.complete */ outbox_archive_exports e
    SET state = 'COMPLETE', exported_at = now(), verified_at = now(), manifest_sha256 = @manifest, content_sha256 = @content,
-       rows = @rows, bytes = @bytes,
+       rows = @rows, bytes = @bytes, first_occurred = @first, last_occurred = @last,
        released_at = (SELECT o.released_at FROM outbox_archive_exports o WHERE o.export_id = @replaces),
        stale_at    = (SELECT o.stale_at    FROM outbox_archive_exports o WHERE o.export_id = @replaces)
  WHERE export_id = @id AND state = 'WRITING'
-RETURNING state, exported_at, verified_at, stale_at, released_at, rows, bytes`
+RETURNING state, exported_at, verified_at, stale_at, released_at, rows, bytes, first_occurred, last_occurred`
 
-// errTaken reports an export that somebody else has given up: they export the month.
-var errTaken = errors.New("coldstore: another export of the month has begun since")
+// errTaken reports an export that somebody else has given up: they export the range.
+var errTaken = errors.New("coldstore: another export of the range has begun since")
 
 // complete returns the export as it is then.
 func (s *Store) complete(ctx context.Context, e Export, replaces string, w *written) (Export, error) {
@@ -188,9 +192,9 @@ func (s *Store) complete(ctx context.Context, e Export, replaces string, w *writ
 		if err := s.fence(ctx, tx); err != nil {
 			return err
 		}
-		args := pgx.NamedArgs{"id": e.ID, "month": e.Month, "replaces": replaces, "manifest": w.manifestSHA256, "content": w.contentSHA256,
-			"rows": w.manifest.Rows, "bytes": w.manifest.Bytes}
-		err := tx.QueryRow(ctx, completeSQL, args).Scan(&e.State, &e.ExportedAt, &e.VerifiedAt, &e.StaleAt, &e.ReleasedAt, &e.Rows, &e.Bytes)
+		args := pgx.NamedArgs{"id": e.ID, "range": e.Range, "replaces": replaces, "manifest": w.manifestSHA256, "content": w.contentSHA256,
+			"rows": w.manifest.Rows, "bytes": w.manifest.Bytes, "first": w.manifest.FirstOccurredAt, "last": w.manifest.LastOccurredAt}
+		err := tx.QueryRow(ctx, completeSQL, args).Scan(&e.State, &e.ExportedAt, &e.VerifiedAt, &e.StaleAt, &e.ReleasedAt, &e.Rows, &e.Bytes, &e.FirstOccurred, &e.LastOccurred)
 		if errors.Is(err, pgx.ErrNoRows) {
 			err = errTaken
 		}
@@ -222,7 +226,7 @@ UPDATE /* coldstore.swept */ outbox_archive_exports SET swept_at = now()
 // Sweep removes the files of exports that are over or died, and returns how many objects that were. Those that an earlier Sweep has
 // seen to are looked at again after a day; with all, now.
 func (s *Store) Sweep(ctx context.Context, all bool) (removed int, err error) {
-	if _, err := s.fenced(ctx, abandonSQL, pgx.StrictNamedArgs{"month": nil}); err != nil {
+	if _, err := s.fenced(ctx, abandonSQL, pgx.StrictNamedArgs{"range": nil}); err != nil {
 		return 0, fmt.Errorf("give up exports that died: %w", err)
 	}
 	rows, _ := s.pool.Query(ctx, overSQL, pgx.StrictNamedArgs{"all": all})

@@ -301,7 +301,7 @@ func (e *eraser) redactSwept(m outbox.Swept) ([]byte, bool, error) {
 }
 
 // tables are those that hold payloads, in the order in which messages go from one to the next.
-var tables = []struct{ table, store string }{{outbox.TableDLQ, DLQ}, {outbox.TableOutbox, Outbox}, {outbox.TableArchive, Archive}}
+var tables = []struct{ table, store string }{{outbox.TableDLQ, DLQ}, {outbox.TableOutbox, Outbox}, {outbox.TableArchive, Archive}, {outbox.TableKept, Archive}}
 
 func (e *eraser) redactMessages(ctx context.Context) error {
 	for _, t := range tables {

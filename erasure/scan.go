@@ -71,8 +71,10 @@ func (e *eraser) lookAtKeys(ctx context.Context, left map[string]int) error {
 // lookAtMessages reads all tables in one snapshot: a message that goes from one to another is in one of them.
 func (e *eraser) lookAtMessages(ctx context.Context, left map[string]int) error {
 	return postgres.InTx(ctx, e.Truth, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		for _, t := range tables {
+		for _, t := range tables { // of an attempt that failed
 			delete(left, t.store)
+		}
+		for _, t := range tables {
 			err := outbox.Sweep(ctx, tx, t.table, e.selection(), func(m outbox.Swept) error {
 				_, is, err := e.redactSwept(m)
 				if is {

@@ -134,15 +134,28 @@ var calls = map[string]struct {
 	args    string
 	passing map[string]string // relations that the call makes and that are gone when it ends, with one that they are like
 }{
-	"find_token": {args: `sha256('x')`, setup: `INSERT INTO api_tokens (token_hash, tenant_id, name, roles) VALUES (sha256('x'), 1, 't', '{read}')`},
-	"outbox_archive_make_month": {args: `'2026-01-01'`, setup: `
-		INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
-		    processed_at, attempts, event_id, inserted_at, slot)
-		  SELECT 100 + m * 10 + tenant, tenant, 'follow', 2, 'created', 1, '{}', make_timestamptz(2026, m, 15, 0, 0, 0), now(), now(), 0, gen_random_uuid(), now(), 0
-		    FROM generate_series(1, 2) tenant, generate_series(1, 2) m`},
-	"outbox_archive_drop_month": {args: `'2026-02-01'`, passing: map[string]string{"outbox_messages_archive_202602_held": "outbox_messages_archive"}, setup: `
-		SELECT outbox_archive_make_month('2026-02-01');
-		INSERT INTO outbox_archive_holds (tenant_id, reason, created_by) VALUES (1, 'r', 'a')`},
+	"find_token":        {args: `sha256('x')`, setup: `INSERT INTO api_tokens (token_hash, tenant_id, name, roles) VALUES (sha256('x'), 1, 't', '{read}')`},
+	"outbox_range_make": {args: `400000001, 450000001`, passing: map[string]string{"outbox_messages_400000001": "outbox_messages"}},
+	"outbox_range_cut":  {args: `1`}, // not its longest way: setval outlives the rollback
+	"outbox_range_archive": {args: `1, 10`, setup: `
+		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at) VALUES (1, 'follow', 2, 'created', '{}', now() + interval '1 day');
+		SELECT setval('outbox_messages_id_seq', 50000000);
+		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, processed_at)
+		  SELECT tenant, 'follow', 2, 'created', '{}', now() - interval '1 year' FROM generate_series(1, 2) tenant;
+		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at) VALUES (1, 'follow', 2, 'created', '{}', now() + interval '1 day');
+		SELECT setval('outbox_messages_id_seq', 100000000);
+		UPDATE outbox_partitions SET floor_id = 100000000;
+		SELECT outbox_range_archive(50000001, 10)`},
+	"outbox_range_return": {args: `50000001`},
+	"outbox_range_index":  {args: `50000001`},
+	"outbox_range_span":   {args: `50000001`},
+	"outbox_range_drop": {args: `50000001`, setup: `
+		INSERT INTO outbox_archive_holds (tenant_id, reason, created_by) VALUES (1, 'r', 'a');
+		UPDATE outbox_ranges SET first_occurred = now(), last_occurred = now() WHERE from_id = 50000001`},
+	"outbox_archive_late": {args: `now(), 10`, passing: map[string]string{"outbox_messages_200000001": "outbox_messages"}, setup: `
+		INSERT INTO outbox_ranges (from_id, to_id, state) VALUES (200000001, 250000001, 'GONE');
+		INSERT INTO outbox_messages (id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, payload, processed_at)
+		  VALUES (200000001, gen_random_uuid(), 1, 'follow', 2, 'created', '{}', now() - interval '1 day')`},
 }
 
 // relation is a table or a view that an attacker puts another one before.
@@ -202,7 +215,7 @@ const (
 func TestNoCallerHijacksAFunctionThatRunsAsItsOwner(t *testing.T) {
 	eachHome(t, func(t *testing.T, h home) {
 		h.exec(t, `DO $$ BEGIN EXECUTE format('GRANT TEMPORARY ON DATABASE %I TO tidings_api, tidings_system', current_database()); END $$`) // the attack does without the first defense
-		for _, name := range []string{"find_token", "outbox_archive_make_month", "outbox_archive_drop_month"} {                              // in this order
+		for _, name := range []string{"find_token", "outbox_range_archive", "outbox_range_drop", "outbox_archive_late"} {                    // in this order
 			h.exec(t, calls[name].setup)
 		}
 		attacked := 0
@@ -278,7 +291,7 @@ func (h home) call(t *testing.T, f function, caller, attack string, relations []
 	if _, err := tx.Exec(ctx, ranSQL+attacks[attack](relations)); err != nil {
 		t.Fatalf("%s of the caller's: %v", attack, err)
 	}
-	sql := fmt.Sprintf(`SELECT f::pg_catalog.text FROM %s.%s(%s) f`, h.schema, f.Name, calls[f.Name].args)
+	sql := fmt.Sprintf(`SELECT pg_catalog.concat('answer ', f::pg_catalog.text) FROM %s.%s(%s) f`, h.schema, f.Name, calls[f.Name].args)
 	if err := tx.QueryRow(ctx, sql).Scan(&answer); err != nil {
 		return "ERROR: " + err.Error(), nil
 	}

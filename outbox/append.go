@@ -103,14 +103,14 @@ func Append(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 
 // appendedSQL looks for events wherever they can be: pending or published, given up, taken out of the DLQ, archived. Their ids alone would not
 // name them: after a crash they are given to others.
-// Index: outbox_messages_pkey, outbox_messages_dlq_event_id_key, outbox_dlq_actions_tenant_event_idx, outbox_messages_archive_event_idx.
+// Index: outbox_messages_pkey, outbox_messages_dlq_event_id_key, outbox_dlq_actions_event_idx, the archive's ranges' primary keys.
 // Locks: none.
 const appendedSQL = `
 SELECT /* outbox.appended */
        EXISTS (SELECT FROM unnest(@ids::bigint[], @event_ids::uuid[]) AS w(id, event_id) JOIN outbox_messages m ON m.id = w.id AND m.event_id = w.event_id)
     OR EXISTS (SELECT FROM outbox_messages_dlq WHERE event_id = ANY(@event_ids::uuid[]))
     OR EXISTS (SELECT FROM outbox_dlq_actions WHERE tenant_id = @tenant::bigint AND event_id = ANY(@event_ids::uuid[]))
-    OR EXISTS (SELECT FROM outbox_messages_archive WHERE event_id = ANY(@event_ids::uuid[]))`
+    OR EXISTS (SELECT FROM unnest(@ids::bigint[], @event_ids::uuid[]) AS w(id, event_id) JOIN outbox_messages_archive m ON m.id = w.id AND m.event_id = w.event_id)`
 
 // Appended reports whether the transaction in which Append filled these events in was committed. They are of one tenant, whose rows tx sees. Of a
 // transaction that has not ended it reports false.

@@ -56,8 +56,7 @@ func TestWhatCannotBePublishedIsNotAppended(t *testing.T) {
 func TestWhatWasAppendedIsFoundWhereverItHasMoved(t *testing.T) {
 	const columns = `id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts, event_id, inserted_at, slot`
 	const toDLQ = `WITH gone AS (DELETE FROM outbox_messages RETURNING *) INSERT INTO outbox_messages_dlq (` + columns + `) SELECT ` + columns + ` FROM gone`
-	const toArchive = `WITH gone AS (DELETE FROM outbox_messages RETURNING *)
-		INSERT INTO outbox_messages_archive (` + columns + `, processed_at) SELECT ` + columns + `, now() FROM gone`
+	const toArchive = `UPDATE outbox_messages SET processed_at = now(); UPDATE outbox_partitions SET floor_id = 50000000; SELECT outbox_range_archive(1, 0)`
 	const taken = `WITH gone AS (DELETE FROM outbox_messages RETURNING *)
 		INSERT INTO outbox_dlq_actions (actor, action, dlq_id, event_id, tenant_id, aggregate_type, aggregate_id, event_type)
 		SELECT 'somebody', 'discard', id, event_id, tenant_id, aggregate_type, aggregate_id, event_type FROM gone`

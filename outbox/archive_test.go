@@ -4,16 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 )
@@ -26,9 +28,9 @@ func (f free) Count(what string, n int64)        { f[what] += n }
 
 const archiveDay = 24 * time.Hour
 
-func newArchive(t *testing.T, pool *pgxpool.Pool, batch int) *Archive {
+func newArchive(t *testing.T, pool *pgxpool.Pool) *Archive {
 	t.Helper()
-	a, err := NewArchive(ArchiveConfig{Every: time.Hour, After: 7 * archiveDay, Keep: 90 * archiveDay, Batch: batch, Share: 100}, pool, testkit.Logger(t), prometheus.NewRegistry())
+	a, err := NewArchive(ArchiveConfig{Every: time.Hour, After: 7 * archiveDay, Keep: 90 * archiveDay, RangeRows: 1000, RangeAge: archiveDay}, pool, testkit.Logger(t), prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,6 +41,15 @@ func archive(t *testing.T, a *Archive) free {
 	t.Helper()
 	counts := free{}
 	if err := a.Run(t.Context(), counts); err != nil {
+		t.Fatal(err)
+	}
+	return counts
+}
+
+func prepare(t *testing.T, a *Archive) free {
+	t.Helper()
+	counts := free{}
+	if err := a.Prepare(t.Context(), counts); err != nil {
 		t.Fatal(err)
 	}
 	return counts
@@ -59,12 +70,34 @@ func scalar[T any](t *testing.T, pool *pgxpool.Pool, sql string, args ...any) (v
 	return v
 }
 
-// fill adds n messages published age ago, whose months of occurrence are age ago too.
+// fill adds n messages of a tenant that were inserted and published age ago.
 func fill(t *testing.T, pool *pgxpool.Pool, tenant int64, n int, age time.Duration) {
 	t.Helper()
 	exec(t, pool, `
 		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, inserted_at, available_at, processed_at, stream_seq)
 		SELECT $1, 'post', n, 'created', '{"n": 1}', now() - $3::interval, now() - $3::interval, now() - $3::interval, now() - $3::interval, n FROM generate_series(1, $2) n`, tenant, n, age)
+}
+
+// pass has the floors pass every id that was given out, as a relay does.
+func pass(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	exec(t, pool, `UPDATE outbox_partitions SET floor_id = (`+lastIDSQL+`)`)
+}
+
+// leave ends the range that is written, and lets so much time pass since it settled and since ranges were archived.
+func leave(t *testing.T, pool *pgxpool.Pool, age time.Duration) {
+	t.Helper()
+	a := newArchive(t, pool)
+	a.cfg.RangeAge = 0
+	prepare(t, a) // ends it
+	pass(t, pool)
+	prepare(t, a) // makes the next ones, and notes that it is settled
+	older(t, pool, age)
+}
+
+func older(t *testing.T, pool *pgxpool.Pool, age time.Duration) {
+	t.Helper()
+	exec(t, pool, `UPDATE outbox_ranges SET settled_at = settled_at - $1::interval, archived_at = archived_at - $1::interval`, age)
 }
 
 // inOnePlace fails unless want events are in the outbox and the archive together, each in one of them.
@@ -77,129 +110,182 @@ func inOnePlace(t *testing.T, pool *pgxpool.Pool, want int) {
 	}
 }
 
-func TestWhatWasPublishedLongAgoMovesAsItIsAndNothingElseDoes(t *testing.T) {
+func counts(t *testing.T, pool *pgxpool.Pool) string {
+	t.Helper()
+	return scalar[string](t, pool, `SELECT format('outbox %s, of these default %s, archive %s, kept %s', (SELECT count(*) FROM outbox_messages),
+		(SELECT count(*) FROM outbox_messages WHERE tableoid = 'outbox_messages_default'::regclass), (SELECT count(*) FROM outbox_messages_archive), (SELECT count(*) FROM outbox_messages_kept))`)
+}
+
+func TestARangeBecomesTheArchivesAndNoRowIsCopied(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	exec(t, pool, `
-		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, inserted_at, available_at, processed_at, stream_seq, trace_id, last_error, attempts)
-		SELECT 1, 'post', n, t, '{"n": 1}', now() - occurred::interval, now() - inserted::interval, now() - inserted::interval + delay::interval, now() - processed::interval, n, 'trace', 'e', 1
-		  FROM (VALUES (1, 'old',     '10 d',   '10 d', '0', '8 d'),
-		               (2, 'pending', '10 d',   '10 d', '0', NULL),
-		               (3, 'delayed', '10 d',   '10 d', '90 d', NULL),
-		               (4, 'old, of 1999', '9999 d', '10 d', '0', '8 d'),
-		               (5, 'old, of the future', '-400 d', '10 d', '0', '8 d'),
-		               (6, 'late',    '10 d',   '10 d', '0', '1 d'),
-		               (7, 'old',     '40 d',   '9 d',  '0', '8 d'),
-		               (8, 'young',   '1 d',    '1 d',  '0', '1 d')) v(n, t, occurred, inserted, delay, processed)`)
+	fill(t, pool, 1, 2000, 10*archiveDay)
 	snapshot := func(table string) string {
-		return scalar[string](t, pool, `SELECT coalesce(string_agg((to_jsonb(m) - '{behind,delayed,payload_bytes}'::text[])::text, E'\n' ORDER BY id), '') FROM `+table+` m WHERE event_type LIKE 'old%'`)
+		return scalar[string](t, pool, `SELECT string_agg(m::text || tableoid::regclass || ctid, E'\n' ORDER BY id) FROM `+table+` m`)
 	}
 	before := snapshot("outbox_messages")
-	counts := archive(t, newArchive(t, pool, 3))
-	if diff := cmp.Diff(before, snapshot("outbox_messages_archive")); diff != "" {
-		t.Errorf("archived rows (-before +after):\n%s", diff)
+	a := newArchive(t, pool)
+	if got := prepare(t, a); got[CountCut] != 1 || got[CountMade] != 0 {
+		t.Errorf("a range that is old enough: %v, want it ended", got)
 	}
-	if got := scalar[string](t, pool, `SELECT string_agg(event_type, ' ' ORDER BY id) FROM outbox_messages`); got != "pending delayed late young" {
-		t.Errorf("left: %s", got)
+	fill(t, pool, 1, 5, time.Minute) // of the next range
+	if got := archive(t, a); len(got) > 0 {
+		t.Errorf("before a floor has passed the range: %v", got)
 	}
-	if counts[CountArchived] != 4 || scalar[int](t, pool, `SELECT count(*) FROM outbox_messages_archive_default`) != 2 {
-		t.Errorf("counted %v; want 4 rows archived, those of odd times in the default partition", counts)
+	pass(t, pool)
+	if got := archive(t, a); len(got) > 0 {
+		t.Errorf("a range that has just settled: %v", got)
 	}
-	if rows := scalar[int](t, pool, `SELECT sum(rows)::int FROM outbox_archive_months`); rows != 2 {
-		t.Errorf("the months count %d rows, want 2", rows)
-	}
-	inOnePlace(t, pool, 8)
-	if again := archive(t, newArchive(t, pool, 3)); len(again) > 0 {
-		t.Errorf("a second run did %v", again)
-	}
-}
-
-// age makes everything older by d, as if that time had passed.
-func age(t *testing.T, pool *pgxpool.Pool, d time.Duration) {
-	t.Helper()
-	exec(t, pool, `UPDATE outbox_messages SET inserted_at = inserted_at - $1::interval, processed_at = processed_at - $1::interval`, d)
-	exec(t, pool, `UPDATE outbox_archive_cursor SET swept_at = swept_at - $1::interval`, d)
-}
-
-func TestNothingIsLeftBehindForEver(t *testing.T) {
-	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	r := rand.New(rand.NewPCG(seed, 0))
-	const hours, perHour = 24 * 3, 40
-	a := newArchive(t, pool, 30)
-	a.cfg.After, a.cfg.Keep = 24*time.Hour, 30*archiveDay
-	most := int64(0)
-	for range hours {
-		// Each hour some rows are written; most are published at once, some late, some not within the test.
-		exec(t, pool, `
-			INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, processed_at)
-			SELECT 1, 'post', n, 'created', '{}', CASE WHEN (n * $1::bigint) % 7 > 1 THEN now() END FROM generate_series(1, $2) n`, int64(r.IntN(1000)+1), perHour)
-		exec(t, pool, `
-			UPDATE outbox_messages SET processed_at = now() WHERE processed_at IS NULL AND (id * $1::bigint) % 53 = 0`, int64(r.IntN(1000)+1))
-		age(t, pool, time.Hour)
-		archive(t, a)
-		most = max(most, scalar[int64](t, pool, `SELECT count(*) FROM outbox_messages WHERE processed_at < now() - interval '50 h'`))
-	}
-	if most > 0 {
-		t.Errorf("up to %d rows stayed for more than a day longer than they should, which is when a sweep meets them", most)
-	}
-	if scalar[int](t, pool, `SELECT count(*) FROM outbox_messages_archive`) < hours*perHour/3 {
-		t.Error("the test archived hardly anything")
-	}
-	inOnePlace(t, pool, hours*perHour)
-}
-
-func TestWhatStaysForLongIsNotWalkedOverAtEveryRun(t *testing.T) {
-	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	fill(t, pool, 1, 500, 10*archiveDay)
-	exec(t, pool, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, inserted_at, available_at)
-		SELECT 1, 'post', n, 'created', '{}', now() - interval '10 d', now() + interval '300 d' FROM generate_series(1, 5000) n`)
-	fill(t, pool, 1, 500, 10*archiveDay)
-	fill(t, pool, 1, 5000, archiveDay)
-	a := newArchive(t, pool, 100)
-	slices := 0
-	a.at = func(step string) {
-		if step == "moved" {
-			slices++
-		}
-	}
-	if counts := archive(t, a); counts[CountArchived] != 1000 || slices > 65 {
-		t.Errorf("the first run did %v in %d slices, want 1000 rows in about 61", counts, slices)
-	}
-	archive(t, a) // looks again at the range of the first
-	slices = 0
-	fill(t, pool, 1, 100, 10*archiveDay) // out of its time, and so the sweep's
-	archive(t, a)
-	if slices > 2 {
-		t.Errorf("the third run took %d slices over rows that nothing can be done about", slices)
-	}
-	exec(t, pool, `UPDATE outbox_messages SET processed_at = now() - interval '8 d', stream_seq = 1 WHERE processed_at IS NULL`)
-	exec(t, pool, `UPDATE outbox_archive_cursor SET swept_at = now() - interval '25 h'`)
-	if counts := archive(t, a); counts[CountArchived] != 5000 {
-		t.Errorf("the sweep did %v, want the 5000 rows that were put off once", counts)
-	}
-}
-
-// The database's clock was ahead for a while: what was written and what was noted then lies in the future.
-func TestAClockThatWasAheadStopsNothing(t *testing.T) {
-	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	fill(t, pool, 1, 10, 10*archiveDay)
-	fill(t, pool, 1, 40, -365*archiveDay)
-	fill(t, pool, 1, 10, 10*archiveDay)
-	exec(t, pool, `UPDATE outbox_archive_cursor SET swept_at = now() + interval '365 d'`)
-	a := newArchive(t, pool, 10)
+	older(t, pool, 7*archiveDay)
 	plan, err := a.Plan(t.Context())
+	if got := archive(t, a); err != nil || got[CountArchived] != 1 || plan[CountArchived] != 1 {
+		t.Errorf("archived %v, planned %v, %v", got, plan, err)
+	}
+	if diff := cmp.Diff(before, snapshot("outbox_messages_archive")); diff != "" {
+		t.Errorf("the rows, their table or their places (-before +archived):\n%s", diff)
+	}
+	if got, want := counts(t, pool), "outbox 5, of these default 0, archive 2000, kept 0"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if got := archive(t, a); len(got) > 0 {
+		t.Errorf("a second run did %v", got)
+	}
+	all, _, err := Ranges(t.Context(), pool)
+	if err != nil || len(all) != 3 || all[0].State != RangeArchived || !all[0].Indexed || all[1].State != RangeOpen || all[0].FirstAt.IsZero() {
+		t.Errorf("%+v, %v", all, err)
+	}
+	if ahead := prepare(t, a)[CountMade]; ahead != 1 {
+		t.Errorf("%d ranges were made, want one: two stand ahead of the one that is written", ahead)
+	}
+}
+
+// PostgreSQL says so when it scans no table that it attaches. The key is adopted: no index is built.
+func TestArchivingReadsNoRowOfTheRange(t *testing.T) {
+	db := testkit.Postgres(t)
+	pool := db.Pool(t, postgres.RoleSystem)
+	fill(t, pool, 1, 100, 10*archiveDay)
+	leave(t, pool, 0)
+	cfg, err := pgx.ParseConfig(db.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if counts := archive(t, a); counts[CountArchived] != 20 || plan[CountArchived] != 20 {
-		t.Errorf("the run did %v and the plan was %v, want the 20 rows on both sides of what is of the future", counts, plan)
+	var said []string
+	cfg.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { said = append(said, n.Message) }
+	conn, err := pgx.ConnectConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
 	}
-	exec(t, pool, `UPDATE outbox_messages SET processed_at = now() - interval '8 d', inserted_at = now() - interval '8 d', available_at = now() - interval '8 d'`)
-	exec(t, pool, `UPDATE outbox_archive_cursor SET swept_at = now() + interval '300 d', rewalk = front`)
-	if counts := archive(t, a); counts[CountArchived] != 40 {
-		t.Errorf("a run whose last sweep ended in the future did %v, want the 40 rows that were passed over", counts)
+	defer func() { _ = conn.Close(context.WithoutCancel(t.Context())) }()
+	indexes := func() string {
+		return scalar[string](t, pool, `SELECT string_agg(indexrelid::text, ' ' ORDER BY indexrelid) FROM pg_index WHERE indrelid = 'outbox_messages_1'::regclass`)
 	}
+	before := indexes()
+	if _, err := conn.Exec(t.Context(), `SET client_min_messages = debug1; SELECT outbox_range_archive(1, 10)`); err != nil {
+		t.Fatal(err)
+	}
+	if want := `partition constraint for table "outbox_messages_1" is implied by existing constraints`; !slices.Contains(said, want) || before != indexes() {
+		t.Errorf("said %q, want %q; the indexes were %s and are %s", said, want, before, indexes())
+	}
+}
+
+// A row that waits, and what is parked behind it, leaves its range under its id; so the order of its aggregate stands.
+func TestWhatWaitsPinsNoRangeAndKeepsItsOrder(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	fill(t, pool, 1, 100, 10*archiveDay)
+	exec(t, pool, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at) VALUES (1, 'post', 7, 'first', '{}', now() + interval '1 year')`)
+	exec(t, pool, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'post', 7, 'second', '{}')`)
+	round := Round{FirstSlot: 0, LastSlot: 31, Limit: 10, Due: true, MaxBytes: 1 << 20, MaxMessage: 1 << 20}
+	claim := func() Claimed {
+		t.Helper()
+		c, err := Exchange(t.Context(), pool, round)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	if c := claim(); len(c.Rows) != 0 || len(c.Held) != 1 {
+		t.Fatalf("claimed %+v", c)
+	} else if err := Park(t.Context(), pool, c.Held); err != nil {
+		t.Fatal(err)
+	}
+	leave(t, pool, 8*archiveDay)
+	a := newArchive(t, pool)
+	if got := archive(t, a); got[CountArchived] != 1 {
+		t.Fatalf("archived %v", got)
+	}
+	if got, want := counts(t, pool), "outbox 2, of these default 2, archive 100, kept 0"; got != want {
+		t.Fatalf("%s, want %s", got, want)
+	}
+	exec(t, pool, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'post', 7, 'third', '{}')`)
+	if round.Above = 102; len(claim().Held) != 1 {
+		t.Error("what comes after the waiting ones is not held by them")
+	}
+	exec(t, pool, `UPDATE outbox_messages SET available_at = inserted_at + interval '1 ms' WHERE id = 101`)
+	if _, err := Unpark(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	c := claim()
+	var types []string
+	for _, r := range c.Rows {
+		types = append(types, r.Type)
+	}
+	if !slices.Equal(types, []string{"first", "second"}) {
+		t.Fatalf("claimed %v when the first fell due", types)
+	}
+	exec(t, pool, `UPDATE outbox_messages SET processed_at = now() - interval '8 days' WHERE id <= 102`)
+	if got := archive(t, a); got[CountLate] != 2 {
+		t.Errorf("archived %v, want what was published late", got)
+	}
+	if got, want := counts(t, pool), "outbox 1, of these default 0, archive 102, kept 0"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// What is published later than its range is kept gets its range again.
+func TestWhatIsPublishedAfterItsRangeWasDroppedIsArchivedAndDroppedInTurn(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	fill(t, pool, 1, 100, 10*archiveDay)
+	exec(t, pool, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at) VALUES (1, 'post', 7, 'first', '{}', now() + interval '1 year')`)
+	leave(t, pool, 8*archiveDay)
+	a := newArchive(t, pool)
+	archive(t, a)
+	older(t, pool, 91*archiveDay)
+	if got := archive(t, a); got[CountDropped] != 1 {
+		t.Fatalf("dropped %v", got)
+	}
+	exec(t, pool, `UPDATE outbox_messages SET processed_at = now() - interval '8 days' WHERE id = 101`)
+	if got := archive(t, a); got[CountLate] != 1 || counts(t, pool) != "outbox 0, of these default 0, archive 1, kept 0" {
+		t.Errorf("archived %v: %s", got, counts(t, pool))
+	}
+	older(t, pool, 91*archiveDay)
+	if got := archive(t, a); got[CountDropped] != 1 || counts(t, pool) != "outbox 0, of these default 0, archive 0, kept 0" {
+		t.Errorf("dropped %v: %s", got, counts(t, pool))
+	}
+}
+
+func TestARangeWithPendingRowsOrTooManyThatWaitStays(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	fill(t, pool, 1, 10, 10*archiveDay)
+	leave(t, pool, 8*archiveDay)
+	exec(t, pool, `UPDATE outbox_messages SET processed_at = NULL WHERE id = 5`) // as a repair does
+	exec(t, pool, `UPDATE outbox_partitions SET floor_id = 4`)
+	a := newArchive(t, pool)
+	if got := archive(t, a); len(got) > 0 || scalar[bool](t, pool, `SELECT settled_at IS NOT NULL FROM outbox_ranges WHERE from_id = 1`) {
+		t.Errorf("archived %v, although a floor was taken down", got)
+	}
+	exec(t, pool, `UPDATE outbox_messages SET processed_at = now() WHERE id = 5`)
+	exec(t, pool, `INSERT INTO outbox_messages (id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at)
+		SELECT n, gen_random_uuid(), 1, 'post', n, 'later', '{}', now() + interval '1 year' FROM generate_series(1001, $1) n`, 1001+mostWaiting)
+	pass(t, pool)
+	prepare(t, a)
+	older(t, pool, 8*archiveDay)
+	if got := archive(t, a); len(got) > 0 {
+		t.Errorf("archived %v, with more that waits than moves under the lock", got)
+	}
+	exec(t, pool, `DELETE FROM outbox_messages WHERE id = 1001`)
+	if got := archive(t, a); got[CountArchived] != 1 {
+		t.Errorf("archived %v", got)
+	}
+	inOnePlace(t, pool, 10+mostWaiting)
 }
 
 // TestAnArchiverKilledAtAnyStepLeavesEachRowInOnePlace ends the connections at the k-th step, for every k: to the database it is
@@ -207,28 +293,31 @@ func TestAClockThatWasAheadStopsNothing(t *testing.T) {
 func TestAnArchiverKilledAtAnyStepLeavesEachRowInOnePlace(t *testing.T) {
 	db := testkit.Postgres(t)
 	owner := db.Pool(t, postgres.RoleOwner)
-	fill(t, owner, 1, 100, 100*archiveDay) // for months that are dropped at once
-	fill(t, owner, 1, 400, 20*archiveDay)
-	exec(t, owner, `UPDATE outbox_messages SET occurred_at = now() + interval '130 d' WHERE id % 10 = 0`) // for the default partition
-	const total = 500
+	total := 0
+	for range 3 {
+		fill(t, owner, 1, 100, 20*archiveDay)
+		exec(t, owner, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at) VALUES (1, 'post', 7, 'later', '{}', now() + interval '1 year')`)
+		leave(t, owner, 0)
+		total += 101
+	}
+	older(t, owner, 8*archiveDay)
 	kills := 0
 	for k := 1; ; k++ {
 		pool, err := postgres.Open(t.Context(), db.URL, postgres.Config{MaxConns: 4, ConnectTimeout: 5 * time.Second}, postgres.RoleSystem, "killed")
 		if err != nil {
 			t.Fatal(err)
 		}
-		a := newArchive(t, pool, 50)
-		a.cfg.Keep = 0
+		a := newArchive(t, pool)
 		step := 0
-		a.at = func(name string) {
-			if step++; step == 3 { // the next attempt gets a little further
+		a.at = func(string) {
+			if step++; step == 1+k%3 { // also in the middle of a transaction, and the next attempt gets a little further
 				exec(t, owner, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'tidings killed' AND datname = current_database()`)
 			}
 		}
 		err = a.Run(t.Context(), free{})
 		pool.Close()
 		inOnePlace(t, owner, total)
-		if err == nil && step < 3 {
+		if err == nil && step == 0 {
 			break
 		}
 		if err != nil {
@@ -238,59 +327,227 @@ func TestAnArchiverKilledAtAnyStepLeavesEachRowInOnePlace(t *testing.T) {
 			t.Fatal("it never gets done")
 		}
 	}
-	if left := scalar[int](t, owner, `SELECT count(*) FROM outbox_messages`); kills < 5 || left > 0 {
-		t.Errorf("%d kills, %d rows left", kills, left)
+	if got, want := counts(t, owner), "outbox 3, of these default 3, archive 300, kept 0"; kills < 4 || got != want {
+		t.Errorf("%d kills, %s, want %s", kills, got, want)
 	}
-	if rows, want := scalar[int](t, owner, `SELECT sum(rows)::int FROM outbox_archive_months`), scalar[int](t, owner,
-		`SELECT count(*) FROM outbox_messages_archive WHERE tableoid <> 'outbox_messages_archive_default'::regclass`); rows != want {
-		t.Errorf("the months count %d rows and hold %d", rows, want)
+	if left := scalar[int](t, owner, `SELECT count(*) FROM outbox_ranges WHERE state = 'ARCHIVED' AND NOT indexed`); left > 0 {
+		t.Errorf("%d ranges have no index", left)
 	}
 }
 
-func TestTwoArchiversAtOnceUnderAHeldSnapshotMoveEachRowOnce(t *testing.T) {
+func TestTwoArchiversAtOnceUnderAHeldSnapshotMoveEachRangeOnce(t *testing.T) {
 	pg := testkit.PostgresProcess(t)
 	pool := pg.DB(t).Pool(t, postgres.RoleSystem)
-	fill(t, pool, 1, 5000, 10*archiveDay)
+	for range 4 {
+		fill(t, pool, 1, 500, 10*archiveDay)
+		leave(t, pool, 0)
+	}
+	older(t, pool, 8*archiveDay)
 	held, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = held.Rollback(context.WithoutCancel(t.Context())) }() // it only read
-	var seen int
-	if err := held.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages`).Scan(&seen); err != nil || seen != 5000 {
-		t.Fatal(seen, err)
+	defer func() { _ = held.Rollback(context.WithoutCancel(t.Context())) }() // it only reads
+	if _, err := held.Exec(t.Context(), `SELECT count(*) FROM follows`); err != nil {
+		t.Fatal(err)
 	}
-	exec(t, pool, `SELECT outbox_archive_make_month(m::date) FROM unnest($1::date[]) m`, newArchive(t, pool, 100).cfg.wanted(time.Now()))
 	var g errgroup.Group
-	counts := [2]free{{}, {}}
-	for i := range counts {
-		a := newArchive(t, pool, 100)
-		g.Go(func() error { return a.Run(t.Context(), counts[i]) })
+	did := [2]free{{}, {}}
+	for i := range did {
+		a := newArchive(t, pool)
+		g.Go(func() error { return a.Run(t.Context(), did[i]) })
 	}
 	if err := g.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	if sum := counts[0][CountArchived] + counts[1][CountArchived]; sum != 5000 {
-		t.Errorf("both together archived %d rows: %v", sum, counts)
+	if sum := did[0][CountArchived] + did[1][CountArchived]; sum != 4 {
+		t.Errorf("both together archived %d ranges: %v", sum, did)
 	}
-	inOnePlace(t, pool, 5000)
-	if err := held.QueryRow(t.Context(), `SELECT count(*) FROM (SELECT event_id FROM outbox_messages UNION ALL SELECT event_id FROM outbox_messages_archive) x`).Scan(&seen); err != nil || seen != 5000 {
+	inOnePlace(t, pool, 2000)
+	var seen int
+	if err := held.QueryRow(t.Context(), `SELECT count(*) FROM (SELECT event_id FROM outbox_messages UNION ALL SELECT event_id FROM outbox_messages_archive) x`).Scan(&seen); err != nil || seen != 2000 {
 		t.Errorf("the snapshot sees %d rows, %v", seen, err)
 	}
+}
+
+// A dump, or any long reader, has a lock on the outbox: nobody else waits long, and the range is archived when it has ended.
+func TestNobodyWaitsLongBesideAnArchiverThatWaitsForADump(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	fill(t, pool, 1, 100, 10*archiveDay)
+	leave(t, pool, 8*archiveDay)
+	dump, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = dump.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := dump.Exec(t.Context(), `LOCK TABLE outbox_messages, outbox_messages_archive IN ACCESS SHARE MODE`); err != nil {
+		t.Fatal(err)
+	}
+	a := newArchive(t, pool)
+	refused := make(chan struct{}, lockTries)
+	a.at = func(step string) {
+		if step == "lock refused" {
+			refused <- struct{}{}
+		}
+	}
+	did := free{}
+	var g errgroup.Group
+	g.Go(func() error { return a.Run(t.Context(), did) })
+	slowest := time.Duration(0)
+	for tries := 0; tries < 2; {
+		start := time.Now()
+		appendRows(t, pool, newEvent(1, `{}`))
+		if _, err := Exchange(t.Context(), pool, Round{LastSlot: 31, Limit: 10, MaxBytes: 1 << 20, MaxMessage: 1 << 20}); err != nil {
+			t.Fatal(err)
+		}
+		slowest = max(slowest, time.Since(start))
+		select {
+		case <-refused:
+			tries++
+		default:
+		}
+	}
+	if slowest > 10*lockWait {
+		t.Errorf("a writer and a claim waited for %s behind an archiver that waits for at most %s", slowest, lockWait)
+	}
+	if err := dump.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Wait(); err != nil || did[CountArchived] != 1 {
+		t.Errorf("the run did %v, %v", did, err)
+	}
+}
+
+// Writers, claims and marks go on while ranges are made, ended, archived and dropped under them: each event is published once, in order.
+func TestWritersAndClaimsGoOnWhileRangesComeAndGo(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	created := time.Unix(1, 0)
+	exec(t, pool, `UPDATE outbox_partitions SET stream = 's', created = $1`, created)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var g errgroup.Group
+	written := 0
+	g.Go(func() error {
+		for ctx.Err() == nil {
+			err := postgres.InTx(t.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+				return Append(t.Context(), tx, slices.Repeat([]event.Event{newEvent(int64(written%5), `{}`)}, 3))
+			})
+			if err != nil {
+				return fmt.Errorf("write: %w", err)
+			}
+			written += 3
+		}
+		return nil
+	})
+	published := map[string]bool{}
+	g.Go(func() error {
+		r := Round{LastSlot: 31, Limit: 500, MaxBytes: 1 << 20, MaxMessage: 1 << 20}
+		var sample Horizon
+		tail := uint64(0)
+		for idle := 0; idle < 5; {
+			c, err := Exchange(t.Context(), pool, r)
+			if err != nil {
+				return fmt.Errorf("claim: %w", err)
+			}
+			m := Mark{Created: created, OldTail: tail}
+			for _, row := range c.Rows {
+				if published[row.ID] {
+					return fmt.Errorf("event %s was claimed twice", row.ID)
+				}
+				published[row.ID] = true
+				tail++
+				m.Rows = append(m.Rows, Published{ID: row.OutboxID, EventID: row.ID, Seq: tail})
+			}
+			xmin := c.Xmax
+			if len(c.Running) > 0 {
+				xmin = c.Running[0]
+			}
+			if sample.XID != 0 && xmin >= sample.XID {
+				r.Above = max(r.Above, min(sample.LastID, c.Upto))
+			}
+			m.NewTail, m.Floor = tail, r.Above
+			marked, err := Exchange(t.Context(), pool, Round{LastSlot: 31, Mark: &m})
+			if err != nil {
+				return fmt.Errorf("mark: %w", err)
+			}
+			if sample = marked.Sample; len(c.Rows) == 0 && ctx.Err() != nil {
+				idle++
+			}
+		}
+		return nil
+	})
+	a := newArchive(t, pool)
+	a.cfg.After, a.cfg.RangeAge = 0, 0
+	moved := free{}
+	for deadline := time.Now().Add(20 * time.Second); moved[CountArchived] < 6; {
+		if err := errors.Join(a.Prepare(t.Context(), moved), a.Run(t.Context(), moved)); err != nil {
+			t.Fatal(err)
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("in 20 s: %v", moved)
+		}
+	}
+	stop()
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if len(published) != written {
+		t.Errorf("%d events were written and %d published", written, len(published))
+	}
+	inOnePlace(t, pool, written)
+	if strays := scalar[int](t, pool, `SELECT count(*) FROM outbox_messages WHERE tableoid = 'outbox_messages_default'::regclass`); strays > 0 {
+		t.Errorf("%d rows met no range", strays)
+	}
+}
+
+// A writer never meets a missing range: the default one has what comes, until there are ranges again, and empties by itself.
+func TestTheDefaultRangeCatchesWhatHasNoRangeAndEmptiesByItself(t *testing.T) {
+	db := testkit.Postgres(t)
+	pool := db.Pool(t, postgres.RoleSystem)
+	exec(t, db.Pool(t, postgres.RoleOwner), `SELECT setval('outbox_messages_id_seq', 150000100)`)
+	fill(t, pool, 1, 10, 10*archiveDay)
+	stats := func() Stats {
+		t.Helper()
+		s, err := ReadStats(t.Context(), pool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	if s := stats(); s.Strays != 10 || s.RangesAhead != 0 {
+		t.Errorf("without a range: %+v", s)
+	}
+	a := newArchive(t, pool)
+	if got := prepare(t, a); got[CountMade] != 2 {
+		t.Errorf("made %v", got)
+	}
+	if s := stats(); s.Strays != 0 || s.RangesAhead != 2 {
+		t.Errorf("with ranges again: %+v", s)
+	}
+	appendRows(t, pool, newEvent(1, `{}`)) // below the new ranges
+	if got, want := counts(t, pool), "outbox 11, of these default 11, archive 0, kept 0"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if got := archive(t, a); got[CountLate] != 10 {
+		t.Errorf("archived %v", got)
+	}
+	if got, want := counts(t, pool), "outbox 1, of these default 1, archive 10, kept 0"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	inOnePlace(t, pool, 11)
 }
 
 func TestARunWhoseLeaseIsLostMovesNothing(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	fill(t, pool, 1, 100, 10*archiveDay)
-	a := newArchive(t, pool, 10)
-	archived := 0
-	err := a.Run(t.Context(), lost{free{}, func() bool { archived++; return archived > 10 }})
-	if !errors.Is(err, errLostHere) {
+	leave(t, pool, 8*archiveDay)
+	a := newArchive(t, pool)
+	fences := 0
+	if err := a.Run(t.Context(), lost{free{}, func() bool { fences++; return fences > 1 }}); !errors.Is(err, errLostHere) {
 		t.Errorf("the run ended with %v", err)
 	}
-	inOnePlace(t, pool, 100)
-	if left := scalar[int](t, pool, `SELECT count(*) FROM outbox_messages`); left == 0 {
-		t.Error("everything was moved")
+	if got, want := counts(t, pool), "outbox 100, of these default 0, archive 0, kept 0"; got != want {
+		t.Errorf("%s, want %s", got, want)
 	}
 }
 
@@ -308,202 +565,93 @@ func (l lost) Fence(context.Context, pgx.Tx) error {
 	return nil
 }
 
-func TestWantedMonths(t *testing.T) {
-	names := func(c ArchiveConfig, now string) string {
-		at, err := time.Parse(time.RFC3339, now)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all := c.wanted(at)
-		return fmt.Sprint(len(all), " ", all[0].Format("2006-01"), " ", all[len(all)-1].Format("2006-01"))
+// archived fills a range with n rows of each of two tenants that occurred on a day, and archives it.
+func archived(t *testing.T, pool *pgxpool.Pool, n int, at time.Time) {
+	t.Helper()
+	for tenant := range int64(2) {
+		fill(t, pool, tenant+1, n, 10*archiveDay)
 	}
-	for _, c := range []struct {
-		keep      time.Duration
-		now, want string
+	exec(t, pool, `UPDATE outbox_messages SET occurred_at = $1, processed_at = now() - interval '100 days'`, at)
+	leave(t, pool, 8*archiveDay)
+	if got := archive(t, newArchive(t, pool)); got[CountArchived] != 1 {
+		t.Fatalf("archived %v", got)
+	}
+}
+
+func TestARangePastItsTimeIsDroppedUnlessAHoldKeepsIt(t *testing.T) {
+	july := time.Date(2026, 7, 15, 0, 0, 0, 0, time.UTC)
+	month := time.Date(2026, 7, 1, 0, 0, 0, 0, time.UTC)
+	for name, c := range map[string]struct {
+		hold           *ArchiveHold
+		want, released string
 	}{
-		{90 * archiveDay, "2026-03-31T12:00:00Z", "6 2025-12 2026-05"},
-		{90 * archiveDay, "2026-03-31T23:30:00-05:00", "6 2026-01 2026-06"}, // which is April in UTC
-		{8 * archiveDay, "2026-12-20T00:00:00Z", "3 2026-12 2027-02"},
-		{0, "2026-03-31T12:00:00Z", "27 2024-03 2026-05"},
-		{9999 * archiveDay, "2026-03-31T12:00:00Z", "27 2024-03 2026-05"},
+		"no hold":                    {nil, "archive 0, kept 0", "archive 0, kept 0"},
+		"of everything":              {&ArchiveHold{}, "archive 20, kept 0", "archive 0, kept 0"},
+		"of its month":               {&ArchiveHold{From: month, To: month}, "archive 20, kept 0", "archive 0, kept 0"},
+		"of another month":           {&ArchiveHold{From: month.AddDate(0, 1, 0)}, "archive 0, kept 0", "archive 0, kept 0"},
+		"of a tenant":                {&ArchiveHold{TenantID: 2}, "archive 0, kept 10", "archive 0, kept 0"},
+		"of a tenant in the month":   {&ArchiveHold{TenantID: 1, From: month, To: month}, "archive 0, kept 10", "archive 0, kept 0"},
+		"of a tenant that has none":  {&ArchiveHold{TenantID: 3}, "archive 0, kept 0", "archive 0, kept 0"},
+		"of a tenant, another month": {&ArchiveHold{TenantID: 1, To: month.AddDate(0, -1, 0)}, "archive 0, kept 0", "archive 0, kept 0"},
 	} {
-		if got := names(ArchiveConfig{Keep: c.keep}, c.now); got != c.want {
-			t.Errorf("kept for %s, at %s: %s, want %s", c.keep, c.now, got, c.want)
-		}
+		t.Run(name, func(t *testing.T) {
+			pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+			archived(t, pool, 10, july)
+			a := newArchive(t, pool)
+			var id int64
+			if c.hold != nil {
+				c.hold.Reason, c.hold.CreatedBy = "r", "a"
+				h, err := AddHold(t.Context(), pool, *c.hold)
+				if err != nil {
+					t.Fatal(err)
+				}
+				id = h.ID
+			}
+			older(t, pool, 89*archiveDay)
+			if got := archive(t, a); len(got) > 0 {
+				t.Errorf("before its time: %v", got)
+			}
+			older(t, pool, 2*archiveDay)
+			for range 2 {
+				archive(t, a)
+				if got := counts(t, pool); got != "outbox 0, of these default 0, "+c.want {
+					t.Errorf("%s, want %s", got, c.want)
+				}
+			}
+			if id != 0 {
+				if err := ReleaseHold(t.Context(), pool, id, "a"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			archive(t, a)
+			if got := counts(t, pool); got != "outbox 0, of these default 0, "+c.released {
+				t.Errorf("after the release: %s, want %s", got, c.released)
+			}
+		})
 	}
 }
 
-// archived adds n rows to the archive as if they had been moved: occurred at the time, published so long ago.
-func archived(t *testing.T, pool *pgxpool.Pool, tenant int64, n int, at time.Time, published time.Duration) {
-	t.Helper()
-	exec(t, pool, `
-		INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, processed_at, attempts, event_id, inserted_at, slot)
-		SELECT coalesce((SELECT max(id) FROM outbox_messages_archive), 0) + n, $1, 'post', n, 'created', 1, '{}', $3, $3, now() - $4::interval, 0, gen_random_uuid(), $3, 0 FROM generate_series(1, $2) n`,
-		tenant, n, at, published)
-	exec(t, pool, `UPDATE outbox_archive_months SET rows = rows + $2, last_processed_at = greatest(last_processed_at, now() - $3::interval) WHERE month = date_trunc('month', $1::timestamptz AT TIME ZONE 'UTC')`, at, n, published)
-}
-
-func byTenant(t *testing.T, pool *pgxpool.Pool) map[int64]int64 {
-	t.Helper()
-	rows, _ := pool.Query(t.Context(), `SELECT tenant_id, count(*) FROM outbox_messages_archive GROUP BY 1`)
-	got := map[int64]int64{}
-	var tenant, n int64
-	if _, err := pgx.ForEachRow(rows, []any{&tenant, &n}, func() error { got[tenant] = n; return nil }); err != nil {
-		t.Fatal(err)
-	}
-	return got
-}
-
-func TestAMonthIsMadeOverRowsOfTheDefaultPartition(t *testing.T) {
-	db := testkit.Postgres(t)
-	pool := db.Pool(t, postgres.RoleSystem)
-	next := monthOf(time.Now()).AddDate(0, 1, 0)
-	archived(t, pool, 1, 30, next, 0)
-	archived(t, pool, 1, 30, next.AddDate(0, 1, 0).Add(-time.Microsecond), 0)
-	archived(t, pool, 1, 5, next.AddDate(5, 0, 0), 0)
-	if counts := archive(t, newArchive(t, pool, 7)); counts[CountMonthsMade] < 6 {
-		t.Errorf("did %v", counts)
-	}
-	if left := scalar[int](t, pool, `SELECT count(*) FROM outbox_messages_archive_default`); left != 5 {
-		t.Errorf("%d rows in the default partition, want those 5 of no month", left)
-	}
-	months, err := Months(t.Context(), pool)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, m := range months {
-		if want := map[bool]int64{true: 60}[m.From.Equal(next)]; !m.Default && m.Rows != want || m.Bytes == 0 {
-			t.Errorf("month %s has %d rows in %d bytes, want %d", m.Name(), m.Rows, m.Bytes, want)
-		}
-	}
-	if got := scalar[int](t, pool, `SELECT count(*) FROM outbox_messages_archive WHERE occurred_at >= $1 AND occurred_at < $2`, next, next.AddDate(0, 1, 0)); got != 60 {
-		t.Errorf("the month shows %d rows", got)
-	}
-}
-
-func TestMonthsPastTheirTimeGoUnlessHeld(t *testing.T) {
+func TestARangeThatMayNotBeDroppedStays(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	a := newArchive(t, pool, 7)
-	now := time.Now()
-	first := monthOf(now.Add(-100*archiveDay)).AddDate(0, -1, 0) // ended more than 90 days ago
-	late := first.AddDate(0, -1, 0)
-	held := late.AddDate(0, -1, 0)
-	for _, m := range []time.Time{first, late, held} {
-		exec(t, pool, makeMonthSQL, pgx.StrictNamedArgs{"month": m})
-	}
-	for tenant := int64(1); tenant <= 3; tenant++ {
-		archived(t, pool, tenant, 20, first, 95*archiveDay)
-		archived(t, pool, tenant, 20, held, 95*archiveDay)
-		archived(t, pool, tenant, 20, late.AddDate(-3, 0, 0), 95*archiveDay) // in the default partition
-	}
-	archived(t, pool, 1, 20, late, 80*archiveDay) // published later than it occurred, and kept as much longer
-	var holds []ArchiveHold
-	for _, h := range []ArchiveHold{
-		{From: held, To: held, Reason: "case 7", CreatedBy: "ann"},
-		{TenantID: 2, Reason: "audit", CreatedBy: "bob"},
-	} {
-		added, err := AddHold(t.Context(), pool, h)
-		if err != nil {
-			t.Fatal(err)
-		}
-		holds = append(holds, added)
-	}
-	plan, err := a.Plan(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	counts := archive(t, a)
-	want := free{CountMonthsMade: int64(len(a.cfg.wanted(now))), CountMonthShrunk: 1, CountRowsDropped: 40}
-	if diff := cmp.Diff(want, counts); diff != "" {
-		t.Errorf("counts (-want +got):\n%s", diff)
-	}
-	if plan[CountRowsDropped] != 40 || plan[CountMonthsMade] != want[CountMonthsMade] {
-		t.Errorf("planned %v", plan)
-	}
-	if diff := cmp.Diff(map[int64]int64{1: 40, 2: 60, 3: 20}, byTenant(t, pool)); diff != "" {
-		t.Errorf("rows by tenant (-want +got):\n%s", diff)
-	}
-	if again := archive(t, a); len(again) > 0 {
-		t.Errorf("a second run did %v", again)
-	}
-
-	for _, h := range holds {
-		if err := ReleaseHold(t.Context(), pool, h.ID, "ann"); err != nil {
-			t.Error(err)
-		}
-	}
-	if err := ReleaseHold(t.Context(), pool, holds[0].ID, "ann"); !errors.Is(err, ErrNoHold) {
-		t.Errorf("released twice: %v", err)
-	}
-	refuse := true
-	asked := map[string]bool{}
-	a.BeforeDrop(func(_ context.Context, m Month) (bool, string, error) {
-		asked[m.Name()] = true
-		return !refuse, "it is not exported", nil
+	archived(t, pool, 10, time.Now())
+	older(t, pool, 91*archiveDay)
+	a := newArchive(t, pool)
+	asked, may := []int64{}, false
+	a.BeforeDrop(func(_ context.Context, r Range) (bool, string, error) {
+		asked = append(asked, r.From)
+		return may, "the test says so", nil
 	})
-	if counts := archive(t, a); len(counts) > 0 {
-		t.Errorf("against the word of who was to be asked the run did %v", counts)
+	if got := archive(t, a); got[CountDropped] != 0 || !slices.Equal(asked, []int64{1}) {
+		t.Errorf("dropped %v, asked for %v", got, asked)
 	}
-	if diff := cmp.Diff(map[string]bool{first.Format("2006-01"): true, held.Format("2006-01"): true, "default": true}, asked); diff != "" {
-		t.Errorf("asked about (-want +got):\n%s", diff)
-	}
-	refuse = false
-	if diff := cmp.Diff(free{CountMonthDropped: 2, CountRowsDropped: 20}, archive(t, a)); diff != "" {
-		t.Errorf("counts once nothing is held (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(map[int64]int64{1: 20}, byTenant(t, pool)); diff != "" {
-		t.Errorf("rows by tenant at the end (-want +got):\n%s", diff)
-	}
-}
-
-func TestNobodyWaitsLongForAMonthThatIsDropped(t *testing.T) {
-	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	a := newArchive(t, pool, 100)
-	past := monthOf(time.Now().Add(-100*archiveDay)).AddDate(0, -1, 0)
-	exec(t, pool, makeMonthSQL, pgx.StrictNamedArgs{"month": past})
-	exec(t, pool, `SELECT outbox_archive_make_month(m::date) FROM unnest($1::date[]) m`, a.cfg.wanted(time.Now()))
-	reader, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = reader.Rollback(context.WithoutCancel(t.Context())) }() // it only read
-	if _, err := reader.Exec(t.Context(), `SELECT count(*) FROM outbox_messages_archive`); err != nil {
-		t.Fatal(err)
-	}
-	refused := make(chan struct{}, lockTries)
-	a.at = func(step string) {
-		if step == "lock refused" {
-			refused <- struct{}{}
-		}
-	}
-	var g errgroup.Group
-	counts := free{}
-	g.Go(func() error { return a.Run(t.Context(), counts) })
-	slowest := time.Duration(0)
-	for tries := 0; tries < 2; {
-		start := time.Now()
-		if scalar[int](t, pool, `SELECT count(*) FROM outbox_messages_archive`); time.Since(start) > slowest {
-			slowest = time.Since(start)
-		}
-		select {
-		case <-refused:
-			tries++
-		default:
-		}
-	}
-	if slowest > 10*lockWait {
-		t.Errorf("a reader waited for %s behind a drop that waits for at most %s", slowest, lockWait)
-	}
-	if err := reader.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := g.Wait(); err != nil || counts[CountMonthDropped] != 1 {
-		t.Errorf("the run did %v, %v", counts, err)
+	may = true
+	if got := archive(t, a); got[CountDropped] != 1 {
+		t.Errorf("dropped %v", got)
 	}
 }
 
 func TestArchiveConfig(t *testing.T) {
-	ok := ArchiveConfig{After: time.Hour, Keep: time.Hour, Batch: 1, Share: 1}
+	ok := ArchiveConfig{After: time.Hour, Keep: time.Hour, RangeRows: 1000, RangeAge: time.Hour}
 	for name, change := range map[string]func(*ArchiveConfig){
 		"ok": func(*ArchiveConfig) {}, "for ever": func(c *ArchiveConfig) { c.Keep = 0 },
 	} {
@@ -514,7 +662,7 @@ func TestArchiveConfig(t *testing.T) {
 	}
 	for name, change := range map[string]func(*ArchiveConfig){
 		"every": func(c *ArchiveConfig) { c.Every = -1 }, "after": func(c *ArchiveConfig) { c.After = 0 },
-		"kept for less than after": func(c *ArchiveConfig) { c.Keep = time.Minute }, "batch": func(c *ArchiveConfig) { c.Batch = 0 }, "share": func(c *ArchiveConfig) { c.Share = 101 },
+		"kept for less than after": func(c *ArchiveConfig) { c.Keep = time.Minute }, "rows": func(c *ArchiveConfig) { c.RangeRows = 999 }, "age": func(c *ArchiveConfig) { c.RangeAge = time.Second },
 	} {
 		c := ok
 		if change(&c); c.Validate() == nil {

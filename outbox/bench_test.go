@@ -16,14 +16,13 @@ import (
 func benchTable(b *testing.B, indexed bool) *pgxpool.Pool {
 	b.Helper()
 	pool := testkit.Postgres(b).Pool(b, postgres.RoleOwner)
-	sql := `ALTER TABLE outbox_messages SET (autovacuum_enabled = off)`
+	smallRanges(b, pool, 2, 50_000_000)
 	if indexed {
-		sql += `; ALTER TABLE outbox_messages SET (fillfactor = 90);
+		if _, err := pool.Exec(b.Context(), `ALTER TABLE outbox_messages_1 SET (fillfactor = 90);
 			CREATE INDEX ON outbox_messages (slot, id) WHERE processed_at IS NULL AND NOT delayed;
-			CREATE INDEX ON outbox_messages (attempts) WHERE processed_at IS NULL AND attempts > 0`
-	}
-	if _, err := pool.Exec(b.Context(), sql); err != nil {
-		b.Fatal(err)
+			CREATE INDEX ON outbox_messages (attempts) WHERE processed_at IS NULL AND attempts > 0`); err != nil {
+			b.Fatal(err)
+		}
 	}
 	return pool
 }
@@ -33,7 +32,7 @@ const benchEvents = 40_000
 // benchInsertSQL adds 20 comments' events of about 300 bytes.
 const benchInsertSQL = `
 INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, trace_id)
-SELECT 1, 'comment', g, 'created', '{"comment_id": "0196b2d4-7c00-7000-8000-000000000001", "post_id": "9007199254740993", "author_id": "7", "path":
+SELECT 1, 'comment', 9007199254740993, 'created', '{"comment_id": "0196b2d4-7c00-7000-8000-000000000001", "post_id": "9007199254740993", "author_id": "7", "path":
   "0632f8a0000000abcd2344/0632f8a0000001abcd2345", "body": "about as long as comments are on the whole, said the one who has read them", "version": 2,
   "actor": "user:7", "created_at": "2026-05-01T12:30:00Z"}', '00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01'
   FROM generate_series(1, 20) g`
@@ -120,7 +119,7 @@ func markAll(b *testing.B, pool *pgxpool.Pool, tail uint64) uint64 {
 			tail++
 			mark.Rows[i].Seq = tail
 		}
-		if _, err := pool.Exec(b.Context(), markSQL, mark.args(0)); err != nil {
+		if _, err := Exchange(b.Context(), pool, Round{Mark: mark}); err != nil {
 			b.Fatal(err)
 		}
 		pending = pending[n:]

@@ -82,9 +82,11 @@ SELECT /* outbox.begin_round */ (` + lastIDSQL + `), pg_snapshot_xmax(s)::text::
   FROM pg_current_snapshot() s`
 
 // walkSQL has the transaction's statements walk the indexes that they are written for, in their order. A scan or a sort of everything looks
-// cheaper to the planner while the table is small or its statistics are old.
+// cheaper to the planner while the table is small or its statistics are old. One plan serves all values: it leaves out the ranges below the
+// floor when it runs, while a plan for each floor would cost more than the claim.
 const walkSQL = `
-SELECT /* outbox.walk */ set_config('enable_seqscan', 'off', true), set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)`
+SELECT /* outbox.walk */ set_config('enable_seqscan', 'off', true), set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true),
+       set_config('plan_cache_mode', 'force_generic_plan', true)`
 
 // lastIDSQL reads the last id that was handed out; an id that nobody has used yet shows as the one to be handed out first.
 // Index: none.   Locks: none.
@@ -94,7 +96,7 @@ const lastIDSQL = `SELECT CASE WHEN is_called THEN last_value ELSE last_value - 
 // sequence), and who tries by the lease. A row is held when an earlier one of its aggregate waits.
 //
 // It begins behind @above, or lower when a transaction has ended, in its own snapshot, that may have added rows below
-// (docs/adr/0004-floor.md). Sizes are read first, so that payloads are read, and written out, for no more rows than the round has room for.
+// (docs/adr/0004-floor.md). No claim begins below @lowest: it is a value when the plan starts, which leaves out the ranges below. Sizes are read first, so that payloads are read, and written out, for no more rows than the round has room for.
 // Index: outbox_messages_pkey, the same range twice; while any row waits, outbox_messages_held_idx, one probe per row.
 // Locks: none.
 const claimSQL = `
@@ -104,7 +106,7 @@ WITH begins AS MATERIALIZED (
    WHERE pg_visible_in_snapshot(xid::text::xid8, pg_current_snapshot())),
 sizes AS MATERIALIZED (
   SELECT id, CASE WHEN payload_bytes <= @max_message THEN payload_bytes ELSE 0 END AS size FROM outbox_messages
-   WHERE id > (SELECT above FROM begins) AND ` + freshSQL + ` ORDER BY id LIMIT @limit)
+   WHERE id > @lowest::bigint AND id > (SELECT above FROM begins) AND ` + freshSQL + ` ORDER BY id LIMIT @limit)
 SELECT /* outbox.claim */ ` + rowColumns + `,
        CASE WHEN (SELECT EXISTS (SELECT FROM outbox_messages WHERE delayed)) THEN
          coalesce((SELECT d.id FROM outbox_messages d
@@ -113,7 +115,7 @@ SELECT /* outbox.claim */ ` + rowColumns + `,
        ELSE 0 END,
        (SELECT sum(size) > @max_bytes FROM sizes)
   FROM outbox_messages m
- WHERE id > (SELECT above FROM begins) AND ` + freshSQL + `
+ WHERE id > @lowest::bigint AND id > (SELECT above FROM begins) AND ` + freshSQL + `
    AND id <= (SELECT CASE WHEN sum(size) <= @max_bytes THEN max(id) ELSE
                 (SELECT max(id) FROM (SELECT id, size, sum(size) OVER (ROWS UNBOUNDED PRECEDING) AS upto FROM sizes) u WHERE upto - size <= @max_bytes) END FROM sizes)
  ORDER BY id`
@@ -202,11 +204,11 @@ func (r *Round) args() pgx.NamedArgs {
 	if len(inFlight) > 0 {
 		to = slices.Max(inFlight)
 	}
-	open, above := make([]int64, len(r.Open)), make([]int64, len(r.Open))
+	open, above, lowest := make([]int64, len(r.Open)), make([]int64, len(r.Open)), r.Above
 	for i, o := range r.Open {
-		open[i], above[i] = int64(o.XID), o.Above
+		open[i], above[i], lowest = int64(o.XID), o.Above, min(lowest, o.Above)
 	}
-	return pgx.NamedArgs{"partition": r.Partition, "first": r.FirstSlot, "last": r.LastSlot, "above": r.Above, "open": open, "open_above": above,
+	return pgx.NamedArgs{"partition": r.Partition, "first": r.FirstSlot, "last": r.LastSlot, "above": r.Above, "open": open, "open_above": above, "lowest": lowest,
 		"in_flight": inFlight, "in_flight_to": to, "limit": r.Limit, "max_message": r.MaxMessage, "max_bytes": r.MaxBytes}
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -381,13 +382,73 @@ func TestAClaimSaysUpToWhereNothingIsLeft(t *testing.T) {
 	}
 }
 
-// TestPlans: with many published rows, and with statistics or none, a round reads what it returns and little more.
+// smallRanges replaces the ranges of the outbox by some of so many ids each, without autovacuum.
+func smallRanges(t testing.TB, owner *pgxpool.Pool, ranges, ids int) {
+	t.Helper()
+	if _, err := owner.Exec(t.Context(), `DO $$ DECLARE r record; BEGIN
+		FOR r IN SELECT from_id FROM outbox_ranges LOOP EXECUTE format('DROP TABLE %I', 'outbox_messages_' || r.from_id); END LOOP;
+		DELETE FROM outbox_ranges;
+		END $$`); err != nil {
+		t.Fatal(err)
+	}
+	for n := range ranges {
+		if _, err := owner.Exec(t.Context(), fmt.Sprintf(`SELECT outbox_range_make(%d, %d); ALTER TABLE outbox_messages_%[1]d SET (autovacuum_enabled = off)`, 1+n*ids, 1+(n+1)*ids)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+var errUndo = errors.New("what was explained was run, and is undone")
+
+// explain returns the plan of a statement as a prepared one has it, for all values or for these, once it was run.
+func explain(t *testing.T, pool *pgxpool.Pool, generic bool, sql string, args pgx.NamedArgs) string {
+	t.Helper()
+	var lines []string
+	err := postgres.InTx(t.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		text, values, err := args.RewriteQuery(t.Context(), tx.Conn(), sql, nil)
+		if err != nil {
+			return err
+		}
+		literals := make([]string, len(values))
+		for i, v := range values {
+			literals[i] = "'" + strings.NewReplacer("[", "{", "]", "}", " ", ",").Replace(fmt.Sprint(v)) + "'"
+		}
+		mode := "force_custom_plan"
+		if generic {
+			mode = "force_generic_plan"
+		}
+		call := "p"
+		if len(values) > 0 {
+			call += "(" + strings.Join(literals, ", ") + ")"
+		}
+		for _, sql := range []string{walkSQL, `SELECT set_config('plan_cache_mode', '` + mode + `', true)`, "PREPARE p AS " + text} {
+			if _, err := tx.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
+				return err
+			}
+		}
+		rows, _ := tx.Query(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF) EXECUTE "+call, pgx.QueryExecModeSimpleProtocol)
+		if lines, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(t.Context(), "DEALLOCATE p"); err != nil {
+			return err
+		}
+		return errUndo
+	})
+	if !errors.Is(err, errUndo) {
+		t.Fatal(err)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// TestPlans: with many ranges of published rows, with statistics or none, and with a plan for these values or for all, a round reads what it
+// returns and little more.
 func TestPlans(t *testing.T) {
 	for name, analyzed := range map[string]bool{"never analyzed": false, "analyzed": true} {
 		t.Run(name, func(t *testing.T) {
 			db := testkit.Postgres(t)
 			owner := db.Pool(t, postgres.RoleOwner)
-			exec(t, owner, `ALTER TABLE outbox_messages SET (autovacuum_enabled = off)`)
+			smallRanges(t, owner, 20, 5000)
 			exec(t, owner, `
 				INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at, processed_at)
 				SELECT 1, 'post', n, 'created', '{}', CASE WHEN n % 1000 = 0 THEN now() + interval '1 day' ELSE now() END, CASE WHEN n % 1000 > 0 AND n <= 99000 THEN now() END
@@ -398,36 +459,36 @@ func TestPlans(t *testing.T) {
 				exec(t, owner, `ANALYZE outbox_messages`)
 			}
 			pool := db.Pool(t, postgres.RoleSystem)
-			args := (&Round{LastSlot: 31, Above: 99000, Open: []Open{{1 << 40, 1000}}, InFlight: []int64{99500}, Limit: 50, MaxMessage: 1 << 20, MaxBytes: 1 << 20}).args()
-			args["bound"], args["sample"] = 1000, 100
+			ids, eventIDs := []int64{99500, 99501, 99502}, scalar[[]string](t, owner, `SELECT array_agg(event_id::text ORDER BY id) FROM outbox_messages WHERE id IN (99500, 99501, 99502)`)
+			args := (&Round{LastSlot: 31, Above: 99000, Open: []Open{{1 << 40, 98000}}, InFlight: []int64{99500}, Limit: 50, MaxMessage: 1 << 20, MaxBytes: 1 << 20}).args()
+			maps.Copy(args, pgx.NamedArgs{"bound": 1000, "sample": 100, "ids": ids, "event_ids": eventIDs, "seqs": ids, "new_tail": 3, "old_tail": 0, "mark_floor": 0, "created": "epoch",
+				"count": 3, "floor": 100000, "id": 99500})
 			for what, c := range map[string]struct {
-				sql   string
-				reads int // rows of the table, at most
-				index string
+				sql    string
+				reads  int // rows of the table, at most
+				index  string
+				prunes bool
 			}{
-				"claim": {claimSQL, 102, "outbox_messages_pkey"}, // sizes and rows
-				"due":   {dueSQL, 10, "outbox_messages_delayed_idx"},
-				"stats": {statsSQL, 2500, "outbox_messages_pkey"},
+				"claim":        {claimSQL, 102, "_95001_pkey", true}, // sizes and rows
+				"due":          {dueSQL, 10, "_available_at_id_idx", false},
+				"stats":        {statsSQL, 2500, "_95001_pkey", false},
+				"below floor":  {belowFloorSQL, 1001, "_95001_pkey", true},
+				"mark":         {strings.Replace(markSQL, "created = @created AND ", "", 1), 3, "_95001_pkey", false},
+				"caught up":    {caughtUpSQL, 6, "_95001_pkey", false},
+				"find":         {strings.NewReplacer("@payload::boolean", "true", "@tenant", "NULL", "@since", "NULL", "@until", "NULL").Replace(outboxRow + byID), 1, "_95001_pkey", true},
+				"find, events": {strings.NewReplacer("@payload::boolean", "true", "@tenant", "NULL", "@since", "NULL", "@until", "NULL", "@event_id", "gen_random_uuid()").Replace(outboxRow + byIDs), 3, "_95001_pkey", false},
 			} {
-				var lines []string
-				err := postgres.InTx(t.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-					if _, err := tx.Exec(t.Context(), walkSQL); err != nil {
-						return err
+				for kind, generic := range map[string]bool{"for all values": true, "for these": false} {
+					plan := explain(t, pool, generic, c.sql, args)
+					if !strings.Contains(plan, c.index) || strings.Contains(strings.ReplaceAll(plan, "outbox_messages_id_seq", ""), "Seq Scan on outbox_messages_") || strings.Contains(plan, "Sort  (") {
+						t.Errorf("%s, a plan %s, does not walk %s, or sorts:\n%s", what, kind, c.index, plan)
 					}
-					rows, _ := tx.Query(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF) "+c.sql, pgx.QueryExecModeExec, args)
-					var err error
-					lines, err = pgx.CollectRows(rows, pgx.RowTo[string])
-					return err
-				})
-				if err != nil {
-					t.Fatal(err)
-				}
-				plan := strings.Join(lines, "\n")
-				if !strings.Contains(plan, "using "+c.index) || strings.Contains(plan, "Seq Scan on outbox_messages ") || strings.Contains(plan, "Sort") {
-					t.Errorf("%s does not walk %s, or sorts:\n%s", what, c.index, plan)
-				}
-				if n := rowsRead(plan); n > c.reads {
-					t.Errorf("%s reads %d rows, want %d at most:\n%s", what, n, c.reads, plan)
+					if n := rowsRead(plan); n > c.reads {
+						t.Errorf("%s, a plan %s, reads %d rows, want %d at most:\n%s", what, kind, n, c.reads, plan)
+					}
+					if c.prunes && (strings.Contains(plan, "outbox_messages_1_pkey") || generic && !strings.Contains(plan, "Subplans Removed")) {
+						t.Errorf("%s, a plan %s, does not leave the other ranges out:\n%s", what, kind, plan)
+					}
 				}
 			}
 		})
@@ -440,7 +501,7 @@ func rowsRead(plan string) (n int) {
 	for line := range strings.Lines(plan) {
 		var rows, loops, removed int
 		if at := strings.Index(line, "(actual rows="); at >= 0 {
-			inScan = strings.Contains(line, " on outbox_messages ")
+			inScan = strings.Contains(line, " on outbox_messages_")
 			if _, err := fmt.Sscanf(line[at:], "(actual rows=%d loops=%d)", &rows, &loops); err == nil && inScan {
 				n += rows * loops
 			}

@@ -9,8 +9,9 @@
 //	                                   └── Discard ──▶ gone, but for its note in outbox_dlq_actions
 //
 // A claim walks the primary key from the partition's floor, below which nothing is pending: that is a proof (docs/adr/0004-floor.md). A mark
-// touches no index (docs/adr/0011-heap-only-marks.md), and is fenced by the partition's tail and stream. The archive is by month of occurrence; what
-// becomes of its months is in months.go, what must stay in holds.go. An event's row is in one of the three tables, never in two.
+// touches no index (docs/adr/0011-heap-only-marks.md), and is fenced by the partition's tail and stream. Outbox and archive consist of
+// ranges of ids (ranges.go), which go from one to the other as they are (archive.go, docs/adr/0010-outbox-archive.md); what must stay is in holds.go.
+// An event's row is in one of the three tables, never in two.
 //
 // The layout, which partition is which stream and holds which slots, is in partitions.go. Resize replaces all partitions, Replace a lost one:
 //

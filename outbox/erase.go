@@ -30,6 +30,7 @@ const (
 	TableDLQ     = "outbox_messages_dlq"
 	TableOutbox  = "outbox_messages"
 	TableArchive = "outbox_messages_archive"
+	TableKept    = "outbox_messages_kept"
 )
 
 // Swept is a message that a sweep has met.
@@ -68,10 +69,10 @@ SELECT /* outbox.sweep_dlq */ id, event_id::text, aggregate_id, event_type, payl
  ORDER BY id`
 
 // sweepArchiveSQL reads what is selected of some aggregates.
-// Index: outbox_messages_archive_tenant_aggregate_idx, in each month.   Locks: none.
+// Index: by aggregate, in each range.   Locks: none.
 const sweepArchiveSQL = `
 SELECT /* outbox.sweep_archive */ id, event_id::text, aggregate_id, event_type, payload
-  FROM outbox_messages_archive
+  FROM {table}
  WHERE tenant_id = @tenant AND aggregate_type = @type AND aggregate_id = ANY(@aggregates::bigint[])
  ORDER BY id`
 
@@ -118,7 +119,7 @@ func Sweep(ctx context.Context, q Querier, table string, sel Selection, fn func(
 	}
 	for some := range slices.Chunk(sel.AggregateIDs, sweepAggregates) {
 		args["aggregates"] = some
-		if err := read(sweepArchiveSQL, args); err != nil {
+		if err := read(ofTable(sweepArchiveSQL, table), args); err != nil {
 			return err
 		}
 	}
@@ -134,7 +135,7 @@ type Redacted struct {
 
 // redactSQL takes content out of messages. They keep their ids and their place; that they have been published and stand nowhere on the
 // stream says that they were erased: a repair publishes them never again (compareSQL). One that is still pending is published as it is now.
-// Index: the primary key, or outbox_messages_archive_id_idx in each month.   Locks: the messages.
+// Index: the primary key, or that of each range.   Locks: the messages.
 const redactSQL = `
 WITH redacted AS (SELECT * FROM unnest(@ids::bigint[], @event_ids::uuid[], @payloads::jsonb[]) AS r(id, event_id, payload)),
 held AS MATERIALIZED (
@@ -166,7 +167,7 @@ func Redact(ctx context.Context, tx pgx.Tx, table string, messages []Redacted) (
 }
 
 // unmarkSQL lets messages say that they stand nowhere on the stream.
-// Index: the primary key, or outbox_messages_archive_id_idx in each month.   Locks: the messages.
+// Index: the primary key, or that of each range.   Locks: the messages.
 const unmarkSQL = `
 UPDATE /* outbox.unmark */ {table} m SET stream_seq = NULL
   FROM unnest(@ids::bigint[], @event_ids::uuid[]) AS r(id, event_id)
@@ -180,7 +181,7 @@ func Unmark(ctx context.Context, tx pgx.Tx, messages []Published) error {
 		ids[i], eventIDs[i] = m.ID, m.EventID
 	}
 	for _, table := range []string{TableOutbox, TableArchive} {
-		if _, err := tx.Exec(ctx, strings.ReplaceAll(unmarkSQL, "{table}", table), pgx.StrictNamedArgs{"ids": ids, "event_ids": eventIDs}); err != nil {
+		if _, err := tx.Exec(ctx, ofTable(unmarkSQL, table), pgx.StrictNamedArgs{"ids": ids, "event_ids": eventIDs}); err != nil {
 			return fmt.Errorf("unmark %d messages of %s: %w", len(messages), table, err)
 		}
 	}

@@ -42,7 +42,6 @@ type FindQuery struct {
 	Since, Until  time.Time // occurred at or after, and before; required where nothing else selects
 	Limit         int
 	Payload       bool
-	Recent        int64 // for EventID: how many of the newest ids of the outbox are read
 }
 
 // ErrFindQuery reports a query that selects nothing that an index finds.
@@ -60,17 +59,18 @@ const findFilter = `
    AND (@tenant::bigint IS NULL OR tenant_id = @tenant)
    AND (@since::timestamptz IS NULL OR occurred_at >= @since) AND (@until::timestamptz IS NULL OR occurred_at < @until)`
 
-const fromArchive, fromDLQ, fromOutbox = ` FROM outbox_messages_archive WHERE `, ` FROM outbox_messages_dlq WHERE `, ` FROM outbox_messages WHERE `
+const fromArchive, fromKept, fromDLQ, fromOutbox = ` FROM outbox_messages_archive WHERE `, ` FROM outbox_messages_kept WHERE `, ` FROM outbox_messages_dlq WHERE `, ` FROM outbox_messages WHERE `
 
 // The statements of Find: each meets the rows in the order of an index and stops at the limit. Locks: none.
 var (
 	archiveRow = `SELECT /* outbox.find */ ` + findColumns(InArchive, "processed_at", "partition", "stream_seq") + fromArchive
+	keptRow    = `SELECT /* outbox.find */ ` + findColumns(InArchive, "processed_at", "partition", "stream_seq") + fromKept
 	dlqRow     = `SELECT /* outbox.find */ ` + findColumns(InDLQ, "NULL::timestamptz", "NULL::int", "NULL::bigint") + fromDLQ
 	outboxRow  = `SELECT /* outbox.find */ ` + findColumns(InOutbox, "processed_at", "partition", "stream_seq") + fromOutbox
 	byID       = `id = @id` + findFilter + ` LIMIT @limit`
 	byEvent    = `event_id = @event_id::uuid` + findFilter + ` LIMIT @limit`
-	// Of the outbox the newest ids alone are read: an index on event_id would cost every write (docs/adr/0010-outbox-archive.md).
-	byRecentEvent = `id > @above AND event_id = @event_id::uuid` + findFilter + ` LIMIT @limit`
+	// An event tells the id that it got first (docs/adr/0010-outbox-archive.md), and idsOfEventSQL those that it got later.
+	byIDs = `id = ANY(@ids::bigint[]) AND event_id = @event_id::uuid` + findFilter + ` LIMIT @limit`
 	// Compared as a row: of equalities the planner thinks that the index by id serves the order, for an aggregate that has much, and then filters.
 	byAggregate = `(tenant_id, aggregate_type, aggregate_id, id) >= (@tenant::bigint, @aggregate_type::text, @aggregate_id::bigint, 0)
    AND (tenant_id, aggregate_type, aggregate_id, id) <= (@tenant::bigint, @aggregate_type::text, @aggregate_id::bigint, 9223372036854775807)
@@ -78,17 +78,17 @@ var (
  ORDER BY tenant_id, aggregate_type, aggregate_id, id LIMIT @limit`
 	dlqByAggregate = `tenant_id = @tenant AND aggregate_type = @aggregate_type AND aggregate_id = @aggregate_id` + findFilter + ` ORDER BY id LIMIT @limit`
 	byTime         = `occurred_at >= @since AND occurred_at < @until AND (@tenant::bigint IS NULL OR tenant_id = @tenant) ORDER BY occurred_at, id LIMIT @limit`
-	// The outbox has no index by time; its ids are in the order of insertion, and Find looks up which of them were inserted then.
+	// The outbox and the archive have no index by time; ids are in the order of insertion, and Find looks up which of them were inserted then.
 	byIDRange = `id >= @first AND id <= @last` + findFilter + ` ORDER BY id LIMIT @limit`
 )
 
-// skew is by how much an event of the outbox may have occurred before or after its row was inserted, to be found there by time.
+// skew is by how much an event may have occurred before or after its row was inserted, to be found by time.
 const skew = 10 * time.Minute
 
 // Find returns the events that the query selects, at most Limit of them: by time in the order of time (rows of the outbox: of
-// insertion), else by id. Rows of the
-// outbox are found by id, by time if they occurred about when they were inserted, and by event id among the newest Recent ids; those
-// of the archive and of the DLQ by everything. The pool acts as the system role. A row that is archived meanwhile may come twice or not at all.
+// insertion), else by id. All are found by id and by event, and by time if they occurred about when they were inserted; those of the DLQ and
+// those that a hold keeps by any time, and they and the archive's by aggregate. The pool acts as the system role. A row that is archived
+// meanwhile may come twice.
 func Find(ctx context.Context, pool *pgxpool.Pool, q FindQuery) ([]Found, error) {
 	args := pgx.NamedArgs{
 		"id": q.OutboxID, "event_id": q.EventID, "tenant": ifSet(q.TenantID), "aggregate_type": q.AggregateType, "aggregate_id": q.AggregateID,
@@ -100,19 +100,19 @@ func Find(ctx context.Context, pool *pgxpool.Pool, q FindQuery) ([]Found, error)
 	if !q.Until.IsZero() {
 		args["until"] = q.Until
 	}
-	statements := []string{outboxRow + byID, archiveRow + byID, dlqRow + byID}
+	statements := []string{outboxRow + byID, archiveRow + byID, keptRow + byID, dlqRow + byID}
 	order := func(a, b Found) int { return cmp.Compare(a.OutboxID, b.OutboxID) }
 	switch {
 	case q.OutboxID != 0:
 	case q.EventID != "":
-		var last int64
-		if err := pool.QueryRow(ctx, lastIDSQL).Scan(&last); err != nil {
-			return nil, fmt.Errorf("read the last outbox id: %w", err)
+		var ids []int64
+		if err := pool.QueryRow(ctx, idsOfEventSQL, pgx.StrictNamedArgs{"event_id": q.EventID}).Scan(&ids); err != nil {
+			return nil, fmt.Errorf("read the ids of event %s: %w", q.EventID, err)
 		}
-		args["above"] = last - q.Recent
-		statements = []string{dlqRow + byEvent, archiveRow + byEvent, outboxRow + byRecentEvent}
+		args["ids"] = ids
+		statements = []string{dlqRow + byEvent, outboxRow + byIDs, archiveRow + byIDs, keptRow + byIDs}
 	case q.AggregateType != "" && q.AggregateID != 0 && q.TenantID != 0:
-		statements = []string{archiveRow + byAggregate, dlqRow + dlqByAggregate}
+		statements = []string{archiveRow + byAggregate, keptRow + byAggregate, dlqRow + dlqByAggregate}
 	case !q.Since.IsZero() && q.AggregateType == "" && q.AggregateID == 0:
 		if q.Until.IsZero() {
 			args["until"] = time.Now().Add(time.Hour)
@@ -122,7 +122,7 @@ func Find(ctx context.Context, pool *pgxpool.Pool, q FindQuery) ([]Found, error)
 			return nil, err
 		}
 		args["first"], args["last"] = first, last
-		statements = []string{archiveRow + byTime, outboxRow + byIDRange, dlqRow + byTime}
+		statements = []string{outboxRow + byIDRange, archiveRow + byIDRange, keptRow + byTime, dlqRow + byTime}
 		order = func(a, b Found) int {
 			return cmp.Or(a.OccurredAt.Compare(b.OccurredAt), cmp.Compare(a.OutboxID, b.OutboxID))
 		}
@@ -160,13 +160,24 @@ func Find(ctx context.Context, pool *pgxpool.Pool, q FindQuery) ([]Found, error)
 	return all[:min(len(all), q.Limit)], nil
 }
 
-// probeSQL reads when the first message from an id on was inserted.
-// Index: outbox_messages_pkey.   Locks: none.
-const probeSQL = `SELECT id, inserted_at FROM outbox_messages WHERE id >= @from ORDER BY id LIMIT 1`
+// idsOfEventSQL reads which ids an event has had: the first is the beginning of its own, others came by a retry from the DLQ or by a repair.
+// Index: outbox_dlq_actions_event_idx, outbox_requeued_pkey.   Locks: none.
+const idsOfEventSQL = `
+SELECT /* outbox.ids_of_event */ array_agg(id) FROM (
+  SELECT ('x' || left(translate(@event_id::uuid::text, '-', ''), 12))::bit(48)::bigint AS id
+  UNION SELECT new_id FROM outbox_dlq_actions WHERE event_id = @event_id AND new_id IS NOT NULL
+  UNION SELECT id FROM outbox_requeued WHERE event_id = @event_id) ids`
 
-// edgesSQL reads the range of ids.
-// Index: outbox_messages_pkey, at both ends.   Locks: none.
-const edgesSQL = `SELECT coalesce(min(id), 1), coalesce(max(id), 0) FROM outbox_messages`
+// probeSQL reads when the first message from an id on was inserted.
+// Index: the ranges' primary keys, one probe of each.   Locks: none.
+const probeSQL = `
+SELECT id, inserted_at FROM (
+  (SELECT id, inserted_at FROM outbox_messages WHERE id >= @from ORDER BY id LIMIT 1) UNION ALL
+  (SELECT id, inserted_at FROM outbox_messages_archive WHERE id >= @from ORDER BY id LIMIT 1)) first ORDER BY id LIMIT 1`
+
+// edgesSQL reads the range of ids. What waits for a long time is below the first range, and not of its time.
+// Index: none, a row per range.   Locks: none.
+const edgesSQL = `SELECT coalesce(min(from_id), 1), (` + lastIDSQL + `) FROM outbox_ranges WHERE state <> 'GONE'`
 
 // idsBetween returns the range of ids whose rows were inserted from since up to until, by halving: about 40 probes. Ids and times
 // of insertion rise together but for transactions that overlap, which skew is much more than.

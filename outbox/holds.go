@@ -27,7 +27,7 @@ type ArchiveHold struct {
 var ErrNoHold = errors.New("outbox: there is no such hold on the archive, or it was released before")
 
 const (
-	// addHoldSQL adds a hold. It waits for a month that is just being dropped.
+	// addHoldSQL adds a hold. It waits for a range that is just being dropped.
 	addHoldSQL = `
 INSERT INTO outbox_archive_holds (tenant_id, from_month, to_month, reason, created_by)
 VALUES (@tenant, @from::date, @to::date, @reason, @by) RETURNING hold_id, created_at`
@@ -40,12 +40,51 @@ SELECT hold_id, coalesce(tenant_id, 0), from_month::timestamp, to_month::timesta
 UPDATE outbox_archive_holds SET released_by = @by, released_at = now() WHERE hold_id = @id AND released_at IS NULL`
 )
 
-// heldWholeSQL looks for a hold of every tenant that covers a month.
-const heldWholeSQL = `SELECT whole FROM outbox_archive_holds_month(@month::date)`
+const (
+	// heldSQL looks for a hold in force.
+	heldSQL = `SELECT /* outbox.held */ EXISTS (SELECT FROM outbox_archive_holds WHERE released_at IS NULL)`
+	// heldWholeSQL looks for a hold of every tenant that covers an event of a range.
+	heldWholeSQL = `
+SELECT /* outbox.held_whole */ h.whole FROM outbox_ranges r CROSS JOIN LATERAL outbox_holds_on(r.first_occurred, r.last_occurred) h WHERE r.from_id = @from`
+	// heldMonthSQL looks for a hold of every tenant on all that occurs in a month.
+	heldMonthSQL = `
+SELECT /* outbox.held_month */ EXISTS (SELECT FROM outbox_archive_holds WHERE released_at IS NULL AND tenant_id IS NULL
+   AND coalesce(from_month <= @month::date, true) AND coalesce(to_month >= @month::date, true))`
+	// lockHoldsSQL keeps others from adding a hold.
+	lockHoldsSQL = `LOCK TABLE outbox_archive_holds IN SHARE MODE`
+	// trimKeptSQL deletes kept rows that are past and that no hold keeps any more.
+	// Index: none, the table is what holds keep.   Locks: the rows.
+	trimKeptSQL = `
+WITH gone AS (
+  DELETE FROM outbox_messages_kept k USING (
+    SELECT id, event_id FROM outbox_messages_kept m
+     WHERE processed_at < @before
+       AND NOT EXISTS (SELECT FROM outbox_archive_holds h
+                        WHERE h.released_at IS NULL AND (h.tenant_id IS NULL OR h.tenant_id = m.tenant_id)
+                          AND coalesce(m.occurred_at >= h.from_month::timestamp AT TIME ZONE 'UTC', true)
+                          AND coalesce(m.occurred_at < (h.to_month + interval '1 month') AT TIME ZONE 'UTC', true))
+     LIMIT @most) old
+   WHERE k.id = old.id AND k.event_id = old.event_id RETURNING 1)
+SELECT /* outbox.trim_kept */ count(*) FROM gone`
+)
 
-// HeldWhole reports whether a hold keeps all of a month, given by its first moment.
-func HeldWhole(ctx context.Context, pool *pgxpool.Pool, month time.Time) (whole bool, err error) {
-	if err := pool.QueryRow(ctx, heldWholeSQL, pgx.StrictNamedArgs{"month": month}).Scan(&whole); err != nil {
+func held(ctx context.Context, pool *pgxpool.Pool) (any bool, err error) {
+	if err := pool.QueryRow(ctx, heldSQL).Scan(&any); err != nil {
+		return false, fmt.Errorf("look for a hold: %w", err)
+	}
+	return any, nil
+}
+
+func heldWhole(ctx context.Context, pool *pgxpool.Pool, from int64) (whole bool, err error) {
+	if err := pool.QueryRow(ctx, heldWholeSQL, pgx.StrictNamedArgs{"from": from}).Scan(&whole); err != nil {
+		return false, fmt.Errorf("look for a hold on the range from %d: %w", from, err)
+	}
+	return whole, nil
+}
+
+// HeldMonth reports whether a hold keeps everything that occurred in a month, given by its first moment.
+func HeldMonth(ctx context.Context, pool *pgxpool.Pool, month time.Time) (whole bool, err error) {
+	if err := pool.QueryRow(ctx, heldMonthSQL, pgx.StrictNamedArgs{"month": month}).Scan(&whole); err != nil {
 		return false, fmt.Errorf("look for a hold on %s: %w", month.Format("2006-01"), err)
 	}
 	return whole, nil

@@ -80,7 +80,7 @@ func (m *Mark) args(partition int) pgx.StrictNamedArgs {
 }
 
 // caughtUpSQL tells of each message that a catch-up has read whether its row is pending, or is processed or dead already.
-// Index: outbox_messages_pkey, outbox_messages_archive_id_idx in each month, outbox_messages_dlq_event_id_key.   Locks: none.
+// Index: outbox_messages_pkey, the primary keys of the archive's ranges, outbox_messages_dlq_event_id_key.   Locks: none.
 const caughtUpSQL = `
 SELECT /* outbox.caught_up */ r.seq,
        EXISTS (SELECT FROM outbox_messages m WHERE m.id = r.id AND m.event_id = r.event_id AND m.processed_at IS NULL),

@@ -17,7 +17,7 @@ type collector struct {
 	pool *pgxpool.Pool
 	log  *slog.Logger
 
-	lag, undelivered, dlq, attempts, pending, archiveOldest, archiveMonths *prometheus.Desc
+	lag, undelivered, dlq, attempts, pending, archiveOldest, ranges, archiveRanges, ahead, strays *prometheus.Desc
 }
 
 // NewCollector returns the outbox's gauges, read from the database at each scrape at a cost that does not grow with the
@@ -30,14 +30,17 @@ func NewCollector(pool *pgxpool.Pool, log *slog.Logger) prometheus.Collector {
 		dlq:           prometheus.NewDesc("outbox_dlq_depth", "Messages in the outbox's DLQ (counted up to 100000).", nil, nil),
 		attempts:      prometheus.NewDesc("outbox_max_attempts", "The most failed attempts of any message that is pending or in the DLQ.", nil, nil),
 		pending:       prometheus.NewDesc("outbox_pending", "Messages not yet published (counted up to 100000 due ones and as many put off).", nil, nil),
-		archiveOldest: prometheus.NewDesc("outbox_archive_oldest_seconds", "Since the oldest message was published that the archive has not taken yet, by a sample where its next run begins; 0 without any.", nil, nil),
-		archiveMonths: prometheus.NewDesc("outbox_archive_months", "Months of the archive that have a partition.", nil, nil),
+		archiveOldest: prometheus.NewDesc("outbox_archive_oldest_seconds", "Since the oldest message was published that the archive has not taken yet, by a sample of the first range; 0 without any.", nil, nil),
+		ranges:        prometheus.NewDesc("outbox_ranges", "Ranges of ids that the outbox consists of, those ahead of need included.", nil, nil),
+		archiveRanges: prometheus.NewDesc("outbox_archive_ranges", "Ranges of ids that the archive consists of.", nil, nil),
+		ahead:         prometheus.NewDesc("outbox_ranges_ahead", "Ranges made ahead of need: none of their ids was given out.", nil, nil),
+		strays:        prometheus.NewDesc("outbox_stray_messages", "Messages above the last range, which the default range has (counted up to 100000).", nil, nil),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.lag, c.undelivered, c.dlq, c.attempts, c.pending, c.archiveOldest, c.archiveMonths} {
+	for _, d := range []*prometheus.Desc{c.lag, c.undelivered, c.dlq, c.attempts, c.pending, c.archiveOldest, c.ranges, c.archiveRanges, c.ahead, c.strays} {
 		ch <- d
 	}
 }
@@ -58,5 +61,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.attempts, float64(s.MaxAttempts))
 	gauge(c.pending, float64(s.Pending))
 	gauge(c.archiveOldest, s.ArchiveOldestSeconds)
-	gauge(c.archiveMonths, float64(s.ArchiveMonths))
+	gauge(c.ranges, float64(s.Ranges))
+	gauge(c.archiveRanges, float64(s.ArchiveRanges))
+	gauge(c.ahead, float64(s.RangesAhead))
+	gauge(c.strays, float64(s.Strays))
 }

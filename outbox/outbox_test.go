@@ -2,7 +2,6 @@ package outbox
 
 import (
 	"encoding/json"
-	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -49,16 +48,17 @@ func TestStatements(t *testing.T) {
 		"unpark": unparkSQL, "fail": failSQL, "mark": markSQL, "caught up": caughtUpSQL, "partitions": partitionsSQL, "bind": bindSQL, "close": closeSQL,
 		"lock partitions": lockPartitionsSQL, "closing": closingSQL, "add partition": addPartitionSQL, "stats": statsSQL, "published": countPublishedSQL, "in place": inPlaceSQL,
 		"list DLQ": listDLQSQL, "count DLQ": countDLQSQL, "get of DLQ": getDLQSQL, "retry": retryDLQSQL, "discard": discardDLQSQL,
-		"slice": sliceSQL, "cursor": cursorSQL, "move cursor": moveCursorSQL, "plan": planSQL, "months": monthsSQL, "make month": makeMonthSQL,
-		"drop month": dropMonthSQL, "bound locks": boundLocksSQL, "trim default": trimDefaultSQL, "count default": countDefaultSQL,
-		"sweep end": sweepEndSQL, "sweep": sweepOutboxSQL, "sweep of DLQ": sweepDLQSQL, "sweep of archive": sweepArchiveSQL, "pending of": pendingOfSQL,
+		"ranges": rangesSQL, "make range": makeRangeSQL, "cut range": cutRangeSQL, "written since": writtenSinceSQL, "settle": settleSQL, "archive range": archiveRangeSQL,
+		"index range": indexRangeSQL, "archive late": archiveLateSQL, "span": spanRangeSQL, "drop range": dropRangeSQL, "bound locks": boundLocksSQL, "no timeout": noTimeoutSQL, "one worker": oneWorkerSQL, "trim kept": trimKeptSQL,
+		"count lost": ofTable(countLostSQL, TableArchive), "restore": restoreSQL, "lost in range": lostInRangeSQL, "return range": returnRangeSQL, "requeue": ofTable(requeueSQL, TableArchive), "next id": nextIDSQL,
+		"sweep end": sweepEndSQL, "sweep": sweepOutboxSQL, "sweep of DLQ": sweepDLQSQL, "sweep of archive": ofTable(sweepArchiveSQL, TableArchive), "pending of": pendingOfSQL,
 		"redact": redactSQLOf(TableOutbox), "redact in DLQ": redactSQLOf(TableDLQ), "redact in archive": redactSQLOf(TableArchive),
-		"unmark": strings.ReplaceAll(unmarkSQL, "{table}", TableOutbox), "unmark in archive": strings.ReplaceAll(unmarkSQL, "{table}", TableArchive),
-		"find by id": archiveRow + byID, "find by event": dlqRow + byEvent, "find by recent event": outboxRow + byRecentEvent,
-		"find by aggregate": archiveRow + byAggregate, "find by aggregate in the DLQ": dlqRow + dlqByAggregate, "find by time": archiveRow + byTime, "find by range": outboxRow + byIDRange,
+		"unmark": ofTable(unmarkSQL, TableOutbox), "unmark in archive": ofTable(unmarkSQL, TableArchive),
+		"find by id": archiveRow + byID, "find by event": dlqRow + byEvent, "find by ids": outboxRow + byIDs, "ids of event": idsOfEventSQL,
+		"find by aggregate": archiveRow + byAggregate, "find by aggregate in the DLQ": dlqRow + dlqByAggregate, "find by time": keptRow + byTime, "find by range": outboxRow + byIDRange,
 		"probe": probeSQL, "edges": edgesSQL, "lock holds": lockHoldsSQL,
-		"add hold": addHoldSQL, "list holds": listHoldsSQL, "release hold": releaseHoldSQL, "held whole": heldWholeSQL,
-		"walk archive": walkArchiveSQL, "count archive": countArchiveSQL, "next archived": nextArchivedSQL, "no month": noMonthSQL, "restore archive": restoreArchiveSQL, "canonical archive": canonicalArchiveSQL,
+		"add hold": addHoldSQL, "list holds": listHoldsSQL, "release hold": releaseHoldSQL, "held": heldSQL, "held whole": heldWholeSQL, "held month": heldMonthSQL,
+		"walk archive": walkArchiveSQL, "count archive": countArchiveSQL, "restore archive": restoreArchiveSQL, "canonical archive": canonicalArchiveSQL,
 	} {
 		t.Run(name, func(t *testing.T) { testkit.Prepare(t, pool, sql) })
 	}

@@ -159,8 +159,8 @@ const NoneBehind = math.MaxInt64
 // lostSQL selects the rows of a slice whose messages are gone. One that was erased says of no message: it is not among them.
 const lostSQL = `id > @after AND id <= @upto AND partition = @partition AND (stream_seq > @behind OR stream_seq = ANY(@seqs::bigint[]))`
 
-// The statements of a repair are run for one slice of ids after the other, first for the outbox and then for the archive: rows move
-// that way. Index: outbox_messages_pkey, outbox_messages_archive_id_idx in each month: a range.   Locks: the rows.
+// The statements of a repair are run for one slice of ids after the other, first for the outbox and then for the archive: ranges move
+// that way. Index: the ranges' primary keys: a part of one.   Locks: the rows.
 const (
 	countLostSQL = `SELECT /* outbox.count_lost */ count(*), 0::bigint FROM {table} WHERE ` + lostSQL
 
@@ -170,23 +170,22 @@ WITH back AS (
   UPDATE outbox_messages SET processed_at = NULL, stream_seq = NULL, partition = NULL, behind = NULL, available_at = inserted_at
    WHERE ` + lostSQL + ` RETURNING id)
 SELECT /* outbox.restore */ count(*), coalesce(min(id), 0) FROM back`
-	restoreArchivedSQL = `
-WITH gone AS (DELETE FROM outbox_messages_archive WHERE ` + lostSQL + ` RETURNING *),
-back AS (
-  INSERT INTO outbox_messages (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
-         attempts, last_error, trace_id, event_id, inserted_at)
-  SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, inserted_at,
-         attempts, last_error, trace_id, event_id, inserted_at FROM gone
-  RETURNING id)
-SELECT /* outbox.restore_archived */ count(*), coalesce(min(id), 0) FROM back`
 
-	// requeueSQL makes rows pending under new ids, which no floor has passed, as a retry from the DLQ does.
+	// lostInRangeSQL looks for rows whose messages are gone in a range of the archive.
+	lostInRangeSQL = `SELECT /* outbox.lost_in_range */ EXISTS (SELECT FROM outbox_messages_archive WHERE ` + lostSQL + `)`
+	// returnRangeSQL gives a range of the archive back to the outbox.
+	// Locks: the outbox and the archive, ACCESS EXCLUSIVE, for some milliseconds.
+	returnRangeSQL = `SELECT /* outbox.return_range */ outbox_range_return(@from)`
+
+	// requeueSQL makes rows pending under new ids, which no floor has passed, as a retry from the DLQ does. It notes the ids, which the events
+	// do not tell.
 	requeueSQL = `
 WITH gone AS (DELETE FROM {table} WHERE ` + lostSQL + ` RETURNING *),
 fresh AS (
   INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, trace_id, event_id)
   SELECT tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, trace_id, event_id FROM gone ORDER BY id
-  RETURNING 1)
+  RETURNING event_id, id),
+noted AS (INSERT INTO outbox_requeued (event_id, id) SELECT event_id, id FROM fresh ON CONFLICT (event_id) DO UPDATE SET id = excluded.id)
 SELECT /* outbox.requeue */ count(*), 0::bigint FROM fresh`
 )
 
@@ -199,57 +198,102 @@ func ofTable(sql, table string) string { return strings.ReplaceAll(sql, "{table}
 
 // CountLost counts the rows, archived ones too, whose messages are gone.
 func CountLost(ctx context.Context, pool *pgxpool.Pool, l Lost) (int64, error) {
-	return l.eachSlice(ctx, pool, ofTable(countLostSQL, TableOutbox), ofTable(countLostSQL, TableArchive), nil, nil)
+	return l.eachSlice(ctx, pool, []string{ofTable(countLostSQL, TableOutbox), ofTable(countLostSQL, TableArchive)}, nil, nil)
 }
 
 // Restore makes the rows pending again whose messages are gone, archived ones too, under their old ids: successors, which nobody publishes
-// to yet, publish them in their old order, before everything later. It works in slices, each one transaction, and may be called again
-// after it was interrupted. done is called after each slice; it may be nil.
+// to yet, publish them in their old order, before everything later. Ranges of the archive that have such rows are the outbox's again first. It
+// works in slices, each one transaction, and may be called again after it was interrupted. done is called after each slice; it may be nil.
 func Restore(ctx context.Context, pool *pgxpool.Pool, l Lost, successors []Partition, done func()) (int64, error) {
+	if err := l.returnRanges(ctx, pool); err != nil {
+		return 0, err
+	}
 	var numbers []int
 	for _, p := range successors {
 		numbers = append(numbers, p.Number)
 	}
-	return l.eachSlice(ctx, pool, restoreSQL, restoreArchivedSQL, func(tx pgx.Tx, lowest int64) error {
+	return l.eachSlice(ctx, pool, []string{restoreSQL}, func(tx pgx.Tx, lowest int64) error {
 		_, err := tx.Exec(ctx, lowerFloorsSQL, pgx.StrictNamedArgs{"id": lowest, "partitions": numbers})
 		return err
 	}, done)
 }
 
+// returnRanges gives the ranges of the archive that have rows whose messages are gone back to the outbox.
+func (l Lost) returnRanges(ctx context.Context, pool *pgxpool.Pool) error {
+	all, _, err := Ranges(ctx, pool)
+	if err != nil {
+		return err
+	}
+	for _, r := range all {
+		if r.State != RangeArchived {
+			continue
+		}
+		var lost bool
+		if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, noTimeoutSQL); err != nil {
+				return err
+			}
+			return tx.QueryRow(ctx, lostInRangeSQL, l.args(r.From-1, r.To-1)).Scan(&lost)
+		}); err != nil {
+			return fmt.Errorf("look for lost messages in the range from %d: %w", r.From, err)
+		}
+		if !lost {
+			continue
+		}
+		if err := withLocks(ctx, pool, nil, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, returnRangeSQL, pgx.StrictNamedArgs{"from": r.From})
+			return err
+		}); err != nil {
+			return fmt.Errorf("give the range from %d back to the outbox: %w", r.From, err)
+		}
+	}
+	return nil
+}
+
 // Requeue puts the rows whose messages are gone, archived ones too, to the end of the outbox, with their event_id and a new id: they come late
 // anyway, and the relay that publishes their slots goes on meanwhile. Like Restore it works in slices.
 func Requeue(ctx context.Context, pool *pgxpool.Pool, l Lost, done func()) (int64, error) {
-	return l.eachSlice(ctx, pool, ofTable(requeueSQL, TableOutbox), ofTable(requeueSQL, TableArchive), nil, done)
+	return l.eachSlice(ctx, pool, []string{ofTable(requeueSQL, TableOutbox), ofTable(requeueSQL, TableArchive)}, nil, done)
 }
 
-// rangeSQL reads which ids there are.
-// Index: outbox_messages_pkey and outbox_messages_archive_id_idx in each month, at both ends.   Locks: none.
-const rangeSQL = `
-SELECT /* outbox.id_range */ coalesce(min(low), 1), coalesce(max(high), 0)
-  FROM (SELECT min(id), max(id) FROM outbox_messages UNION ALL SELECT min(id), max(id) FROM outbox_messages_archive) r(low, high)`
+// nextIDSQL finds the first row after an id, up to another: ids have gaps of any size.
+// Index: the ranges' primary keys, one probe each.   Locks: none.
+const nextIDSQL = `
+SELECT /* outbox.next_id */ coalesce(least((SELECT min(id) FROM outbox_messages WHERE id > @after AND id <= @upto),
+                                           (SELECT min(id) FROM outbox_messages_archive WHERE id > @after AND id <= @upto)), 0)`
 
 // repairSlice is how many ids one transaction of a repair covers.
 const repairSlice = 10_000
 
-// eachSlice runs the two statements over all ids that there are, and returns how many rows they found. lower is called in the transaction
-// with the lowest of a slice's rows.
-func (l Lost) eachSlice(ctx context.Context, pool *pgxpool.Pool, inOutbox, inArchive string, lower func(tx pgx.Tx, lowest int64) error, done func()) (n int64, err error) {
-	var low, high int64
-	if err := pool.QueryRow(ctx, rangeSQL).Scan(&low, &high); err != nil {
-		return 0, fmt.Errorf("read the range of outbox ids: %w", err)
-	}
+func (l Lost) args(after, upto int64) pgx.StrictNamedArgs {
 	seqs := make([]int64, len(l.Seqs))
 	for i, seq := range l.Seqs {
 		seqs[i] = int64(seq)
 	}
-	for after := low - 1; after < high; after += repairSlice {
-		var found int64
-		args := pgx.StrictNamedArgs{"after": after, "upto": min(after+repairSlice, high), "partition": l.Partition, "behind": int64(l.Behind), "seqs": seqs}
+	return pgx.StrictNamedArgs{"after": after, "upto": upto, "partition": l.Partition, "behind": int64(l.Behind), "seqs": seqs}
+}
+
+// eachSlice runs the statements over all ids that there are, and returns how many rows they found. lower is called in the transaction
+// with the lowest of a slice's rows.
+func (l Lost) eachSlice(ctx context.Context, pool *pgxpool.Pool, statements []string, lower func(tx pgx.Tx, lowest int64) error, done func()) (n int64, err error) {
+	var high int64
+	if err := pool.QueryRow(ctx, lastIDSQL).Scan(&high); err != nil {
+		return 0, fmt.Errorf("read the last outbox id: %w", err)
+	}
+	for after := int64(0); ; after += repairSlice {
+		var next, found int64
+		if err := pool.QueryRow(ctx, nextIDSQL, pgx.StrictNamedArgs{"after": after, "upto": high}).Scan(&next); err != nil {
+			return n, fmt.Errorf("look for the first row after %d: %w", after, err)
+		}
+		if next == 0 {
+			return n, nil
+		}
+		after = next - 1
 		err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 			found = 0
-			for _, sql := range []string{inOutbox, inArchive} {
+			for _, sql := range statements {
 				var rows, lowest int64
-				if err := tx.QueryRow(ctx, sql, args).Scan(&rows, &lowest); err != nil {
+				if err := tx.QueryRow(ctx, sql, l.args(after, min(after+repairSlice, high))).Scan(&rows, &lowest); err != nil {
 					return err
 				}
 				if found += rows; lowest > 0 && lower != nil {
@@ -267,7 +311,6 @@ func (l Lost) eachSlice(ctx context.Context, pool *pgxpool.Pool, inOutbox, inArc
 			done()
 		}
 	}
-	return n, nil
 }
 
 // OnStream is what this database knows of a message that stands behind the stored tail.

@@ -25,13 +25,16 @@ type Stats struct {
 	MaxAttempts int     `json:"max_attempts"`   // of the pending rows and the DLQ
 
 	ArchiveOldestSeconds float64 `json:"archive_oldest_seconds"` // since the oldest message that the archive waits for was published; 0 without any
-	ArchiveMonths        int     `json:"archive_months"`         // with a partition
+	Ranges               int     `json:"ranges"`                 // of the outbox
+	ArchiveRanges        int     `json:"archive_ranges"`         // of the archive
+	RangesAhead          int     `json:"ranges_ahead"`           // above the last id
+	Strays               int     `json:"strays"`                 // messages above the last range, in the default one; counted up to the same bound
 }
 
 // statsSQL reads the outbox's gauges. Pending rows are looked for above the floors alone, so dead index entries of the past cost nothing.
 // The lag is the age of the oldest row that is due, since it was inserted or fell due, whichever is later, among the first ones by id; a
-// row that its writer asked to be held back does not count as undelivered before it is due. Where the archive's next run begins lie the
-// oldest messages. Ages are by this server's clock alone, and never negative: after a failover that may be behind the clock that rows were inserted by.
+// row that its writer asked to be held back does not count as undelivered before it is due. The oldest messages are at the
+// beginning of the first range. Ages are by this server's clock alone, and never negative: after a failover that may be behind the clock that rows were inserted by.
 // Index: outbox_messages_pkey from the lowest floor, outbox_messages_delayed_idx, outbox_messages_delayed_id_idx: bounded counts.
 const statsSQL = `
 WITH fresh AS MATERIALIZED (
@@ -47,8 +50,10 @@ SELECT /* outbox.stats */ (SELECT count(*) FROM fresh)::int, (SELECT count(*) FR
   (SELECT count(*) FROM (SELECT FROM outbox_messages_dlq LIMIT @bound) c)::int,
   greatest((SELECT coalesce(max(attempts), 0) FROM waiting), (SELECT coalesce(max(attempts), 0) FROM outbox_messages_dlq))::int,
   (SELECT greatest(max(extract(epoch FROM clock_timestamp() - processed_at)), 0)
-     FROM (SELECT m.processed_at FROM outbox_messages m WHERE m.id > (SELECT front FROM outbox_archive_cursor) ORDER BY m.id LIMIT @sample) oldest)::float8,
-  (SELECT count(*) FROM outbox_archive_months)::int`
+     FROM (SELECT m.processed_at FROM outbox_messages m WHERE m.id >= (SELECT min(from_id) FROM outbox_ranges WHERE state = 'OPEN') ORDER BY m.id LIMIT @sample) oldest)::float8,
+  (SELECT count(*) FROM outbox_ranges WHERE state = 'OPEN')::int, (SELECT count(*) FROM outbox_ranges WHERE state = 'ARCHIVED')::int,
+  (SELECT count(*) FROM outbox_ranges WHERE state = 'OPEN' AND from_id > (` + lastIDSQL + `))::int,
+  (SELECT count(*) FROM (SELECT FROM outbox_messages WHERE id >= (SELECT max(to_id) FROM outbox_ranges) LIMIT @bound) s)::int`
 
 // ReadStats reads how the outbox stands, at a cost that does not grow with the backlog.
 func ReadStats(ctx context.Context, pool *pgxpool.Pool) (Stats, error) {
@@ -56,7 +61,8 @@ func ReadStats(ctx context.Context, pool *pgxpool.Pool) (Stats, error) {
 	var b pgx.Batch
 	b.Queue(walkSQL)
 	b.Queue(statsSQL, pgx.StrictNamedArgs{"bound": statsBound, "sample": archiveSample}).QueryRow(func(row pgx.Row) error {
-		return row.Scan(&s.Pending, &s.Delayed, &s.LagSeconds, &s.Undelivered, &s.DLQDepth, &s.MaxAttempts, &s.ArchiveOldestSeconds, &s.ArchiveMonths)
+		return row.Scan(&s.Pending, &s.Delayed, &s.LagSeconds, &s.Undelivered, &s.DLQDepth, &s.MaxAttempts, &s.ArchiveOldestSeconds,
+			&s.Ranges, &s.ArchiveRanges, &s.RangesAhead, &s.Strays)
 	})
 	err := pool.SendBatch(ctx, &b).Close()
 	if err != nil {

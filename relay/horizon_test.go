@@ -111,3 +111,91 @@ func TestClaimsPassWhatIsPublishedWhileATransactionStaysOpen(t *testing.T) {
 		t.Errorf("the next claim returns %v: want %d, which was committed late, and %d", got, late, next)
 	}
 }
+
+// TestARangeOfIdsEndsUnderARelay: claims and the floor go to its end, the next range is claimed, and a row that waits is published from where it
+// was put when its range left.
+func TestARangeOfIdsEndsUnderARelay(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	r := newRelay(t, pool, testkit.NATS(t))
+	r.floorEvery = time.Millisecond
+	w := connected(t, r)
+	if err := w.catchUp(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	get := func(into any, sql string, args ...any) {
+		t.Helper()
+		if err := pool.QueryRow(t.Context(), sql, args...).Scan(into); err != nil {
+			t.Fatal(err)
+		}
+	}
+	until := func(what string, done func() bool) {
+		t.Helper()
+		ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+		defer stop()
+		was := false
+		r.step = func(string) {
+			if was = was || done(); was {
+				stop()
+			}
+		}
+		if err := w.rounds(ctx, t.Context()); err != nil || !was {
+			t.Fatalf("%s: %t, %v", what, was, err)
+		}
+	}
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }() // it may have ended
+	if _, err := tx.Exec(t.Context(), `SELECT pg_current_xact_id()`); err != nil {
+		t.Fatal(err)
+	}
+	const insert = `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at) VALUES (1, 'post', $1, 'created', '{}', now() + $2) RETURNING id`
+	var waiting, end, late int64
+	get(&waiting, insert, 9, time.Hour)
+	insertRow(t, pool, 2, "created")
+	get(&end, `SELECT min(to_id) - 1 FROM outbox_ranges WHERE state = 'OPEN'`)
+	var cut bool
+	if get(&cut, `SELECT outbox_range_cut($1)`, end+1); !cut {
+		t.Fatal("the range has not ended")
+	}
+	rounds := 0
+	until("claims begin at the range's end, for some rounds", func() bool {
+		if above, _ := w.horizon.begin(); above >= end {
+			rounds++
+		}
+		return rounds == 20
+	})
+	if w.horizon.floor >= end {
+		t.Errorf("the floor is %d while a transaction runs that is older than the range's end, %d", w.horizon.floor, end)
+	}
+	if err := tx.QueryRow(t.Context(), insert, 1, time.Duration(0)).Scan(&late); err != nil {
+		t.Fatal(err)
+	}
+	next := insertRow(t, pool, 3, "created")
+	until("what follows is published", func() bool {
+		var is bool
+		get(&is, `SELECT processed_at IS NOT NULL FROM outbox_messages WHERE id = $1`, next)
+		return is
+	})
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	until("all but what waits is published, and the floor is stored", func() bool {
+		var is bool
+		get(&is, `SELECT processed_at IS NOT NULL AND (SELECT min(floor_id) FROM outbox_partitions) >= $2 FROM outbox_messages WHERE id = $1`, late, next)
+		return is
+	})
+	var outcome, table string
+	if get(&outcome, `SELECT outbox_range_archive(1, 10)`); outcome != "archived" || late <= end || waiting >= end {
+		t.Fatalf("the range is %s; ids %d, %d, it ends at %d", outcome, waiting, late, end)
+	}
+	if get(&table, `UPDATE outbox_messages SET available_at = inserted_at + interval '1 ms' WHERE id = $1 RETURNING tableoid::regclass::text`, waiting); table != "outbox_messages_default" {
+		t.Errorf("the row that waits is in %s", table)
+	}
+	until("what waited is published", func() bool {
+		var is bool
+		get(&is, `SELECT processed_at IS NOT NULL FROM outbox_messages WHERE id = $1`, waiting)
+		return is
+	})
+}

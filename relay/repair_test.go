@@ -27,11 +27,13 @@ type damaged struct {
 	pool *pgxpool.Pool
 	b    *testkit.Broker
 	js   jetstream.JetStream
+	own  *pgxpool.Pool // as the owner of the tables
 }
 
 func wrote(t *testing.T, b *testkit.Broker) *damaged {
 	t.Helper()
-	d := &damaged{t: t, pool: testkit.Postgres(t).Pool(t, postgres.RoleSystem), b: b}
+	db := testkit.Postgres(t)
+	d := &damaged{t: t, pool: db.Pool(t, postgres.RoleSystem), own: db.Pool(t, postgres.RoleOwner), b: b}
 	var err error
 	if d.js, err = jetstream.New(b.Connect(t)); err != nil {
 		t.Fatal(err)
@@ -174,15 +176,13 @@ func (d *damaged) once() {
 	}
 }
 
-// archive moves a row to the archive as the archiver does.
-func (d *damaged) archive(where string) {
+// archive moves the range that is written to the archive, as the archiver does when the floors have passed it.
+func (d *damaged) archive() {
 	d.t.Helper()
-	if n := d.exec(`
-		WITH old AS (DELETE FROM outbox_messages WHERE id = (SELECT min(id) FROM outbox_messages WHERE ` + where + `) RETURNING *)
-		INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, processed_at,
-		       attempts, last_error, trace_id, event_id, stream_seq, inserted_at, partition, slot)
-		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, processed_at,
-		       attempts, last_error, trace_id, event_id, stream_seq, inserted_at, partition, slot FROM old`); n != 1 {
+	d.exec(`SELECT outbox_range_cut(50000001)`)
+	d.exec(`UPDATE outbox_partitions SET floor_id = 50000000`)
+	d.exec(`SELECT outbox_range_archive(1, 0)`)
+	if n := d.count(`SELECT count(*) FROM outbox_messages_archive`); n == 0 || d.count(`SELECT count(*) FROM outbox_messages`) != 0 {
 		d.t.Fatalf("%d rows were archived", n)
 	}
 }
@@ -220,18 +220,17 @@ func TestAPartitionWhoseStreamIsLostIsReplaced(t *testing.T) {
 			d := wrote(t, testkit.NATS(t))
 			erased := insertRow(t, d.pool, 1, "created")
 			d.write(1)
-			d.exec(`UPDATE outbox_partitions SET floor_id = (SELECT max(id) FROM outbox_messages)`) // as it is some seconds later
+			// One event was erased: its row is processed and says of no message. Another had to wait once. All are in the archive.
+			d.exec(`UPDATE outbox_messages SET stream_seq = NULL WHERE id = $1`, erased)
+			d.exec(`UPDATE outbox_messages SET available_at = inserted_at + interval '1 millisecond', attempts = 3
+				WHERE id = (SELECT max(id) FROM outbox_messages WHERE partition = 0 GROUP BY aggregate_id, payload ->> 'follower_id' HAVING count(*) > 2 LIMIT 1)`)
+			want := d.count(`SELECT count(*) FROM outbox_messages WHERE partition = 0`) - 1 // without the erased one
+			d.archive()
 			lose(d)
 			d.refused()
 			if err := appendPairs(t.Context(), d.pool, seeded(t), 20); err != nil { // they wait
 				t.Fatal(err)
 			}
-			// One event was erased: its row is processed and says of no message. Another is only in the archive, a third had to wait once.
-			d.exec(`UPDATE outbox_messages SET stream_seq = NULL WHERE id = $1`, erased)
-			d.archive(`partition = 0`)
-			d.exec(`UPDATE outbox_messages SET available_at = inserted_at + interval '1 millisecond', attempts = 3
-				WHERE id = (SELECT max(id) FROM outbox_messages WHERE partition = 0 GROUP BY aggregate_id, payload ->> 'follower_id' HAVING count(*) > 2 LIMIT 1)`)
-			want := d.count(`SELECT count(*) FROM outbox_messages WHERE partition = 0`) // without the erased one, with the archived one
 			if dry := d.looked(RepairOptions{})[0]; dry.Problem == "" || dry.Republish != want || len(dry.ReplacedBy) > 0 {
 				t.Errorf("a dry run: %+v, want %d events to be published", dry, want)
 			}
@@ -284,13 +283,12 @@ func TestAStreamThatLostItsEndIsContinuedByAnother(t *testing.T) {
 	left := d.count(`SELECT tail_seq FROM outbox_partitions`)
 	d.write(20)
 	all := d.count(`SELECT tail_seq FROM outbox_partitions`)
-	d.exec(`UPDATE outbox_partitions SET floor_id = (SELECT max(id) FROM outbox_messages)`) // as it is some seconds later
+	d.archive()
 	putBack()
 	d.refused()
 	if err := appendPairs(t.Context(), d.pool, seeded(t), 20); err != nil {
 		t.Fatal(err)
 	}
-	d.archive(fmt.Sprintf(`stream_seq > %d`, left))
 	if dry := d.looked(RepairOptions{})[0]; dry.Republish != all-left || dry.Left != uint64(left) {
 		t.Errorf("a dry run: %+v, want %d of %d events to be published", dry, all-left, all)
 	}
@@ -352,7 +350,11 @@ func TestMessagesThatAreMissingInTheMiddleArePublishedAgainWhileRelaysRun(t *tes
 	start(t, newRelay(t, d.pool, d.b))
 	last := d.stream(0).CachedInfo().State.LastSeq
 	hole := []uint64{5, 6, last / 2, last - 2, last} // also the last one, which is the relay's tail
-	d.archive(`stream_seq = 6`)
+	if _, err := d.own.Exec(t.Context(), `CREATE TABLE archived PARTITION OF outbox_messages_archive FOR VALUES FROM (1) TO (50000001)`); err != nil {
+		t.Fatal(err)
+	}
+	const columns = `id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, processed_at, attempts, event_id, stream_seq, inserted_at, partition`
+	d.exec(`WITH old AS (DELETE FROM outbox_messages WHERE stream_seq = 6 RETURNING *) INSERT INTO outbox_messages_archive (` + columns + `) SELECT ` + columns + ` FROM old`)
 	// Two were erased, one of them on the record: that is no hole.
 	erased := []uint64{9, 10}
 	d.exec(`UPDATE outbox_messages SET stream_seq = NULL WHERE stream_seq = ANY($1)`, []int64{9, 10})

@@ -161,10 +161,12 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN ((payload -> 'comment_id')::text ~ '
       AND (payload -> 'post_id')::text = '"' || post_id::text || '"'
       AND CASE WHEN (payload -> 'author_id')::text ~ '^"[1-9][0-9]{0,18}"$' THEN (payload ->> 'author_id')::numeric <= 9223372036854775807 END) IS TRUE;
 
--- outbox_messages: the events, each written in the transaction of its state change and published by the relay.
+-- outbox_messages: the events, each written in the transaction of its state change and published by the relay. It is partitioned into ranges of
+-- ids (outbox_ranges), which leave it for the archive as they are.
 --   id          is taken after the transaction's id, also by a transaction that writes nothing before: the floors rest on that. PostgreSQL
 --               evaluates a CASE in its order. Nobody but the owner and the system gives one, and the sequence keeps CACHE 1;
---   event_id    names the event; an id alone does not (after a crash, a restore or a failover the same id is given out again);
+--   event_id    names the event; an id alone does not (after a crash, a restore or a failover the same id is given out again). It begins with
+--               the id that the event was given first, and the rest is random (UUID version 8): so an event is found without an index of its own;
 --   slot        hash bucket of the aggregate, 32 of them, the same in every version and language, computed here only; a partition
 --               (a JetStream stream) holds a range of slots;
 --   delayed     waits for available_at: asked for by the writer, put off after a failure, or parked behind such a row;
@@ -186,7 +188,8 @@ CREATE TABLE outbox_messages (
   attempts       smallint    NOT NULL DEFAULT 0,
   last_error     text,
   trace_id       text,
-  event_id       uuid        NOT NULL DEFAULT gen_random_uuid(),
+  event_id       uuid        NOT NULL DEFAULT
+    (lpad(to_hex(currval('outbox_messages_id_seq')), 12, '0') || '8' || right(translate(gen_random_uuid()::text, '-', ''), 19))::uuid,
   stream_seq     bigint,
   inserted_at    timestamptz NOT NULL DEFAULT now(),
   behind         bigint,
@@ -200,10 +203,30 @@ CREATE TABLE outbox_messages (
   CONSTRAINT outbox_messages_comment_check CHECK (aggregate_type <> 'comment' OR names_comment(payload, aggregate_id)),
   CONSTRAINT outbox_messages_payload_check CHECK (payload_bytes <= 8388608),
   CONSTRAINT outbox_messages_available_at_check CHECK (available_at < inserted_at + interval '366 days')
--- Each row is written twice, pending and published. No index has a column that the second version changes, so it goes into the
--- room that the page has left and touches no index (heap-only; docs/adr/0011-heap-only-marks.md).
-) WITH (fillfactor = 46, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
+) PARTITION BY RANGE (id);
 ALTER SEQUENCE outbox_messages_id_seq OWNED BY outbox_messages.id;
+
+-- outbox_ranges: the ranges of ids, each a table that is a partition of the outbox and later of the archive: archiving detaches it here and
+-- attaches it there (docs/adr/0010-outbox-archive.md). Together they cover the ids from 1 on without a gap.
+--   OPEN        a partition of outbox_messages; those above the last id are ahead of need
+--   ARCHIVED    a partition of outbox_messages_archive
+--   GONE        there is no table: it was dropped, or its ids were given out while no range stood ahead, and the default range has their rows
+--   settled_at  by then everything in it was published or in the DLQ, and nothing can be added. Rows that come late raise it
+--   indexed     it has the indexes of the archive, which are built after it was attached
+--   first_at    when the message with its lowest id was inserted; first_occurred and last_occurred of all of them, once somebody asked
+CREATE TABLE outbox_ranges (
+  from_id        bigint      PRIMARY KEY CHECK (from_id > 0),
+  to_id          bigint      NOT NULL CHECK (to_id > from_id), -- exclusive
+  state          text        NOT NULL DEFAULT 'OPEN' CHECK (state IN ('OPEN', 'ARCHIVED', 'GONE')),
+  made_at        timestamptz NOT NULL DEFAULT now(),
+  settled_at     timestamptz,
+  archived_at    timestamptz,
+  gone_at        timestamptz,
+  indexed        boolean     NOT NULL DEFAULT false,
+  first_at       timestamptz,
+  first_occurred timestamptz,
+  last_occurred  timestamptz
+);
 
 -- outbox_messages_dlq: given up after too many attempts; kept until somebody retries or discards it. The tenant index stands here and on the
 -- archive, not on the outbox, where it would cost a third of the relay's speed.
@@ -244,49 +267,17 @@ CREATE TABLE outbox_dlq_actions (
   CONSTRAINT outbox_dlq_actions_new_id_check CHECK ((action = 'retry') = (new_id IS NOT NULL))
 );
 
--- outbox_messages_archive: processed rows of the past. Any occurred_at is possible, hence the default partition.
-CREATE TABLE outbox_messages_archive (
-  id             bigint      NOT NULL,
-  tenant_id      bigint      NOT NULL,
-  aggregate_type text        NOT NULL,
-  aggregate_id   bigint      NOT NULL,
-  event_type     text        NOT NULL,
-  event_version  smallint    NOT NULL,
-  payload        jsonb       NOT NULL,
-  occurred_at    timestamptz NOT NULL,
-  available_at   timestamptz NOT NULL,
-  processed_at   timestamptz NOT NULL,
-  attempts       smallint    NOT NULL,
-  last_error     text,
-  trace_id       text,
-  event_id       uuid        NOT NULL,
-  stream_seq     bigint,
-  inserted_at    timestamptz NOT NULL,
-  partition      integer,
-  slot           smallint    NOT NULL,
-  PRIMARY KEY (occurred_at, id)
-) PARTITION BY RANGE (occurred_at);
-CREATE TABLE outbox_messages_archive_default PARTITION OF outbox_messages_archive DEFAULT;
+-- outbox_messages_archive: the ranges of the past. It has the outbox's columns, because its partitions are the outbox's of before.
+CREATE TABLE outbox_messages_archive (LIKE outbox_messages INCLUDING GENERATED, PRIMARY KEY (id)) PARTITION BY RANGE (id);
 
--- outbox_archive_cursor: how far the archiving of processed outbox messages has come (outbox/archive.go). Written once per slice.
---   front   the messages up to this id were looked at
---   rewalk  from here the next run looks again: what was a moment too young then
---   sweep   a sweep over everything below rewalk has come this far; swept_at is when the last one ended
-CREATE TABLE outbox_archive_cursor (
-  singleton boolean     PRIMARY KEY DEFAULT true CHECK (singleton),
-  front     bigint      NOT NULL DEFAULT 0,
-  rewalk    bigint      NOT NULL DEFAULT 0,
-  sweep     bigint      NOT NULL DEFAULT 0,
-  swept_at  timestamptz NOT NULL DEFAULT '-infinity'
-) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
-INSERT INTO outbox_archive_cursor DEFAULT VALUES;
+-- outbox_messages_kept: archived messages whose range was dropped and that a hold keeps, and those that were restored from an export. They may be
+-- of another database, whose ids are others'.
+CREATE TABLE outbox_messages_kept (LIKE outbox_messages INCLUDING GENERATED, PRIMARY KEY (id, event_id));
 
--- outbox_archive_months: the months of the archive that have a partition. rows is how many were moved there, and
--- last_processed_at when the last of them was published: a month whose rows came late is kept as much longer.
-CREATE TABLE outbox_archive_months (
-  month             date        PRIMARY KEY CHECK (month = date_trunc('month', month)),
-  rows              bigint      NOT NULL DEFAULT 0,
-  last_processed_at timestamptz NOT NULL DEFAULT '-infinity'
+-- outbox_requeued: events that a repair gave another id: their own does not tell it any more.
+CREATE TABLE outbox_requeued (
+  event_id uuid   PRIMARY KEY,
+  id       bigint NOT NULL
 );
 
 -- outbox_archive_holds: what of the archive is not dropped whatever its age, because somebody says so. Rows stay after the release.
@@ -304,14 +295,16 @@ CREATE TABLE outbox_archive_holds (
   CONSTRAINT outbox_archive_holds_released_check CHECK ((released_by IS NULL) = (released_at IS NULL))
 );
 
--- outbox_archive_exports: which months of the archive stand outside the database, and where (package coldstore). Each attempt has a row
--- before it has a file, so that the files of one that died are known and removed. A month may have several that are COMPLETE:
--- what came late, after the month was dropped, is exported beside what was exported before.
+-- outbox_archive_exports: which ranges of the archive stand outside the database, and where (package coldstore). Each attempt has a row
+-- before it has a file, so that the files of one that died are known and removed. A range may have several that are COMPLETE:
+-- what came late, after the range was dropped, is exported beside what was exported before. month is that of the range's first message, and
+-- names the directory; first_occurred and last_occurred are the span of the events.
 --   WRITING  begun; it counts for nothing
 --   COMPLETE every file was written and read back
 --   OVER     superseded, or given up: its files are being removed, and the row goes with them
 CREATE TABLE outbox_archive_exports (
   export_id       text        COLLATE "C" PRIMARY KEY CHECK (export_id ~ '^[0-9]{8}t[0-9]{6}[.][0-9]{6}z-[a-z0-9]+$'),
+  from_id         bigint      NOT NULL,
   month           date        NOT NULL CHECK (extract(day FROM month) = 1),
   url             text        NOT NULL CHECK (url <> ''),
   state           text        NOT NULL DEFAULT 'WRITING' CHECK (state IN ('WRITING', 'COMPLETE', 'OVER')),
@@ -319,15 +312,17 @@ CREATE TABLE outbox_archive_exports (
   exported_at     timestamptz,
   verified_at     timestamptz, -- when its files were last read and found right
   stale_at        timestamptz, -- when it was found that the table holds something else, or that a file is damaged
-  released_at     timestamptz, -- when the month was given free to be dropped: what it holds may be nowhere else since
+  released_at     timestamptz, -- when the range was given free to be dropped: what it holds may be nowhere else since
   over_at         timestamptz,
   swept_at        timestamptz, -- when its files were last removed
   manifest_sha256 bytea,
   content_sha256  bytea,
   rows            bigint,
   bytes           bigint,
+  first_occurred  timestamptz,
+  last_occurred   timestamptz,
   CONSTRAINT outbox_archive_exports_complete_check CHECK (state <> 'COMPLETE' OR
-    num_nulls(exported_at, verified_at, manifest_sha256, content_sha256, rows, bytes) = 0),
+    num_nulls(exported_at, verified_at, manifest_sha256, content_sha256, rows, bytes, first_occurred, last_occurred) = 0),
   CONSTRAINT outbox_archive_exports_over_check CHECK ((state = 'OVER') = (over_at IS NOT NULL))
 );
 
@@ -429,12 +424,12 @@ CREATE INDEX outbox_messages_held_idx ON outbox_messages (tenant_id, aggregate_t
 CREATE INDEX outbox_messages_dlq_attempts_idx ON outbox_messages_dlq (attempts);
 CREATE INDEX outbox_messages_dlq_tenant_aggregate_idx ON outbox_messages_dlq (tenant_id, aggregate_type, aggregate_id);
 CREATE INDEX outbox_messages_dlq_occurred_idx ON outbox_messages_dlq (occurred_at, id);
-CREATE INDEX outbox_dlq_actions_tenant_event_idx ON outbox_dlq_actions (tenant_id, event_id);
-CREATE INDEX outbox_messages_archive_id_idx ON outbox_messages_archive (id);
--- The archive is found by aggregate in the order of ids, and by event.
-CREATE INDEX outbox_messages_archive_tenant_aggregate_idx ON outbox_messages_archive (tenant_id, aggregate_type, aggregate_id, id);
-CREATE INDEX outbox_messages_archive_event_idx ON outbox_messages_archive (event_id);
-CREATE INDEX outbox_archive_exports_month_idx ON outbox_archive_exports (month);
+CREATE INDEX outbox_dlq_actions_event_idx ON outbox_dlq_actions (event_id);
+-- The archive has no index but its key: attaching a range would build it, with the outbox locked. outbox_range_index adds what a range is
+-- found by, once it is there.
+CREATE INDEX outbox_messages_kept_tenant_aggregate_idx ON outbox_messages_kept (tenant_id, aggregate_type, aggregate_id, id);
+CREATE INDEX outbox_messages_kept_occurred_idx ON outbox_messages_kept (occurred_at, id);
+CREATE INDEX outbox_archive_exports_range_idx ON outbox_archive_exports (from_id);
 CREATE UNIQUE INDEX erasures_unfinished_idx ON erasures (tenant_id, author_id) WHERE finished_at IS NULL;
 
 -- ==== Roles ====
@@ -472,7 +467,8 @@ DO $$
 DECLARE t text;
 BEGIN
   FOREACH t IN ARRAY ARRAY['follows', 'comments', 'comment_keys', 'comments_archive', 'archived_threads', 'threads', 'threads_purged', 'api_tokens',
-                           'outbox_messages', 'outbox_messages_dlq', 'outbox_dlq_actions', 'outbox_messages_archive', 'outbox_archive_holds', 'erasures'] LOOP
+                           'outbox_messages', 'outbox_messages_dlq', 'outbox_dlq_actions', 'outbox_messages_archive', 'outbox_messages_kept', 'outbox_archive_holds',
+                           'erasures'] LOOP
     EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', t);
     EXECUTE format($p$CREATE POLICY tenant ON %I TO tidings_api
       USING (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)
@@ -513,13 +509,13 @@ GRANT DELETE ON comments_archive TO tidings_api;
 GRANT UPDATE (state, returned_at, returned_by) ON archived_threads TO tidings_api;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON follows, comments, comment_keys, comments_archive, archived_threads, comment_archive_walk, threads, threads_purged,
-  api_tokens, outbox_messages, outbox_messages_dlq, outbox_messages_archive, outbox_archive_exports, outbox_partitions, leases, lease_members,
+  api_tokens, outbox_messages, outbox_messages_dlq, outbox_messages_archive, outbox_messages_kept, outbox_archive_exports, outbox_partitions, leases, lease_members,
   retention_cursors TO tidings_system;
 GRANT SELECT ON all_comments TO tidings_system;
-GRANT SELECT, UPDATE ON outbox_archive_cursor, outbox_archive_months TO tidings_system;
+GRANT SELECT, UPDATE ON outbox_ranges TO tidings_system;
+GRANT SELECT, INSERT, UPDATE ON outbox_requeued TO tidings_system;
 GRANT SELECT, INSERT, UPDATE ON outbox_archive_holds, job_runs TO tidings_system;
 GRANT SELECT, INSERT, UPDATE ON erasures TO tidings_system; -- the API has no business with it
-GRANT SELECT, DELETE ON outbox_messages_archive_default TO tidings_system; -- its rows of dropped months are deleted there, and nowhere else
 GRANT USAGE ON SEQUENCE outbox_messages_id_seq TO tidings_api, tidings_writer, tidings_system;
 GRANT SELECT ON SEQUENCE outbox_messages_id_seq TO tidings_system; -- for the floors
 GRANT USAGE ON SEQUENCE comment_archive_id TO tidings_system;
@@ -536,8 +532,8 @@ GRANT EXECUTE ON FUNCTION names_comment(jsonb, bigint) TO tidings_api, tidings_w
 GRANT SELECT (id, event_id, slot, delayed) ON outbox_messages TO tidings_writer; -- for RETURNING
 
 GRANT SELECT ON follows, comments, comment_keys, comments_archive, archived_threads, comment_archive_walk, all_comments, threads, threads_purged,
-  outbox_messages, outbox_messages_dlq, outbox_dlq_actions, outbox_messages_archive, outbox_archive_cursor, outbox_archive_months, outbox_archive_holds,
-  outbox_archive_exports, outbox_partitions, leases, lease_members, job_runs, retention_cursors, erasures, tidings_truth_migrations TO tidings_reader;
+  outbox_messages, outbox_messages_dlq, outbox_dlq_actions, outbox_ranges, outbox_messages_archive, outbox_messages_kept, outbox_requeued,
+  outbox_archive_holds, outbox_archive_exports, outbox_partitions, leases, lease_members, job_runs, retention_cursors, erasures, tidings_truth_migrations TO tidings_reader;
 -- Not the hashes: nobody who looks at rows needs them, and whoever has one can tell whether a token that was found somewhere is it.
 GRANT SELECT (tenant_id, name, roles, created_at, expires_at, revoked_at, replaced_at, rate_read, rate_write) ON api_tokens TO tidings_reader;
 
@@ -560,106 +556,243 @@ $$;
 REVOKE ALL ON FUNCTION find_token(bytea) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION find_token(bytea) TO tidings_api, tidings_system;
 
--- Partitions are made and dropped by functions of the owner's, so that the archiver needs no right to the tables themselves.
--- All are called with a lock_timeout: who waits for ACCESS EXCLUSIVE has every later reader wait behind it.
+-- Ranges are made, moved and dropped by functions of the owner's, so that the archiver needs no right to the tables themselves.
+-- All but outbox_range_index are called with a lock_timeout: who waits for a lock on the outbox has every later writer wait behind it.
 
--- outbox_archive_holds_month: whether a hold of every tenant covers the month, and the tenants that have one of their own.
+-- outbox_messages_columns: the columns of a message that are not generated.
 -- +goose StatementBegin
-CREATE FUNCTION outbox_archive_holds_month(first date, OUT whole boolean, OUT tenants bigint[])
+CREATE FUNCTION outbox_messages_columns() RETURNS text
 LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
-  SELECT coalesce(bool_or(tenant_id IS NULL), false), coalesce(array_agg(DISTINCT tenant_id) FILTER (WHERE tenant_id IS NOT NULL), '{}')
-    FROM outbox_archive_holds
-   WHERE released_at IS NULL AND coalesce(from_month <= first, true) AND coalesce(to_month >= first, true)
+  SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum) FROM pg_attribute
+   WHERE attrelid = 'outbox_messages'::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
 $$;
 -- +goose StatementEnd
 
--- outbox_archive_new_month: a table for the month that is not a partition yet. The check lets it become one without a scan.
+-- outbox_range_table: a table for a range that is no partition yet, and its name. The check lets it become one without a scan. Nobody has a right
+-- to it, and no policy lets anybody in: it is read and written through its parent.
 -- +goose StatementBegin
-CREATE FUNCTION outbox_archive_new_month(first date, name text) RETURNS void
+CREATE FUNCTION outbox_range_table(first bigint, past bigint) RETURNS text
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+  name text := 'outbox_messages_' || first;
 BEGIN
-  EXECUTE format('CREATE TABLE %I (LIKE outbox_messages_archive INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES,
-                                   CONSTRAINT month CHECK (occurred_at >= %L AND occurred_at < %L))',
-    name, first::timestamp AT TIME ZONE 'UTC', (first + interval '1 month') AT TIME ZONE 'UTC');
+  -- Each row is written twice, pending and published. No index has a column that the second version changes, so it goes into the
+  -- room that the page has left and touches no index (heap-only; docs/adr/0011-heap-only-marks.md).
+  EXECUTE format('CREATE TABLE %I (LIKE outbox_messages INCLUDING GENERATED INCLUDING CONSTRAINTS INCLUDING INDEXES,
+                                   CONSTRAINT outbox_range_check CHECK (id >= %s AND id < %s))
+                  WITH (fillfactor = 46, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05)',
+    name, first, past);
+  EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', name);
+  RETURN name;
 END $$;
 -- +goose StatementEnd
 
--- outbox_archive_attach_month: makes it a partition. It locks the default partition, ACCESS EXCLUSIVE, and reads it: it is small.
+-- outbox_range_make adds a range ahead of need. Ids between the last range and this one have their rows in the default range: theirs is a range
+-- that is GONE.
 -- +goose StatementBegin
-CREATE FUNCTION outbox_archive_attach_month(first date, name text) RETURNS void
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-BEGIN
-  EXECUTE format('ALTER TABLE outbox_messages_archive ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)',
-    name, first::timestamp AT TIME ZONE 'UTC', (first + interval '1 month') AT TIME ZONE 'UTC');
-  EXECUTE format('ALTER TABLE %I DROP CONSTRAINT month', name);
-END $$;
--- +goose StatementEnd
-
--- outbox_archive_make_month makes the month's partition and returns how many rows it took over from the default partition. The
--- move and the attaching are one transaction: between two, the rows would be nowhere. Only the attaching keeps readers waiting.
--- +goose StatementBegin
-CREATE FUNCTION outbox_archive_make_month(first date) RETURNS bigint
+CREATE FUNCTION outbox_range_make(first bigint, past bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
-  name  text := 'outbox_messages_archive_' || to_char(first, 'YYYYMM');
-  moved bigint;
+  gap bigint := (SELECT coalesce(max(to_id), first) FROM outbox_ranges);
 BEGIN
-  IF EXISTS (SELECT FROM outbox_archive_months WHERE month = first) THEN
-    RETURN 0;
+  IF gap < first THEN
+    INSERT INTO outbox_ranges (from_id, to_id, state, gone_at) VALUES (gap, first, 'GONE', now());
   END IF;
-  PERFORM outbox_archive_new_month(first, name);
-  EXECUTE format('WITH gone AS (DELETE FROM outbox_messages_archive_default WHERE occurred_at >= $1 AND occurred_at < $2 RETURNING *),
-                       here AS (INSERT INTO %I SELECT * FROM gone RETURNING processed_at)
-                  INSERT INTO outbox_archive_months (month, rows, last_processed_at) SELECT $3, count(*), coalesce(max(processed_at), ''-infinity'') FROM here', name)
-    USING first::timestamp AT TIME ZONE 'UTC', (first + interval '1 month') AT TIME ZONE 'UTC', first;
-  SELECT rows INTO moved FROM outbox_archive_months WHERE month = first;
-  PERFORM outbox_archive_attach_month(first, name);
+  INSERT INTO outbox_ranges (from_id, to_id) VALUES (first, past);
+  EXECUTE format('ALTER TABLE outbox_messages ATTACH PARTITION %I FOR VALUES FROM (%s) TO (%s)', outbox_range_table(first, past), first, past);
+END $$;
+-- +goose StatementEnd
+
+-- outbox_range_cut ends the range that is written: the next id is past. While it holds the lock, nobody inserts and so nobody takes an id for it.
+-- +goose StatementBegin
+CREATE FUNCTION outbox_range_cut(past bigint) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+  LOCK TABLE ONLY outbox_messages IN SHARE ROW EXCLUSIVE MODE;
+  IF (SELECT last_value FROM outbox_messages_id_seq) >= past - 1 THEN
+    RETURN false;
+  END IF;
+  PERFORM setval('outbox_messages_id_seq', past - 1);
+  RETURN true;
+END $$;
+-- +goose StatementEnd
+
+-- outbox_range_archive moves a range to the archive: "archived". It is "pending" while a floor has not passed it, or does no longer; "waiting" while
+-- more messages than most wait for their time; "gone" if it is not the outbox's. Those that wait go to the default range, under their ids.
+-- The locks: the outbox, ACCESS EXCLUSIVE, for as long as the catalog is written. Both changes are one transaction, so every row is in one place.
+-- +goose StatementBegin
+CREATE FUNCTION outbox_range_archive(first bigint, most int) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+  name    text := 'outbox_messages_' || first;
+  columns text := outbox_messages_columns();
+  r       outbox_ranges;
+  waiting int;
+  began   timestamptz;
+BEGIN
+  SELECT * INTO r FROM outbox_ranges WHERE from_id = first AND state = 'OPEN' FOR UPDATE;
+  IF NOT FOUND THEN
+    RETURN 'gone';
+  END IF;
+  LOCK TABLE ONLY outbox_messages IN ACCESS EXCLUSIVE MODE;
+  IF EXISTS (SELECT FROM outbox_partitions WHERE final_seq IS NULL AND floor_id < r.to_id - 1) THEN
+    UPDATE outbox_ranges SET settled_at = NULL WHERE from_id = first; -- a repair has taken the floor down
+    RETURN 'pending';
+  END IF;
+  EXECUTE format('SELECT count(*) FROM (SELECT FROM %I WHERE delayed LIMIT %s) w', name, most + 1) INTO waiting;
+  IF waiting > most THEN
+    RETURN 'waiting';
+  END IF;
+  EXECUTE format('SELECT inserted_at FROM %I ORDER BY id LIMIT 1', name) INTO began;
+  EXECUTE format('ALTER TABLE outbox_messages DETACH PARTITION %I', name);
+  IF waiting > 0 THEN
+    EXECUTE format('WITH out AS (DELETE FROM %I WHERE delayed RETURNING *) INSERT INTO outbox_messages (%s) SELECT %2$s FROM out', name, columns);
+  END IF;
+  EXECUTE format('ALTER TABLE outbox_messages_archive ATTACH PARTITION %I FOR VALUES FROM (%s) TO (%s)', name, r.from_id, r.to_id);
+  UPDATE outbox_ranges SET state = 'ARCHIVED', archived_at = clock_timestamp(), first_at = coalesce(began, made_at) WHERE from_id = first;
+  RETURN 'archived';
+END $$;
+-- +goose StatementEnd
+
+-- outbox_range_return gives a range of the archive back to the outbox, for a repair that publishes some of it again. Its rows that wait come from
+-- the default range. It reports whether the range was the archive's.
+-- +goose StatementBegin
+CREATE FUNCTION outbox_range_return(first bigint) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+  name    text := 'outbox_messages_' || first;
+  columns text := outbox_messages_columns();
+  r       outbox_ranges;
+BEGIN
+  SELECT * INTO r FROM outbox_ranges WHERE from_id = first AND state = 'ARCHIVED' FOR UPDATE;
+  IF NOT FOUND THEN
+    RETURN false;
+  END IF;
+  LOCK TABLE ONLY outbox_messages IN ACCESS EXCLUSIVE MODE;
+  EXECUTE format('ALTER TABLE outbox_messages_archive DETACH PARTITION %I', name);
+  EXECUTE format('WITH back AS (DELETE FROM outbox_messages_default WHERE id >= %s AND id < %s RETURNING *) INSERT INTO %I (%s) SELECT %4$s FROM back',
+    r.from_id, r.to_id, name, columns);
+  EXECUTE format('ALTER TABLE outbox_messages ATTACH PARTITION %I FOR VALUES FROM (%s) TO (%s)', name, r.from_id, r.to_id);
+  UPDATE outbox_ranges SET state = 'OPEN', settled_at = NULL, archived_at = NULL WHERE from_id = first;
+  RETURN true;
+END $$;
+-- +goose StatementEnd
+
+-- outbox_archive_late moves rows of the default range that were published before a time to the archive, at most as many as said, and returns how
+-- many. Where their range has no table, it gets one again.
+-- +goose StatementBegin
+CREATE FUNCTION outbox_archive_late(before timestamptz, most int) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+  columns text := outbox_messages_columns();
+  r       outbox_ranges;
+  moved   bigint;
+BEGIN
+  FOR r IN SELECT * FROM outbox_ranges o WHERE state = 'GONE'
+              AND EXISTS (SELECT FROM outbox_messages_default d WHERE d.id >= o.from_id AND d.id < o.to_id AND d.processed_at < before) FOR UPDATE LOOP
+    EXECUTE format('ALTER TABLE outbox_messages_archive ATTACH PARTITION %I FOR VALUES FROM (%s) TO (%s)', outbox_range_table(r.from_id, r.to_id), r.from_id, r.to_id);
+    UPDATE outbox_ranges SET state = 'ARCHIVED', indexed = false, gone_at = NULL, settled_at = coalesce(settled_at, before), archived_at = now(),
+           first_at = coalesce(first_at, (SELECT d.inserted_at FROM outbox_messages_default d WHERE d.id >= r.from_id ORDER BY d.id LIMIT 1)) WHERE from_id = r.from_id;
+  END LOOP;
+  EXECUTE format('WITH old AS (SELECT id FROM outbox_messages_default d WHERE processed_at < $1
+                                  AND EXISTS (SELECT FROM outbox_ranges o WHERE o.state = ''ARCHIVED'' AND d.id >= o.from_id AND d.id < o.to_id) ORDER BY id LIMIT $2),
+                       gone AS (DELETE FROM outbox_messages_default d USING old WHERE d.id = old.id RETURNING d.*),
+                       here AS (INSERT INTO outbox_messages_archive (%s) SELECT %1$s FROM gone RETURNING id),
+                       late AS (UPDATE outbox_ranges o SET archived_at = now(), first_occurred = NULL, last_occurred = NULL
+                                 WHERE state = ''ARCHIVED'' AND EXISTS (SELECT FROM here WHERE here.id >= o.from_id AND here.id < o.to_id))
+                  SELECT count(*) FROM here', columns) INTO moved USING before, most;
   RETURN moved;
 END $$;
 -- +goose StatementEnd
 
--- outbox_archive_drop_month drops the month's partition unless a hold covers it: "dropped". Of tenants with a hold of their own the
--- rows stay, in a partition made anew: "shrunk"; or all of it where no others are left: "held". "gone" when there is none.
+-- outbox_range_index builds what an archived range is found by. Readers go on; a repair or an erasure waits.
 -- +goose StatementBegin
-CREATE FUNCTION outbox_archive_drop_month(first date) RETURNS text
+CREATE FUNCTION outbox_range_index(first bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
-  name    text := 'outbox_messages_archive_' || to_char(first, 'YYYYMM');
-  held    record;
-  present bigint[];
+  name text := 'outbox_messages_' || first;
 BEGIN
-  IF NOT EXISTS (SELECT FROM outbox_archive_months WHERE month = first) THEN
+  IF NOT EXISTS (SELECT FROM outbox_ranges WHERE from_id = first AND state = 'ARCHIVED' AND NOT indexed FOR UPDATE) THEN
+    RETURN false;
+  END IF;
+  EXECUTE format('CREATE INDEX IF NOT EXISTS %I ON %I (tenant_id, aggregate_type, aggregate_id, id) WITH (fillfactor = 100)', name || '_aggregate_idx', name);
+  UPDATE outbox_ranges SET indexed = true WHERE from_id = first;
+  RETURN true;
+END $$;
+-- +goose StatementEnd
+
+-- outbox_range_span notes when the first and the last event of an archived range occurred. It reads all of the range, once.
+-- +goose StatementBegin
+CREATE FUNCTION outbox_range_span(first bigint) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+  earliest timestamptz;
+  latest   timestamptz;
+BEGIN
+  IF EXISTS (SELECT FROM outbox_ranges WHERE from_id = first AND state = 'ARCHIVED' AND first_occurred IS NULL FOR UPDATE) THEN
+    EXECUTE format('SELECT min(occurred_at), max(occurred_at) FROM %I', 'outbox_messages_' || first) INTO earliest, latest;
+    UPDATE outbox_ranges SET first_occurred = earliest, last_occurred = latest WHERE from_id = first;
+  END IF;
+END $$;
+-- +goose StatementEnd
+
+-- outbox_holds_on: whether a hold of every tenant covers an event of a time, and the tenants that have one of their own.
+-- +goose StatementBegin
+CREATE FUNCTION outbox_holds_on(earliest timestamptz, latest timestamptz, OUT whole boolean, OUT tenants bigint[])
+LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+  SELECT coalesce(bool_or(tenant_id IS NULL), false), coalesce(array_agg(DISTINCT tenant_id) FILTER (WHERE tenant_id IS NOT NULL), '{}')
+    FROM outbox_archive_holds
+   WHERE released_at IS NULL AND coalesce(latest >= from_month::timestamp AT TIME ZONE 'UTC', true)
+     AND coalesce(earliest < (to_month + interval '1 month') AT TIME ZONE 'UTC', true)
+$$;
+-- +goose StatementEnd
+
+-- outbox_range_drop drops a range of the archive: "dropped". A hold of every tenant on any of its events keeps it: "held". What tenants hold
+-- themselves is copied to outbox_messages_kept first. "gone" if it is not the archive's, "unknown" while its span is not noted.
+-- +goose StatementBegin
+CREATE FUNCTION outbox_range_drop(first bigint) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+  name    text := 'outbox_messages_' || first;
+  columns text := outbox_messages_columns();
+  r       outbox_ranges;
+  held    record;
+BEGIN
+  SELECT * INTO r FROM outbox_ranges WHERE from_id = first AND state = 'ARCHIVED' FOR UPDATE;
+  IF NOT FOUND THEN
     RETURN 'gone';
   END IF;
-  LOCK TABLE outbox_archive_holds IN SHARE MODE; -- a hold that is added meanwhile waits, and finds the month gone
-  SELECT * INTO held FROM outbox_archive_holds_month(first);
-  IF held.whole THEN
-    RETURN 'held';
-  END IF;
-  IF held.tenants <> '{}' THEN
-    EXECUTE format('LOCK TABLE %I IN SHARE ROW EXCLUSIVE MODE', name);
-    EXECUTE format('WITH RECURSIVE t AS ((SELECT min(tenant_id) AS id FROM %1$I)
-                      UNION ALL SELECT (SELECT min(tenant_id) FROM %1$I WHERE tenant_id > t.id) FROM t WHERE t.id IS NOT NULL)
-                    SELECT coalesce(array_agg(id), ''{}'') FROM t WHERE id IS NOT NULL', name) INTO present;
-    IF present <> '{}' AND present <@ held.tenants THEN
+  LOCK TABLE outbox_archive_holds IN SHARE MODE; -- a hold that is added meanwhile waits, and finds the range gone
+  IF EXISTS (SELECT FROM outbox_archive_holds WHERE released_at IS NULL) THEN
+    IF r.first_occurred IS NULL THEN
+      RETURN 'unknown';
+    END IF;
+    SELECT * INTO held FROM outbox_holds_on(r.first_occurred, r.last_occurred);
+    IF held.whole THEN
       RETURN 'held';
     END IF;
-    IF present && held.tenants THEN
-      PERFORM outbox_archive_new_month(first, name || '_held');
-      EXECUTE format('WITH kept AS (INSERT INTO %I SELECT * FROM %I WHERE tenant_id = ANY($1) RETURNING 1)
-                      UPDATE outbox_archive_months SET rows = (SELECT count(*) FROM kept) WHERE month = $2', name || '_held', name) USING held.tenants, first;
-      EXECUTE format('DROP TABLE %I', name);
-      EXECUTE format('ALTER TABLE %I RENAME TO %I', name || '_held', name);
-      PERFORM outbox_archive_attach_month(first, name);
-      RETURN 'shrunk';
+    IF held.tenants <> '{}' THEN
+      EXECUTE format('INSERT INTO outbox_messages_kept (%s) SELECT %1$s FROM %I m
+                       WHERE tenant_id = ANY($1) AND EXISTS (SELECT FROM outbox_archive_holds h WHERE h.released_at IS NULL AND h.tenant_id = m.tenant_id
+                               AND coalesce(m.occurred_at >= h.from_month::timestamp AT TIME ZONE ''UTC'', true)
+                               AND coalesce(m.occurred_at < (h.to_month + interval ''1 month'') AT TIME ZONE ''UTC'', true))
+                      ON CONFLICT DO NOTHING', columns, name) USING held.tenants;
     END IF;
   END IF;
-  DELETE FROM outbox_archive_months WHERE month = first;
   EXECUTE format('DROP TABLE %I', name);
+  UPDATE outbox_ranges SET state = 'GONE', gone_at = now() WHERE from_id = first;
   RETURN 'dropped';
 END $$;
 -- +goose StatementEnd
 
-REVOKE ALL ON FUNCTION outbox_archive_holds_month(date), outbox_archive_new_month(date, text), outbox_archive_attach_month(date, text),
-  outbox_archive_make_month(date), outbox_archive_drop_month(date) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION outbox_archive_holds_month(date), outbox_archive_make_month(date), outbox_archive_drop_month(date) TO tidings_system;
+REVOKE ALL ON FUNCTION outbox_messages_columns(), outbox_range_table(bigint, bigint), outbox_range_make(bigint, bigint), outbox_range_cut(bigint), outbox_range_archive(bigint, int),
+  outbox_range_return(bigint), outbox_archive_late(timestamptz, int), outbox_range_index(bigint), outbox_range_span(bigint), outbox_holds_on(timestamptz, timestamptz),
+  outbox_range_drop(bigint) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION outbox_range_make(bigint, bigint), outbox_range_cut(bigint), outbox_range_archive(bigint, int), outbox_range_return(bigint),
+  outbox_archive_late(timestamptz, int), outbox_range_index(bigint), outbox_range_span(bigint), outbox_holds_on(timestamptz, timestamptz), outbox_range_drop(bigint) TO tidings_system;
+
+-- The first ranges, and the default one: it has what waits for longer than its range is the outbox's, and what is written while there is no range.
+CREATE TABLE outbox_messages_default PARTITION OF outbox_messages DEFAULT
+  WITH (fillfactor = 46, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
+ALTER TABLE outbox_messages_default ENABLE ROW LEVEL SECURITY;
+SELECT outbox_range_make(1, 50000001), outbox_range_make(50000001, 100000001), outbox_range_make(100000001, 150000001);

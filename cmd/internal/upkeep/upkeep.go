@@ -71,6 +71,7 @@ func Jobs(cfg Config, d Deps) ([]jobs.Job, error) {
 		}
 	}
 	list := []jobs.Job{
+		{Name: outbox.RangesJob, Every: outbox.RangesEvery, Run: func(ctx context.Context, h *jobs.Hold) error { return messages.Prepare(ctx, h) }},
 		{Name: outbox.ArchiveJob, Every: cfg.OutboxArchive.Every, Plan: messages.Plan,
 			With: fmt.Sprintf("OUTBOX_ARCHIVE_AFTER=%s OUTBOX_ARCHIVE_KEEP=%s", cfg.OutboxArchive.After, cfg.OutboxArchive.Keep),
 			Run:  archiveWithExports(messages, cfg.Cold.URL, d.Truth, metrics)},
@@ -82,5 +83,5 @@ func Jobs(cfg Config, d Deps) ([]jobs.Job, error) {
 	if cfg.Cold.URL == "" {
 		return list, nil
 	}
-	return slices.Insert(list, 1, exportJob(cfg, d.Truth, metrics)), nil
+	return slices.Insert(list, 2, exportJob(cfg, d.Truth, metrics)), nil
 }

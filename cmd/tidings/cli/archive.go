@@ -298,7 +298,7 @@ func (p Process) printRun(r jobRun, asJSON bool) error {
 
 // archiveStatus is what `tidings archive status --json` prints.
 type archiveStatus struct {
-	Months  []outbox.Month       `json:"months"`
+	Ranges  []outbox.Range       `json:"ranges"`
 	Holds   []outbox.ArchiveHold `json:"holds"`
 	Threads []store.Archived     `json:"threads"` // of comments, by archive id
 	Jobs    []jobs.LastRun       `json:"jobs"`
@@ -312,7 +312,7 @@ func (p Process) archiveStatusCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "status",
-		Short: "Show the archive's months, the holds on it, the threads that were moved, and when the jobs last ran",
+		Short: "Show the ranges of the outbox and its archive, the holds on it, the threads that were moved, and when the jobs last ran",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			d, err := p.databases(c.Context(), data, "archive")
@@ -321,7 +321,7 @@ func (p Process) archiveStatusCommand() *cobra.Command {
 			}
 			defer d.close()
 			s := archiveStatus{}
-			if s.Months, err = outbox.Months(c.Context(), d.truth); err != nil {
+			if s.Ranges, _, err = outbox.Ranges(c.Context(), d.truth); err != nil {
 				return err
 			}
 			if s.Holds, err = outbox.Holds(c.Context(), d.truth, false); err != nil {
@@ -352,21 +352,24 @@ func (p Process) archiveStatusCommand() *cobra.Command {
 }
 
 func (p Process) printArchive(s archiveStatus) error {
-	months := [][]string{{"MONTH", "ROWS", "MIB", "HELD"}}
-	for _, m := range s.Months {
-		held := ""
-		if m.Held {
-			held = "yes"
-		}
-		months = append(months, []string{m.Name(), count(m.Rows), fmt.Sprintf("%.1f", float64(m.Bytes)/(1<<20)), held})
-	}
-	runs := [][]string{{"JOB", "STARTED", "SUCCEEDED", "FAILED", "DID", "ERROR"}}
 	when := func(t time.Time) string {
 		if t.IsZero() {
 			return "never"
 		}
 		return t.UTC().Format(time.RFC3339)
 	}
+	ranges := [][]string{{"RANGE FROM", "TO", "WHERE", "SETTLED", "ARCHIVED", "ROWS, ABOUT", "MIB", "HELD"}}
+	for _, r := range s.Ranges {
+		where, held := "outbox", ""
+		if r.State == outbox.RangeArchived {
+			where = "archive"
+		}
+		if r.Held {
+			held = "yes"
+		}
+		ranges = append(ranges, []string{count(r.From), count(r.To), where, when(r.SettledAt), when(r.ArchivedAt), count(r.Rows), fmt.Sprintf("%.1f", float64(r.Bytes)/(1<<20)), held})
+	}
+	runs := [][]string{{"JOB", "STARTED", "SUCCEEDED", "FAILED", "DID", "ERROR"}}
 	for _, r := range s.Jobs {
 		var did []string
 		for _, what := range slices.Sorted(maps.Keys(r.Counts)) {
@@ -374,7 +377,7 @@ func (p Process) printArchive(s archiveStatus) error {
 		}
 		runs = append(runs, []string{r.Job, when(r.StartedAt), when(r.SucceededAt), when(r.FailedAt), strings.Join(did, ", "), cell(r.LastError)})
 	}
-	err := p.table(months...)
+	err := p.table(ranges...)
 	if len(s.Holds) > 0 {
 		fmt.Fprintln(p.Stdout)
 		err = errors.Join(err, p.table(holdRows(s.Holds)...))

@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sethvargo/go-envconfig"
 	"github.com/spf13/cobra"
 
@@ -20,7 +18,7 @@ import (
 	"github.com/tidings/tidings/replay"
 )
 
-// coldFlags are the flags of the commands on months outside the database.
+// coldFlags are the flags of the commands on exports.
 type coldFlags struct {
 	data, month string
 	asJSON      bool
@@ -85,7 +83,7 @@ type coldExport struct {
 }
 
 func coldRows(all []coldstore.Export) [][]string {
-	rows := [][]string{{"MONTH", "ROWS", "MIB", "EXPORTED", "VERIFIED", "NOTE", "EXPORT"}}
+	rows := [][]string{{"MONTH", "RANGE FROM", "ROWS", "MIB", "EXPORTED", "VERIFIED", "NOTE", "EXPORT"}}
 	when := func(t *time.Time) string {
 		if t == nil {
 			return ""
@@ -100,7 +98,7 @@ func coldRows(all []coldstore.Export) [][]string {
 		case e.ReleasedAt != nil:
 			note = "may be dropped"
 		}
-		rows = append(rows, []string{e.Month.Format("2006-01"), count(e.Rows), fmt.Sprintf("%.1f", float64(e.Bytes)/(1<<20)), when(e.ExportedAt), when(e.VerifiedAt),
+		rows = append(rows, []string{e.Month.Format("2006-01"), count(e.Range), count(e.Rows), fmt.Sprintf("%.1f", float64(e.Bytes)/(1<<20)), when(e.ExportedAt), when(e.VerifiedAt),
 			note, e.String()})
 	}
 	return rows
@@ -122,7 +120,7 @@ func (p Process) coldListCommand() *cobra.Command {
 	var f coldFlags
 	c := &cobra.Command{
 		Use:   "exports",
-		Short: "List the months that stand outside the database",
+		Short: "List the ranges of the archive that exist outside the database",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cold, err := p.cold(c.Context(), f.data)
@@ -149,9 +147,9 @@ func (p Process) coldExportCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "export",
-		Short: "Write months of the outbox's archive to a directory or to S3",
-		Long: `Export writes a month of the archive as compressed segments with checksums and a manifest, reads it all back, and from then on the month
-stands there (docs/archive.md). The archiver does the same by schedule, and drops no month before that. It drops nothing itself.`,
+		Short: "Write ranges of the outbox's archive to a directory or to S3",
+		Long: `Export writes ranges of the archive as compressed segments with checksums and a manifest, and reads it all back (docs/archive.md). A range
+is of the month in which its first message was inserted. The archiver does the same by schedule, and drops no range before that. It drops nothing itself.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			month, err := f.at()
@@ -178,25 +176,20 @@ stands there (docs/archive.md). The archiver does the same by schedule, and drop
 			}
 			var done []coldstore.Export
 			err = cold.held(c.Context(), "archive-export", cfg.Cold.URL, func(ctx context.Context, _ *jobs.Hold, s *coldstore.Store) error {
+				var err error
 				if all {
-					var err error
-					done, err = s.ExportDue(ctx, upkeep.Settle(cfg))
-					return err
+					done, err = s.ExportDue(ctx)
+				} else {
+					done, err = s.ExportMonth(ctx, month)
 				}
-				e, err := s.Export(ctx, month)
-				if err != nil {
-					return err
-				}
-				done = append(done, e)
-				_, err = s.Sweep(ctx, false)
 				return err
 			})
 			cold.bar.end()
 			return errors.Join(p.printExports(done, f.asJSON), err)
 		},
 	}
-	c.Flags().StringVar(&f.month, "month", "", "the `month`, such as 2026-08, also one that is not over or exported already")
-	c.Flags().BoolVar(&all, "all", false, "every month that is due")
+	c.Flags().StringVar(&f.month, "month", "", "the ranges of a `month`, such as 2026-08, also those that are exported already")
+	c.Flags().BoolVar(&all, "all", false, "every range that is due")
 	c.Flags().StringVar(&to, "to", "", "file:///DIR or s3://BUCKET?region=R, instead of OUTBOX_ARCHIVE_EXPORT_URL")
 	f.add(c)
 	return c
@@ -206,7 +199,7 @@ func (p Process) coldVerifyCommand() *cobra.Command {
 	var f coldFlags
 	c := &cobra.Command{
 		Use:   "verify",
-		Short: "Read exported months from end to end and compare them with their checksums and the table",
+		Short: "Read exports from end to end and compare them with their checksums and the table",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			month, err := f.at()
@@ -220,7 +213,7 @@ func (p Process) coldVerifyCommand() *cobra.Command {
 			defer cold.close()
 			s := cold.store("", nil)
 			bad := 0
-			rows := [][]string{{"MONTH", "ROWS", "FILES", "TABLE", "EXPORT"}}
+			rows := [][]string{{"MONTH", "RANGE FROM", "ROWS", "FILES", "TABLE", "EXPORT"}}
 			err = s.Verify(c.Context(), month, func(v coldstore.Finding) error {
 				files := "ok"
 				if v.Problem != "" {
@@ -233,7 +226,7 @@ func (p Process) coldVerifyCommand() *cobra.Command {
 				if f.asJSON {
 					return p.writeJSON(v)
 				}
-				rows = append(rows, []string{v.Month, count(v.Export.Rows), files, v.Table, v.Export.String()})
+				rows = append(rows, []string{v.Month, count(v.Export.Range), count(v.Export.Rows), files, v.Table, v.Export.String()})
 				if v.Problem != "" {
 					fmt.Fprintf(p.Stderr, "%s: %s\n", v.Month, v.Problem)
 				}
@@ -254,7 +247,7 @@ func (p Process) coldVerifyCommand() *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().StringVar(&f.month, "month", "", "only this `month`, such as 2026-08")
+	c.Flags().StringVar(&f.month, "month", "", "only exports with events of this `month`, such as 2026-08")
 	f.add(c)
 	return c
 }
@@ -266,9 +259,9 @@ func (p Process) coldRestoreCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "restore",
-		Short: "Put an exported month back into the outbox's archive, and hold it there",
-		Long: `Restore reads the exports of a month from end to end, and then puts their rows back into the archive. Rows that are there stay as they are:
-run it again when it was cut short. The month is put under a hold, for the archiver would drop it again; ` + "`tidings archive hold release`" + ` ends that.`,
+		Short: "Put the exported events of a month back into the database, and hold them there",
+		Long: `Restore reads the exports with events of a month from end to end, and then puts the rows of that month into outbox_messages_kept, where
+` + "`tidings events find`" + ` finds them. Rows that the database has stay as they are: run it again when it was cut short. The month is put under a hold, for the archiver would drop it again; ` + "`tidings archive hold release`" + ` ends that.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			month, err := f.at()
@@ -290,8 +283,8 @@ run it again when it was cut short. The month is put under a hold, for the archi
 			}
 			defer cold.close()
 			var r coldstore.Restored
-			err = cold.held(c.Context(), "archive-restore", "", func(ctx context.Context, h *jobs.Hold, s *coldstore.Store) (err error) {
-				r, err = s.Restore(ctx, month, from, func(ctx context.Context) error { return cold.makeRoom(ctx, h, month, actor) })
+			err = cold.held(c.Context(), "archive-restore", "", func(ctx context.Context, _ *jobs.Hold, s *coldstore.Store) (err error) {
+				r, err = s.Restore(ctx, month, from, func(ctx context.Context) error { return cold.holdMonth(ctx, month, actor) })
 				return err
 			})
 			cold.bar.end()
@@ -315,25 +308,17 @@ run it again when it was cut short. The month is put under a hold, for the archi
 	return c
 }
 
-// makeRoom makes the month's partition and holds it, unless it is held.
-func (c cold) makeRoom(ctx context.Context, h *jobs.Hold, month time.Time, actor string) error {
-	held, err := outbox.HeldWhole(ctx, c.truth, month)
-	if err != nil {
+// holdMonth holds what occurred in a month, unless it is held.
+func (c cold) holdMonth(ctx context.Context, month time.Time, actor string) error {
+	held, err := outbox.HeldMonth(ctx, c.truth, month)
+	if err != nil || held {
 		return err
 	}
-	if !held {
-		if _, err := outbox.AddHold(ctx, c.truth, outbox.ArchiveHold{From: month, To: month, Reason: "restored", CreatedBy: actor}); err != nil {
-			return err
-		}
-	}
-	a, err := outbox.NewArchive(c.cfg.OutboxArchive, c.truth, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
-	if err != nil {
-		return err
-	}
-	return a.MakeMonth(ctx, h, month)
+	_, err = outbox.AddHold(ctx, c.truth, outbox.ArchiveHold{From: month, To: month, Reason: "restored", CreatedBy: actor})
+	return err
 }
 
-// redactCold is the erasure's part in the months outside the database.
+// redactCold is the erasure's part in the exports.
 func redactCold(truth *pgxpool.Pool, fence coldstore.Fence) func(context.Context, int64, bool, func(string, []byte) ([]byte, bool, error)) (int, error) {
 	return func(ctx context.Context, tenant int64, look bool, concerns func(eventType string, payload []byte) ([]byte, bool, error)) (n int, err error) {
 		s := coldstore.New(truth, "", fence, nil, nil)

@@ -8,7 +8,7 @@
 //	status   lags, leases, the stream
 //	history  who did what, when
 //	dlq      dead letters: list, show, retry, discard
-//	archive  the archiver's jobs at once, months, holds
+//	archive  the archiver's jobs at once, ranges, holds
 //	events   where an event's row is
 //
 // Results go to stdout, as a table or with --json as one JSON object (of dlq and events, one per message and line); progress and errors go

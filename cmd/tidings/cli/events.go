@@ -121,7 +121,6 @@ who is followed (follow/42).`,
 	c.Flags().StringVar(&since, "since", "", "that occurred since: a duration ago such as 24h, a date, or a time in RFC 3339")
 	c.Flags().StringVar(&until, "until", "", "that occurred before, in the same forms")
 	c.Flags().IntVar(&q.Limit, "limit", 50, "events at most, 1 to 10000: the earliest by time, else the lowest ids")
-	c.Flags().Int64Var(&q.Recent, "recent", 1_000_000, "how many of the outbox's newest ids are read for an event's id")
 	c.Flags().BoolVar(&q.Payload, "payload", false, "show payloads too")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per event and line")
 	dataFlag(c, &data)
@@ -130,10 +129,7 @@ who is followed (follow/42).`,
 
 // notSearched says where the event may be all the same.
 func notSearched(q outbox.FindQuery) string {
-	switch {
-	case q.EventID != "":
-		return " Of the outbox itself the newest " + count(q.Recent) + " ids were read: --recent N reads more."
-	case q.AggregateID != 0:
+	if q.AggregateID != 0 {
 		return " The outbox itself is not searched by aggregate: --since is."
 	}
 	return ""
@@ -141,8 +137,8 @@ func notSearched(q outbox.FindQuery) string {
 
 // parseFind reads what the flags alone cannot check.
 func parseFind(q *outbox.FindQuery, id, aggregate, since, until string, now time.Time) error {
-	if q.Limit < 1 || q.Limit > 10_000 || q.Recent < 0 || q.TenantID < 0 {
-		return errors.New("--limit wants 1 to 10000, --recent 0 or more, --tenant a positive number")
+	if q.Limit < 1 || q.Limit > 10_000 || q.TenantID < 0 {
+		return errors.New("--limit wants 1 to 10000, --tenant a positive number")
 	}
 	for _, flag := range []struct {
 		name, value string

@@ -1,0 +1,180 @@
+package outbox
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Where the table of a range is.
+const (
+	RangeOpen     = "OPEN"     // a part of the outbox
+	RangeArchived = "ARCHIVED" // a part of the archive
+	RangeGone     = "GONE"     // it was dropped
+)
+
+// Range is a range of ids, from From up to To. Its table is a part of the outbox first, and then of the archive.
+type Range struct {
+	From       int64     `json:"from"`
+	To         int64     `json:"to"`
+	State      string    `json:"state"`
+	SettledAt  time.Time `json:"settled_at,omitzero"`  // by then everything in it was published, unless it waited for its time
+	ArchivedAt time.Time `json:"archived_at,omitzero"` // when it moved, or rows that came late did
+	FirstAt    time.Time `json:"first_at,omitzero"`    // of an archived one: when the first message was inserted
+	Indexed    bool      `json:"indexed"`
+	Rows       int64     `json:"rows"`  // an estimate of PostgreSQL's
+	Bytes      int64     `json:"bytes"` // on disk, with its indexes
+	Held       bool      `json:"held"`  // a hold keeps it, or some tenants' rows of it, as far as is known
+}
+
+// rangesSQL reads the ranges that have a table. Of one whose span is not noted, the time from its first message to its archiving is taken.
+// Locks: none but those of reading.
+const rangesSQL = `
+SELECT /* outbox.ranges */ r.from_id, r.to_id, r.state, r.settled_at, r.archived_at, r.first_at, r.indexed,
+       greatest(c.reltuples, 0)::bigint, coalesce(pg_total_relation_size(c.oid), 0), r.state = 'ARCHIVED' AND (h.whole OR h.tenants <> '{}'), now()
+  FROM outbox_ranges r JOIN pg_class c ON c.oid = to_regclass('outbox_messages_' || r.from_id)
+ CROSS JOIN LATERAL outbox_holds_on(coalesce(r.first_occurred, r.first_at), coalesce(r.last_occurred, r.archived_at)) h
+ WHERE r.state <> 'GONE' ORDER BY r.from_id`
+
+// Ranges returns the ranges that have a table, by id, and what the database's clock says. The pool acts as the system role.
+func Ranges(ctx context.Context, pool *pgxpool.Pool) (all []Range, now time.Time, err error) {
+	rows, _ := pool.Query(ctx, rangesSQL)
+	all, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (r Range, err error) {
+		var settled, archived, first *time.Time
+		err = row.Scan(&r.From, &r.To, &r.State, &settled, &archived, &first, &r.Indexed, &r.Rows, &r.Bytes, &r.Held, &now)
+		for to, from := range map[*time.Time]*time.Time{&r.SettledAt: settled, &r.ArchivedAt: archived, &r.FirstAt: first} {
+			if from != nil {
+				*to = from.UTC()
+			}
+		}
+		return r, err
+	})
+	if err != nil {
+		return nil, now, fmt.Errorf("read the ranges of the outbox: %w", err)
+	}
+	return all, now, nil
+}
+
+// RangesJob is the name of the job that Archive.Prepare is, and RangesEvery how often it runs.
+const (
+	RangesJob   = "outbox-ranges"
+	RangesEvery = time.Minute
+)
+
+// What Prepare counts.
+const (
+	CountMade = "ranges made"
+	CountCut  = "ranges ended"
+)
+
+// rangesAhead is how many ranges are to stand above the last id.
+const rangesAhead = 2
+
+// gapMargin is how many ids are left to the default range when there is no range at the last id: writers take ids while a range is attached.
+const gapMargin = 1_000_000
+
+const (
+	// makeRangeSQL makes a range.
+	// Locks: the default range, ACCESS EXCLUSIVE, which it reads.
+	makeRangeSQL = `SELECT /* outbox.make_range */ outbox_range_make(@from, @to)`
+	// cutRangeSQL ends the range that is written.
+	// Locks: the outbox, against writers.
+	cutRangeSQL = `SELECT /* outbox.cut_range */ outbox_range_cut(@to)`
+	// writtenSinceSQL reads when the first message of a range was inserted.
+	// Index: the range's primary key, its first entry.   Locks: none.
+	writtenSinceSQL = `SELECT /* outbox.written_since */ inserted_at <= now() - @age::interval FROM outbox_messages WHERE id >= @from AND id < @to ORDER BY id LIMIT 1`
+	// settleSQL notes the ranges that every floor has passed. An open partition covers each slot.
+	// Index: none, a row per range and per partition.   Locks: the ranges.
+	settleSQL = `
+UPDATE /* outbox.settle */ outbox_ranges SET settled_at = now()
+ WHERE state = 'OPEN' AND settled_at IS NULL AND to_id - 1 <= (SELECT min(floor_id) FROM outbox_partitions WHERE final_seq IS NULL)`
+)
+
+// Prepare makes ranges ahead of need, ends the one that is written once it is old enough, and notes those that are settled. Each step is a
+// transaction, and one that cannot get its lock is left to the next run.
+func (a *Archive) Prepare(ctx context.Context, h Lease) error {
+	var last int64
+	if err := a.pool.QueryRow(ctx, lastIDSQL).Scan(&last); err != nil {
+		return fmt.Errorf("read the last outbox id: %w", err)
+	}
+	all, _, err := Ranges(ctx, a.pool)
+	if err != nil {
+		return err
+	}
+	next, ahead := int64(1), 0
+	var written Range
+	for _, r := range all {
+		next = max(next, r.To)
+		if r.State == RangeOpen && r.From > last {
+			ahead++
+		}
+		if r.From <= last && last < r.To {
+			written = r
+		}
+	}
+	if last >= next {
+		next = last + gapMargin
+	}
+	for ; ahead < rangesAhead; ahead++ {
+		if err := a.makeRange(ctx, h, next, next+a.cfg.RangeRows); err != nil {
+			return err
+		}
+		next += a.cfg.RangeRows
+	}
+	if err := a.cut(ctx, h, written); err != nil {
+		return err
+	}
+	return a.settle(ctx, h)
+}
+
+func (a *Archive) makeRange(ctx context.Context, h Lease, from, to int64) error {
+	if err := a.ddl(ctx, h, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, makeRangeSQL, pgx.StrictNamedArgs{"from": from, "to": to})
+		return err
+	}); err != nil {
+		return fmt.Errorf("make the range from %d: %w", from, err)
+	}
+	a.at("range made")
+	a.log.InfoContext(ctx, "a range of the outbox was made", "from", from, "to", to)
+	h.Count(CountMade, 1)
+	return nil
+}
+
+// cut ends the range that is written, if it has been for long enough.
+func (a *Archive) cut(ctx context.Context, h Lease, r Range) error {
+	if r.State != RangeOpen {
+		return nil
+	}
+	rows, _ := a.pool.Query(ctx, writtenSinceSQL, pgx.StrictNamedArgs{"from": r.From, "to": r.To, "age": a.cfg.RangeAge})
+	old, err := pgx.CollectRows(rows, pgx.RowTo[bool])
+	if err != nil {
+		return fmt.Errorf("read since when the range from %d is written: %w", r.From, err)
+	}
+	if len(old) == 0 || !old[0] {
+		return nil
+	}
+	var done bool
+	if err := a.ddl(ctx, h, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, cutRangeSQL, pgx.StrictNamedArgs{"to": r.To}).Scan(&done)
+	}); err != nil {
+		return fmt.Errorf("end the range from %d: %w", r.From, err)
+	}
+	if done {
+		a.at("range ended")
+		h.Count(CountCut, 1)
+	}
+	return nil
+}
+
+func (a *Archive) settle(ctx context.Context, h Lease) error {
+	if err := a.inTx(ctx, h, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, settleSQL)
+		return err
+	}); err != nil {
+		return fmt.Errorf("note which ranges are settled: %w", err)
+	}
+	return nil
+}
