@@ -21,6 +21,7 @@ import (
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/followercounts"
@@ -43,7 +44,7 @@ type fixture struct {
 }
 
 // fleet are the projections that the API reads.
-var fleet = []projections.Projection{followercounts.New(), threadcache.New()}
+var fleet = []projections.Projection{followercounts.New(kinds.Builtin), threadcache.New(kinds.Builtin)}
 
 func config() api.Config {
 	return api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 128 << 10, MaxBatchBytes: 4 << 20, RequestTimeout: 10 * time.Second, MaxRequests: 512, MaxWait: time.Second}
@@ -142,7 +143,7 @@ func (f fixture) comment(t *testing.T, post int, body string) answer {
 func (f fixture) rows(t *testing.T) map[string]int64 {
 	t.Helper()
 	counts := make(map[string]int64)
-	for _, table := range []string{"follows", "comments", "comment_keys", "threads", "outbox_messages", "outbox_messages_dlq", "outbox_dlq_actions", "api_tokens"} {
+	for _, table := range []string{"edges", "children", "child_keys", "threads", "outbox_messages", "outbox_messages_dlq", "outbox_dlq_actions", "api_tokens"} {
 		var n int64
 		var changed string
 		if err := f.system.QueryRow(t.Context(), `SELECT count(*), coalesce(max(xmin::text::bigint)::text, '') FROM `+table).Scan(&n, &changed); err != nil {
@@ -715,6 +716,17 @@ func TestEveryRouteNeedsATokenWithItsDocumentedRole(t *testing.T) {
 	}
 }
 
+// routesOf are those of a kind of edges.
+func routesOf(k kinds.Edge) []string {
+	one, objects := "/v1/"+k.Plural+"/{"+k.Ends[0]+"}/{"+k.Ends[1]+"}", kinds.Builtin().Objects
+	all := []string{"PUT " + one, "GET " + one, "DELETE " + one, "GET " + one + "/versions", "POST /v1/" + k.Plural + ":batch", "POST /v1/" + k.Plural + ":check",
+		"GET /v1/" + objects[k.To] + "/{id}/" + k.Reverse, "GET /v1/" + objects[k.From] + "/{id}/" + k.Forward}
+	if len(k.Attributes) > 0 {
+		all = append(all, "PATCH "+one)
+	}
+	return all
+}
+
 func TestDocuments(t *testing.T) {
 	f := open(t)
 	spec := f.want(t, 200, "GET", "/v1/openapi.json", "", "Authorization")
@@ -737,6 +749,21 @@ func TestDocuments(t *testing.T) {
 		"POST /v1/comments:batch", "POST /v1/follows:batch", "POST /v1/follows:check", "POST /v1/outbox/dlq/{id}/discard", "POST /v1/outbox/dlq/{id}/retry", "POST /v1/posts/{post_id}/comments", "POST /v1/users:counts",
 		"PUT /v1/comments/{id}/moderation", "PUT /v1/follows/{follower_id}/{followee_id}", "PUT /v1/posts/{post_id}/thread",
 	}
+	for _, k := range kinds.Builtin().AllEdges() {
+		if k.Name != "follow" {
+			want = append(want, routesOf(k)...)
+		}
+	}
+	for _, k := range kinds.Builtin().AllChildren() {
+		if k.Name != "comment" {
+			parents := kinds.Builtin().Objects[k.Parent]
+			under, one := "/v1/"+parents+"/{"+k.Parent+"_id}/"+k.Plural, "/v1/"+k.Plural+"/{id}"
+			want = append(want, "POST "+under, "GET "+under, "GET "+one, "PATCH "+one, "DELETE "+one, "GET "+one+"/versions", "GET /v1/users/{id}/"+k.Plural,
+				"POST /v1/"+k.Plural+":batch", "GET /v1/"+parents+"/{id}/counts")
+		}
+	}
+	want = append(want, "GET /v1/kinds", "GET /v1/posts/{id}/counts", "GET /v1/groups/{id}/counts")
+	slices.Sort(want)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("routes (-want +got):\n%s", diff)
 	}
@@ -787,15 +814,23 @@ func (f fixture) walk(t *testing.T, path string, limit int) (items []map[string]
 func TestListsAndCountsComeFromTheProjection(t *testing.T) {
 	f := open(t)
 	// 250 followers of 42, many at the same time; 1 follows 9 users, one no more; another tenant has an edge too.
-	f.exec(t, `INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at)
-		SELECT 1, g, 42, true, 1, timestamptz '2026-01-01' + (g / 20) * interval '1 microsecond' FROM generate_series(100, 349) g
-		UNION ALL SELECT 1, 1, g, g <> 55, 1, timestamptz '2026-01-01' FROM generate_series(50, 59) g
-		UNION ALL SELECT 2, 5000, 42, true, 1, timestamptz '2026-01-01'`)
-	f.exec(t, `INSERT INTO follower_counts (tenant_id, user_id, followers, following) VALUES (1, 42, 250, 0), (1, 1, 0, 9), (2, 42, 1, 0)`)
+	f.exec(t, `INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at)
+		SELECT 1, 'follow', g, 42, true, 1, timestamptz '2026-01-01' + (g / 20) * interval '1 microsecond' FROM generate_series(100, 349) g
+		UNION ALL SELECT 1, 'follow', 1, g, g <> 55, 1, timestamptz '2026-01-01' FROM generate_series(50, 59) g
+		UNION ALL SELECT 2, 'follow', 5000, 42, true, 1, timestamptz '2026-01-01'`)
+	f.exec(t, `INSERT INTO edge_counts (tenant_id, kind, object_id, incoming, outgoing) VALUES (1, 'follow', 42, 250, 0), (1, 'follow', 1, 0, 9), (2, 'follow', 42, 1, 0)`)
 	f.exec(t, `INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id, as_of)
 		SELECT 'followercounts', 'p' || lpad(n::text, 2, '0'), 5, timestamptz '2026-02-03T04:05:06.789012Z' + n * interval '1 s' FROM generate_series(0, 31) n`)
 
 	counts := f.want(t, 200, "GET", "/v1/users/42/counts", "")
+	for _, k := range kinds.Builtin().AllEdges() { // of the other kinds of users
+		if k.Name != "follow" && k.From == "user" {
+			if counts.json[k.Forward] != 0.0 {
+				t.Errorf("%s: %v", k.Forward, counts.json[k.Forward])
+			}
+			delete(counts.json, k.Forward)
+		}
+	}
 	if diff := cmp.Diff(map[string]any{"followers": 250.0, "following": 0.0, "as_of": "2026-02-03T04:05:06.789012Z"}, counts.json); diff != "" {
 		t.Errorf("counts (-want +got):\n%s", diff)
 	}

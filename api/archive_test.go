@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/store"
 )
 
@@ -23,7 +24,7 @@ func (anyHold) Count(string, int64)                 {}
 // archive moves every thread to the archive, all of which are old now.
 func (f fixture) archive(t *testing.T) {
 	t.Helper()
-	archiver, err := store.NewArchiver(store.ArchiveConfig{After: time.Hour}, f.system, testkit.Logger(t), nil)
+	archiver, err := store.NewArchiver(store.ArchiveConfig{After: time.Hour}, f.system, kinds.Builtin, testkit.Logger(t), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/tokens"
 )
@@ -31,12 +32,6 @@ const (
 
 	batchLinger = 5 * time.Second // to take the end of an answer, after the request's own time
 )
-
-// FollowOperation makes one user follow another, or end that.
-type FollowOperation struct {
-	Op string `json:"op" enum:"follow,unfollow"`
-	Pair
-}
 
 // CreateOperation writes a comment.
 type CreateOperation struct {
@@ -93,7 +88,7 @@ func (v *ifMatch) UnmarshalJSON(b []byte) error {
 type BatchOutcome struct {
 	Line     int      `json:"line,omitempty" doc:"Of NDJSON alone: the line of the operation, from 1." example:"1"`
 	Status   int      `json:"status" doc:"What the operation's own route would have answered." example:"201"`
-	Follow   *Follow  `json:"follow,omitempty" doc:"After a follow: the pair."`
+	Entity   any      `json:"entity,omitempty" doc:"After a put: how it is now."`
 	Comment  *Comment `json:"comment,omitempty" doc:"After a create or an edit."`
 	Replayed bool     `json:"replayed,omitempty" doc:"An earlier create with this key had made the comment."`
 	Token    string   `json:"token,omitempty" doc:"The Tidings-Token of this write."`
@@ -102,16 +97,17 @@ type BatchOutcome struct {
 
 // fields are those of every operation; its schema says which it has.
 type fields struct {
-	Op         string     `json:"op"`
-	FollowerID userID     `json:"follower_id"`
-	FolloweeID userID     `json:"followee_id"`
-	PostID     userID     `json:"post_id"`
-	AuthorID   userID     `json:"author_id"`
-	ParentID   *commentID `json:"parent_id"`
-	CommentID  commentID  `json:"comment_id"`
-	Body       string     `json:"body"`
-	Key        string     `json:"idempotency_key"`
-	IfMatch    *ifMatch   `json:"if_match"`
+	Op         string          `json:"op"`
+	PostID     userID          `json:"post_id"`
+	AuthorID   userID          `json:"author_id"`
+	ParentID   *commentID      `json:"parent_id"`
+	CommentID  commentID       `json:"comment_id"`
+	Body       string          `json:"body"`
+	Key        string          `json:"idempotency_key"`
+	IfMatch    *ifMatch        `json:"if_match"`
+	Attributes json.RawMessage `json:"attributes"`
+
+	object map[string]any // all of it, as it was sent
 }
 
 // operation is one of a batch on its way.
@@ -120,15 +116,20 @@ type operation struct {
 	in   any      // for the store
 	keys []string // what it touches: operations that share one keep their order
 	out  BatchOutcome
+
+	naming *naming // of the outcome's entity, or nil
 }
 
 func (o *operation) refuse(p *Problem) { o.out = BatchOutcome{Status: p.Status, Problem: inBody(p)} }
 
 // inBody says where in an operation a value is that has another place in a request of its own.
 func inBody(p *Problem) *Problem {
-	members := map[string]string{"Idempotency-Key": "idempotency_key", "followee_id": "followee_id"}
 	for i, e := range p.Errors {
-		if name := members[e.Header+e.Parameter]; name != "" {
+		name := e.Parameter // of a path: a member of the same name
+		if e.Header == "Idempotency-Key" {
+			name = "idempotency_key"
+		}
+		if name != "" {
 			p.Errors[i] = FieldError{Detail: e.Detail, Pointer: "#/" + name}
 		}
 	}
@@ -173,14 +174,6 @@ const batchDescription = "Each operation stands alone: it is refused alone, with
 func (s *server) batchRoutes() {
 	registry := s.api.OpenAPI().Components.Schemas
 	schemaOf := func(v any, name string) *huma.Schema { return registry.Schema(reflect.TypeOf(v), true, name) }
-	follow := schemaOf(FollowOperation{}, "FollowOperation")
-	s.batchRoute("/v1/follows:batch", "batch-follows", "Follows", fmt.Sprintf("Follow and unfollow up to %d times", maxBatch), []kind{
-		{"follow", follow, s.takeFollow, s.batchFollow},
-		{"unfollow", follow, s.takeFollow, s.batchUnfollow},
-	}, []any{
-		map[string]any{"op": "follow", "follower_id": "7", "followee_id": "42"},
-		map[string]any{"op": "unfollow", "follower_id": "7", "followee_id": "43"},
-	})
 	const comment = "0196b2d4-7c00-7000-8000-000000000001"
 	s.batchRoute("/v1/comments:batch", "batch-comments", "Comments", fmt.Sprintf("Write, edit and withdraw up to %d comments", maxBatch), []kind{
 		{"create", schemaOf(CreateOperation{}, "CreateOperation"), s.takeCreate, s.batchCreate},
@@ -292,7 +285,11 @@ func (s *server) answerBatch(ctx context.Context, path string, kinds []kind, raw
 				separator = ","
 			}
 			s.metrics.operations.WithLabelValues(path, op.kind, strconv.Itoa(op.out.Status)).Inc()
-			_ = enc.Encode(op.out)
+			if op.out.Entity != nil {
+				_ = enc.Encode(op.naming.value(op.out))
+			} else {
+				_ = enc.Encode(op.out)
+			}
 		}
 		if out.Flush() != nil {
 			return
@@ -452,7 +449,7 @@ func (s *server) takeOperation(ctx context.Context, kinds []kind, raw []byte) *o
 			return s.problems.problem(codeValidation, "validation failed", FieldError{Detail: err.Error(), Pointer: "#/if_match"})
 		}
 		var err error
-		op.kind = f.Op
+		op.kind, f.object = f.Op, object
 		op.in, op.keys, err = kinds[n].take(ctx, f)
 		return err
 	}()
@@ -461,18 +458,6 @@ func (s *server) takeOperation(ctx context.Context, kinds []kind, raw []byte) *o
 		op.refuse(p)
 	}
 	return op
-}
-
-func (s *server) takeFollow(ctx context.Context, f fields) (any, []string, error) {
-	follower, err := s.parseID("#/follower_id", string(f.FollowerID))
-	if err != nil {
-		return nil, nil, err
-	}
-	followee, err := s.parseID("#/followee_id", string(f.FolloweeID))
-	if err == nil && f.Op == "follow" {
-		err = s.limitAuthor(ctx, follower)
-	}
-	return store.FollowWrite{Meta: callerOf(ctx).meta, FollowerID: follower, FolloweeID: followee}, []string{string(f.FollowerID + "/" + f.FolloweeID)}, err
 }
 
 func (s *server) takeCreate(ctx context.Context, f fields) (any, []string, error) {
@@ -484,10 +469,10 @@ func (s *server) takeCreate(ctx context.Context, f fields) (any, []string, error
 	if err == nil {
 		err = s.limitAuthor(ctx, author)
 	}
-	c, keys := store.NewComment{Meta: callerOf(ctx).meta, PostID: post, AuthorID: author, Body: f.Body, Key: f.Key}, []string(nil)
+	c, keys := store.NewChild{Meta: callerOf(ctx).meta, Object: post, AuthorID: author, Body: f.Body, Key: f.Key}, []string(nil)
 	if f.ParentID != nil {
-		c.ParentID = f.ParentID.lower()
-		keys = append(keys, c.ParentID) // an earlier operation may delete it
+		c.ReplyTo = f.ParentID.lower()
+		keys = append(keys, c.ReplyTo) // an earlier operation may delete it
 	}
 	if f.Key != "" {
 		keys = append(keys, string(f.AuthorID)+" "+f.Key)
@@ -498,13 +483,13 @@ func (s *server) takeCreate(ctx context.Context, f fields) (any, []string, error
 func (s *server) takeEdit(ctx context.Context, f fields) (any, []string, error) {
 	version, err := s.inBodyVersion(f)
 	id := f.CommentID.lower()
-	return store.CommentEdit{Meta: callerOf(ctx).meta, CommentID: id, IfVersion: version, Body: f.Body}, []string{id}, err
+	return store.ChildEdit{Meta: callerOf(ctx).meta, ID: id, IfVersion: version, Body: &f.Body}, []string{id}, err
 }
 
 func (s *server) takeDelete(ctx context.Context, f fields) (any, []string, error) {
 	version, err := s.inBodyVersion(f)
 	id := f.CommentID.lower()
-	return store.CommentDelete{Meta: callerOf(ctx).meta, CommentID: id, IfVersion: version}, []string{id}, err
+	return store.ChildDelete{Meta: callerOf(ctx).meta, ID: id, IfVersion: version}, []string{id}, err
 }
 
 // inBodyVersion is ifVersion of an operation.
@@ -546,36 +531,27 @@ func (s *server) done(ctx context.Context, op *operation, err error, ref event.R
 	op.out = out
 }
 
-func (s *server) batchFollow(ctx context.Context, ops []*operation) error {
-	return writeAll(ctx, ops, s.store.Follow, func(op *operation, o store.FollowOutcome) {
-		f, status := followOf(o.Follow), http.StatusOK
-		if o.Changed {
-			status = http.StatusCreated
-		}
-		s.done(ctx, op, o.Err, o.Follow.Ref(), BatchOutcome{Status: status, Follow: &f})
-	})
-}
-
-func (s *server) batchUnfollow(ctx context.Context, ops []*operation) error {
-	return writeAll(ctx, ops, s.store.Unfollow, func(op *operation, o store.FollowOutcome) {
-		s.done(ctx, op, o.Err, o.Follow.Ref(), BatchOutcome{Status: http.StatusNoContent})
-	})
+// ofComments is one of the store's functions for comments.
+func ofComments[W any](write func(context.Context, int64, kinds.Child, []W) ([]store.ChildOutcome, error)) func(context.Context, int64, []W) ([]store.ChildOutcome, error) {
+	return func(ctx context.Context, tenant int64, in []W) ([]store.ChildOutcome, error) {
+		return write(ctx, tenant, commentKind, in)
+	}
 }
 
 func (s *server) batchCreate(ctx context.Context, ops []*operation) error {
-	return writeAll(ctx, ops, s.store.Create, func(op *operation, o store.CommentOutcome) {
-		s.done(ctx, op, o.Err, o.Comment.Ref(), BatchOutcome{Status: http.StatusCreated, Comment: commentOf(o.Comment), Replayed: o.Replayed})
+	return writeAll(ctx, ops, ofComments(s.store.CreateChildren), func(op *operation, o store.ChildOutcome) {
+		s.done(ctx, op, o.Err, o.Child.Comment().Ref(), BatchOutcome{Status: http.StatusCreated, Comment: commentOf(o.Child.Comment()), Replayed: o.Replayed})
 	})
 }
 
 func (s *server) batchEdit(ctx context.Context, ops []*operation) error {
-	return writeAll(ctx, ops, s.store.Edit, func(op *operation, o store.CommentOutcome) {
-		s.done(ctx, op, o.Err, o.Comment.Ref(), BatchOutcome{Status: http.StatusOK, Comment: commentOf(o.Comment)})
+	return writeAll(ctx, ops, ofComments(s.store.EditChildren), func(op *operation, o store.ChildOutcome) {
+		s.done(ctx, op, o.Err, o.Child.Comment().Ref(), BatchOutcome{Status: http.StatusOK, Comment: commentOf(o.Child.Comment())})
 	})
 }
 
 func (s *server) batchDelete(ctx context.Context, ops []*operation) error {
-	return writeAll(ctx, ops, s.store.Delete, func(op *operation, o store.CommentOutcome) {
-		s.done(ctx, op, o.Err, o.Comment.Ref(), BatchOutcome{Status: http.StatusNoContent})
+	return writeAll(ctx, ops, ofComments(s.store.DeleteChildren), func(op *operation, o store.ChildOutcome) {
+		s.done(ctx, op, o.Err, o.Child.Comment().Ref(), BatchOutcome{Status: http.StatusNoContent})
 	})
 }

@@ -24,6 +24,7 @@ import (
 
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/tokens"
@@ -218,7 +219,7 @@ func TestWhatFailsInABatchFailsAlone(t *testing.T) {
 	f := open(t)
 	lost := f.want(t, 201, "POST", "/v1/posts/5/comments", `{"author_id":"3","body":"x"}`, "Idempotency-Key: lost").text("comment_id")
 	f.exec(t, `DELETE FROM comments WHERE comment_id = '`+lost+`'`)
-	if _, err := f.owner.Exec(t.Context(), `ALTER TABLE comments ADD CHECK (body <> 'poison')`); err != nil {
+	if _, err := f.owner.Exec(t.Context(), `ALTER TABLE children_comment ADD CHECK (body <> 'poison')`); err != nil {
 		t.Fatal(err)
 	}
 	ops := make([]string, 150)
@@ -326,7 +327,7 @@ func TestAnOperationThatTheStoreHasNoRoomForIsRefusedAlone(t *testing.T) {
 	const room = 2048 // the store's bound
 	for range room + 1 {
 		wg.Go(func() {
-			if _, err := s.Follow(ctx, tenant, []store.FollowWrite{{Meta: store.Meta{Actor: "a"}, FollowerID: 1, FolloweeID: 2}}); !errors.Is(err, context.Canceled) {
+			if _, err := s.PutEdges(ctx, tenant, kinds.Builtin().Edges["follow"], []store.EdgeWrite{{Meta: store.Meta{Actor: "a"}, From: 1, To: 2}}); !errors.Is(err, context.Canceled) {
 				t.Errorf("a write that waits: %v", err)
 			}
 		})

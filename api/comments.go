@@ -7,6 +7,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/tokens"
 )
@@ -26,6 +27,9 @@ type Comment struct {
 	CreatedAt event.Time `json:"created_at" format:"date-time"`
 	UpdatedAt event.Time `json:"updated_at" format:"date-time"`
 }
+
+// commentKind is the kind that the routes of this file are of.
+var commentKind = kinds.Builtin().Children[event.AggregateComment]
 
 func commentOf(c event.Comment) *Comment {
 	v := &Comment{
@@ -130,19 +134,19 @@ func (s *server) createComment(ctx context.Context, in *createInput) (*commentOu
 	if err := s.limitAuthor(ctx, author); err != nil {
 		return nil, err
 	}
-	c := store.NewComment{Meta: callerOf(ctx).meta, PostID: in.PostID.int64(), AuthorID: author, Body: in.Body.Body, Key: in.Key}
+	c := store.NewChild{Meta: callerOf(ctx).meta, Object: in.PostID.int64(), AuthorID: author, Body: in.Body.Body, Key: in.Key}
 	if in.Body.ParentID != nil {
-		c.ParentID = in.Body.ParentID.lower()
+		c.ReplyTo = in.Body.ParentID.lower()
 	}
-	out, err := s.store.Create(ctx, callerOf(ctx).TenantID, []store.NewComment{c})
+	out, err := s.store.CreateChildren(ctx, callerOf(ctx).TenantID, commentKind, []store.NewChild{c})
 	if err != nil {
 		return nil, err
 	}
 	if out[0].Err != nil {
 		return nil, out[0].Err
 	}
-	answer, err := s.written(ctx, http.StatusCreated, out[0].Comment)
-	answer.Location = "/v1/comments/" + out[0].Comment.CommentID
+	answer, err := s.written(ctx, http.StatusCreated, out[0].Child.Comment())
+	answer.Location = "/v1/comments/" + out[0].Child.ID
 	if out[0].Replayed {
 		answer.Replayed = "true"
 	}
@@ -150,11 +154,11 @@ func (s *server) createComment(ctx context.Context, in *createInput) (*commentOu
 }
 
 func (s *server) getComment(ctx context.Context, in *commentGetInput) (*commentOutput, error) {
-	c, err := s.store.GetComment(ctx, callerOf(ctx).TenantID, in.ID.lower())
+	c, err := s.store.GetChild(ctx, callerOf(ctx).TenantID, commentKind, in.ID.lower())
 	if err != nil {
 		return nil, err
 	}
-	return &commentOutput{Status: okOr304(in.IfNoneMatch, c.Version), ETag: etag(c.Version), Body: commentOf(c)}, nil
+	return &commentOutput{Status: okOr304(in.IfNoneMatch, c.Version), ETag: etag(c.Version), Body: commentOf(c.Comment())}, nil
 }
 
 // ifVersion reads the If-Match that a write needs.
@@ -174,8 +178,8 @@ func (s *server) editComment(ctx context.Context, in *editInput) (*commentOutput
 	if err != nil {
 		return nil, err
 	}
-	out, err := s.store.Edit(ctx, callerOf(ctx).TenantID, []store.CommentEdit{
-		{Meta: callerOf(ctx).meta, CommentID: in.ID.lower(), IfVersion: version, Body: in.Body.Body},
+	out, err := s.store.EditChildren(ctx, callerOf(ctx).TenantID, commentKind, []store.ChildEdit{
+		{Meta: callerOf(ctx).meta, ID: in.ID.lower(), IfVersion: version, Body: &in.Body.Body},
 	})
 	if err != nil {
 		return nil, err
@@ -183,7 +187,7 @@ func (s *server) editComment(ctx context.Context, in *editInput) (*commentOutput
 	if out[0].Err != nil {
 		return nil, out[0].Err
 	}
-	return s.written(ctx, http.StatusOK, out[0].Comment)
+	return s.written(ctx, http.StatusOK, out[0].Child.Comment())
 }
 
 func (s *server) deleteComment(ctx context.Context, in *deleteInput) (*noContent, error) {
@@ -191,8 +195,8 @@ func (s *server) deleteComment(ctx context.Context, in *deleteInput) (*noContent
 	if err != nil {
 		return nil, err
 	}
-	out, err := s.store.Delete(ctx, callerOf(ctx).TenantID, []store.CommentDelete{
-		{Meta: callerOf(ctx).meta, CommentID: in.ID.lower(), IfVersion: version},
+	out, err := s.store.DeleteChildren(ctx, callerOf(ctx).TenantID, commentKind, []store.ChildDelete{
+		{Meta: callerOf(ctx).meta, ID: in.ID.lower(), IfVersion: version},
 	})
 	if err != nil {
 		return nil, err
@@ -200,6 +204,6 @@ func (s *server) deleteComment(ctx context.Context, in *deleteInput) (*noContent
 	if out[0].Err != nil {
 		return nil, out[0].Err
 	}
-	token, err := s.tokenOf(ctx, out[0].Comment.Ref())
+	token, err := s.tokenOf(ctx, out[0].Child.Comment().Ref())
 	return &noContent{token}, err
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/tokens"
@@ -353,8 +354,9 @@ func TestEveryOperationHasExamplesThatHold(t *testing.T) {
 						headers = append(headers, "Content-Type: "+mediaType)
 					}
 					a := f.do(t, method, to, body, headers...)
-					parentless := a.text("code") == "parent-unknown" // the one value that names a thing in the truth
-					if !slices.Contains(understood, a.StatusCode) && !parentless {
+					// What names a thing in the truth, and what the requests before have made.
+					understands := slices.Contains([]string{"parent-unknown", "already-written"}, a.text("code"))
+					if !slices.Contains(understood, a.StatusCode) && !understands {
 						t.Errorf("%s: the request of the examples %s %v is not understood: %d %s", name, to, headers, a.StatusCode, a.body)
 					}
 					if wrong := d.conforms(t, op, a); len(wrong) > 0 {
@@ -363,6 +365,13 @@ func TestEveryOperationHasExamplesThatHold(t *testing.T) {
 				}
 			}
 		}
+	})
+}
+
+// unprojected reports whether the path is a list of a kind that no projection has yet.
+func unprojected(path string) bool {
+	return slices.ContainsFunc(kinds.Builtin().AllEdges(), func(k kinds.Edge) bool {
+		return k.Name != "follow" && (strings.HasPrefix(path, "/v1/"+k.Plural+"/") || strings.HasSuffix(path, "{id}/"+k.Forward) || strings.HasSuffix(path, "{id}/"+k.Reverse))
 	})
 }
 
@@ -456,10 +465,13 @@ func TestEveryOperationConforms(t *testing.T) {
 				t.Errorf("%s by %d: %d %s", name, limit, a.StatusCode, a.body)
 			}
 		}
-		if slices.Contains(names, "cursor") {
+		if slices.Contains(names, "cursor") && !unprojected(path) {
 			orders := []string{""}
 			if slices.Contains(names, "order") {
-				orders = []string{"order=oldest", "order=newest", "order=threaded"}
+				orders = []string{"order=oldest", "order=newest"}
+				if strings.HasSuffix(path, "/comments") {
+					orders = append(orders, "order=threaded")
+				}
 			}
 			for _, order := range orders {
 				r := plain

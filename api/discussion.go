@@ -154,7 +154,7 @@ func (s *server) discussionRoutes() {
 func (s *server) projectThread(ctx context.Context, post int64, fn func(tx pgx.Tx) error) (ThreadState, event.Time, error) {
 	var settings threadcache.Settings
 	asOf, err := s.project(ctx, callerOf(ctx).TenantID, threadcache.Name, func(tx pgx.Tx) (err error) {
-		if settings, err = threadcache.ReadSettings(ctx, tx, post); err != nil {
+		if settings, err = threadcache.ReadSettings(ctx, tx, commentKind.Name, post); err != nil {
 			return err
 		}
 		return fn(tx)
@@ -171,23 +171,23 @@ type placeCursor struct {
 	Before bool       `json:"b,omitempty"`
 }
 
-func cursorAt(c event.Comment) placeCursor { return placeCursor{At: c.CreatedAt, ID: c.CommentID} }
+func cursorAt(c event.Child) placeCursor { return placeCursor{At: c.CreatedAt, ID: c.ID} }
 
 func (c placeCursor) key() *threadcache.Key {
-	return &threadcache.Key{CreatedAt: c.At.Time, CommentID: c.ID}
+	return &threadcache.Key{CreatedAt: c.At.Time, ChildID: c.ID}
 }
 
 // checkPlace refuses parameters that ask for two places at once.
-func (s *server) checkPlace(in *threadInput) error {
+func (s *server) checkPlace(order string, in Place) error {
 	refuse := func(parameter, detail string) error {
 		return s.problems.problem(codeValidation, "", FieldError{Detail: detail, Parameter: parameter})
 	}
 	switch {
-	case in.Skip > 0 && in.Order == "threaded":
+	case in.Skip > 0 && order == "threaded":
 		return refuse("skip", "want the order oldest or newest")
 	case in.Skip > 0 && (in.Cursor != "" || in.Around != ""):
 		return refuse("skip", "want skip alone, without cursor and around")
-	case in.Around != "" && in.Order != "oldest":
+	case in.Around != "" && order != "oldest":
 		return refuse("around", "want the order oldest")
 	case in.Around != "" && in.Cursor != "":
 		return refuse("around", "want around alone, without cursor and skip")
@@ -196,14 +196,14 @@ func (s *server) checkPlace(in *threadInput) error {
 }
 
 func (s *server) listComments(ctx context.Context, in *threadInput) (*threadOutput, error) {
-	if err := s.checkPlace(in); err != nil {
+	if err := s.checkPlace(in.Order, Place{in.Skip, in.Around, in.Page}); err != nil {
 		return nil, err
 	}
 	post := in.PostID.int64()
 	l := list{tenant: callerOf(ctx).TenantID, name: "comments " + in.Order, of: post}
 	if in.Order == "threaded" {
-		return s.threadedPage(ctx, l, post, in.Page, func(tx pgx.Tx, after string) ([]event.Comment, error) {
-			return threadcache.Threaded(ctx, tx, post, after, in.Limit+1)
+		return s.threadedPage(ctx, l, post, in.Page, func(tx pgx.Tx, after string) ([]event.Child, error) {
+			return threadcache.Threaded(ctx, tx, commentKind.Name, post, after, in.Limit+1)
 		})
 	}
 	var cursor placeCursor
@@ -212,21 +212,21 @@ func (s *server) listComments(ctx context.Context, in *threadInput) (*threadOutp
 			return nil, err
 		}
 	}
-	var rows []event.Comment
+	var rows []event.Child
 	var earlier, later bool // whether there are pages before and behind this one
 	thread, asOf, err := s.projectThread(ctx, post, func(tx pgx.Tx) (err error) {
 		if in.Around == "" {
-			rows, earlier, later, err = chronological(ctx, tx, in, cursor)
+			rows, earlier, later, err = chronological(ctx, tx, commentKind.Name, post, threadcache.Order(in.Order == "newest"), Place{in.Skip, in.Around, in.Page}, cursor)
 			return err
 		}
-		c, found, err := threadcache.ByID(ctx, tx, in.Around.lower())
-		if err == nil && (!found || int64(c.PostID) != post) {
+		c, found, err := threadcache.ByID(ctx, tx, commentKind.Name, in.Around.lower())
+		if err == nil && (!found || int64(c.Parent) != post) {
 			err = s.notFound()
 		}
 		if err != nil {
 			return err
 		}
-		rows, earlier, later, err = threadcache.Around(ctx, tx, c, in.Limit)
+		rows, earlier, later, err = threadcache.Around(ctx, tx, commentKind.Name, c, in.Limit)
 		return err
 	})
 	if err != nil {
@@ -248,38 +248,37 @@ func (s *server) listComments(ctx context.Context, in *threadInput) (*threadOutp
 	return &threadOutput{Body: page}, nil
 }
 
-// chronological reads a page from its beginning, from a cursor on either way, or behind a number of comments.
-func chronological(ctx context.Context, tx pgx.Tx, in *threadInput, cursor placeCursor) (rows []event.Comment, earlier, later bool, err error) {
-	post, order := in.PostID.int64(), threadcache.Order(in.Order == "newest")
+// chronological reads a page from its beginning, from a cursor on either way, or behind a number of children.
+func chronological(ctx context.Context, tx pgx.Tx, kind string, object int64, order threadcache.Order, in Place, cursor placeCursor) (rows []event.Child, earlier, later bool, err error) {
 	switch {
 	case in.Skip > 0:
-		rows, err = threadcache.Skip(ctx, tx, post, order, in.Skip, in.Limit+1)
+		rows, err = threadcache.Skip(ctx, tx, kind, object, order, in.Skip, in.Limit+1)
 		earlier = true
 	case cursor.Before:
-		rows, err = threadcache.Page(ctx, tx, post, !order, cursor.key(), in.Limit+1)
+		rows, err = threadcache.Page(ctx, tx, kind, object, !order, cursor.key(), in.Limit+1)
 		earlier, later = len(rows) > in.Limit, true
 		rows = rows[:min(len(rows), in.Limit)]
 		slices.Reverse(rows)
 		return rows, earlier, later, err
 	case in.Cursor != "":
-		rows, err = threadcache.Page(ctx, tx, post, order, cursor.key(), in.Limit+1)
+		rows, err = threadcache.Page(ctx, tx, kind, object, order, cursor.key(), in.Limit+1)
 		earlier = true
 	default:
-		rows, err = threadcache.Page(ctx, tx, post, order, nil, in.Limit+1)
+		rows, err = threadcache.Page(ctx, tx, kind, object, order, nil, in.Limit+1)
 	}
 	later = len(rows) > in.Limit
 	return rows[:min(len(rows), in.Limit)], earlier, later, err
 }
 
 // threadedPage is a page in the order of the thread; read reads one more than the limit.
-func (s *server) threadedPage(ctx context.Context, l list, post int64, p Page, read func(tx pgx.Tx, after string) ([]event.Comment, error)) (*threadOutput, error) {
+func (s *server) threadedPage(ctx context.Context, l list, post int64, p Page, read func(tx pgx.Tx, after string) ([]event.Child, error)) (*threadOutput, error) {
 	var after string
 	if p.Cursor != "" {
 		if err := s.cursors.decode(l, p.Cursor, &after); err != nil {
 			return nil, err
 		}
 	}
-	var rows []event.Comment
+	var rows []event.Child
 	thread, asOf, err := s.projectThread(ctx, post, func(tx pgx.Tx) (err error) {
 		rows, err = read(tx, after)
 		return err
@@ -287,7 +286,7 @@ func (s *server) threadedPage(ctx context.Context, l list, post int64, p Page, r
 	if err != nil {
 		return nil, err
 	}
-	rows, next, err := newPage(s, l, p.Limit, rows, func(c event.Comment) any { return c.Path })
+	rows, next, err := newPage(s, l, p.Limit, rows, func(c event.Child) any { return c.Path })
 	if err != nil {
 		return nil, err
 	}
@@ -296,9 +295,9 @@ func (s *server) threadedPage(ctx context.Context, l list, post int64, p Page, r
 
 func (s *server) replies(ctx context.Context, in *repliesInput) (*threadOutput, error) {
 	tenant, id := callerOf(ctx).TenantID, in.ID.lower()
-	var of event.Comment
+	var of event.Child
 	if _, err := s.project(ctx, tenant, threadcache.Name, func(tx pgx.Tx) error {
-		c, found, err := threadcache.ByID(ctx, tx, id)
+		c, found, err := threadcache.ByID(ctx, tx, commentKind.Name, id)
 		if err == nil && !found {
 			err = s.notFound()
 		}
@@ -308,17 +307,17 @@ func (s *server) replies(ctx context.Context, in *repliesInput) (*threadOutput, 
 		return nil, err
 	}
 	// What a comment's place is never changes, so another transaction may read what is below it.
-	l := list{tenant: tenant, name: "replies " + id, of: int64(of.PostID)}
-	return s.threadedPage(ctx, l, int64(of.PostID), in.Page, func(tx pgx.Tx, after string) ([]event.Comment, error) {
-		return threadcache.Replies(ctx, tx, int64(of.PostID), of.Path, after, in.Limit+1)
+	l := list{tenant: tenant, name: "replies " + id, of: int64(of.Parent)}
+	return s.threadedPage(ctx, l, int64(of.Parent), in.Page, func(tx pgx.Tx, after string) ([]event.Child, error) {
+		return threadcache.Replies(ctx, tx, commentKind.Name, int64(of.Parent), of.Path, after, in.Limit+1)
 	})
 }
 
 func (s *server) tree(ctx context.Context, in *PostPath) (*treeOutput, error) {
 	post := in.PostID.int64()
-	var rows []event.Comment
+	var rows []event.Child
 	thread, asOf, err := s.projectThread(ctx, post, func(tx pgx.Tx) (err error) {
-		rows, err = threadcache.Threaded(ctx, tx, post, "", maxTree+1)
+		rows, err = threadcache.Threaded(ctx, tx, commentKind.Name, post, "", maxTree+1)
 		return err
 	})
 	if err != nil {
@@ -333,7 +332,7 @@ func (s *server) tree(ctx context.Context, in *PostPath) (*treeOutput, error) {
 
 // nest makes a tree of comments in the order of the thread. One whose parent is not among them (its event waits in the DLQ, say)
 // is below the nearest ancestor that is.
-func nest(rows []event.Comment) []*TreeComment {
+func nest(rows []event.Child) []*TreeComment {
 	type open struct {
 		path string
 		node *TreeComment
@@ -344,7 +343,7 @@ func nest(rows []event.Comment) []*TreeComment {
 		for len(stack) > 1 && !strings.HasPrefix(c.Path, stack[len(stack)-1].path+"/") {
 			stack = stack[:len(stack)-1]
 		}
-		node := &TreeComment{Comment: *commentOf(c)}
+		node := &TreeComment{Comment: *commentOf(c.Comment())}
 		parent := stack[len(stack)-1].node
 		parent.Replies = append(parent.Replies, node)
 		stack = append(stack, open{c.Path, node})
@@ -353,11 +352,11 @@ func nest(rows []event.Comment) []*TreeComment {
 }
 
 func (s *server) bySlug(ctx context.Context, in *slugInput) (*slugOutput, error) {
-	var c event.Comment
+	var c event.Child
 	thread, asOf, err := s.projectThread(ctx, in.PostID.int64(), func(tx pgx.Tx) error {
 		var found bool
 		var err error
-		c, found, err = threadcache.BySlug(ctx, tx, in.PostID.int64(), in.Slug)
+		c, found, err = threadcache.BySlug(ctx, tx, commentKind.Name, in.PostID.int64(), in.Slug)
 		if err == nil && !found {
 			err = s.notFound()
 		}
@@ -366,13 +365,13 @@ func (s *server) bySlug(ctx context.Context, in *slugInput) (*slugOutput, error)
 	if err != nil {
 		return nil, err
 	}
-	return &slugOutput{Body: ThreadComment{Comment: *commentOf(c), Thread: thread, AsOf: asOf}}, nil
+	return &slugOutput{Body: ThreadComment{Comment: *commentOf(c.Comment()), Thread: thread, AsOf: asOf}}, nil
 }
 
 func (s *server) summary(ctx context.Context, in *PostPath) (*summaryOutput, error) {
 	var sum threadcache.Summary
 	thread, asOf, err := s.projectThread(ctx, in.PostID.int64(), func(tx pgx.Tx) (err error) {
-		sum, err = threadcache.ReadSummary(ctx, tx, in.PostID.int64())
+		sum, err = threadcache.ReadSummary(ctx, tx, commentKind.Name, in.PostID.int64())
 		return err
 	})
 	if err != nil {
@@ -388,48 +387,53 @@ func (s *server) summary(ctx context.Context, in *PostPath) (*summaryOutput, err
 func (s *server) commentsOfUser(ctx context.Context, in *authorInput) (*commentListOutput, error) {
 	author := in.ID.int64()
 	l := list{tenant: callerOf(ctx).TenantID, name: "comments of user", of: author}
-	return s.commentList(ctx, l, in.Page, func(tx pgx.Tx, after *threadcache.Key) ([]event.Comment, error) {
-		return threadcache.ByAuthor(ctx, tx, author, after, in.Limit+1)
+	return s.commentList(ctx, l, in.Page, func(tx pgx.Tx, after *threadcache.Key) ([]event.Child, error) {
+		return threadcache.ByAuthor(ctx, tx, commentKind.Name, author, after, in.Limit+1)
 	})
 }
 
 func (s *server) pending(ctx context.Context, in *pendingInput) (*commentListOutput, error) {
 	post := in.PostID.int64() // 0 when absent
 	l := list{tenant: callerOf(ctx).TenantID, name: "pending", of: post}
-	return s.commentList(ctx, l, in.Page, func(tx pgx.Tx, after *threadcache.Key) ([]event.Comment, error) {
-		return threadcache.Pending(ctx, tx, post, after, in.Limit+1)
+	return s.commentList(ctx, l, in.Page, func(tx pgx.Tx, after *threadcache.Key) ([]event.Child, error) {
+		return threadcache.Pending(ctx, tx, commentKind.Name, post, after, in.Limit+1)
 	})
 }
 
 // commentList is a page of comments of any posts; read reads one more than the limit.
-func (s *server) commentList(ctx context.Context, l list, p Page, read func(tx pgx.Tx, after *threadcache.Key) ([]event.Comment, error)) (*commentListOutput, error) {
-	var after *threadcache.Key
-	if p.Cursor != "" {
-		var c placeCursor
-		if err := s.cursors.decode(l, p.Cursor, &c); err != nil {
-			return nil, err
-		}
-		after = c.key()
-	}
-	var rows []event.Comment
-	asOf, err := s.project(ctx, l.tenant, threadcache.Name, func(tx pgx.Tx) (err error) {
-		rows, err = read(tx, after)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	rows, next, err := newPage(s, l, p.Limit, rows, func(c event.Comment) any { return cursorAt(c) })
+func (s *server) commentList(ctx context.Context, l list, p Page, read func(tx pgx.Tx, after *threadcache.Key) ([]event.Child, error)) (*commentListOutput, error) {
+	rows, next, asOf, err := s.childPage(ctx, l, p, read)
 	if err != nil {
 		return nil, err
 	}
 	return &commentListOutput{Body: CommentList{Items: commentsOf(rows), Next: next, AsOf: asOf}}, nil
 }
 
-func commentsOf(rows []event.Comment) []*Comment {
+// childPage reads a page of children of any objects; read reads one more than the limit.
+func (s *server) childPage(ctx context.Context, l list, p Page, read func(tx pgx.Tx, after *threadcache.Key) ([]event.Child, error)) (rows []event.Child, next string, asOf event.Time, err error) {
+	var after *threadcache.Key
+	if p.Cursor != "" {
+		var c placeCursor
+		if err := s.cursors.decode(l, p.Cursor, &c); err != nil {
+			return nil, "", asOf, err
+		}
+		after = c.key()
+	}
+	asOf, err = s.project(ctx, l.tenant, threadcache.Name, func(tx pgx.Tx) (err error) {
+		rows, err = read(tx, after)
+		return err
+	})
+	if err != nil {
+		return nil, "", asOf, err
+	}
+	rows, next, err = newPage(s, l, p.Limit, rows, func(c event.Child) any { return cursorAt(c) })
+	return rows, next, asOf, err
+}
+
+func commentsOf(rows []event.Child) []*Comment {
 	items := make([]*Comment, len(rows))
 	for i, c := range rows {
-		items[i] = commentOf(c)
+		items[i] = commentOf(c.Comment())
 	}
 	return items
 }

@@ -12,16 +12,21 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/projections/threadcache"
 )
 
-// catchUp applies what is in the outbox to the threads and the histories, as relay and consumers would.
-func (f fixture) catchUp(t *testing.T) {
+// catchUp applies what is in the outbox to the threads and the histories, as relay and consumers would. Edges are in the histories alone.
+func (f fixture) catchUp(t *testing.T) { f.catchUpWith(t, kinds.Builtin) }
+
+func (f fixture) catchUpWith(t *testing.T, now func() *kinds.Set) {
 	t.Helper()
+	h, threads := history.New(now), threadcache.New(now)
 	err := postgres.InTx(t.Context(), f.system, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		rows, _ := tx.Query(context.Background(), `
-			WITH taken AS (UPDATE outbox_messages SET processed_at = now() WHERE processed_at IS NULL AND aggregate_type IN ('comment', 'follow', 'thread') RETURNING *)
+			WITH taken AS (UPDATE outbox_messages SET processed_at = now() WHERE processed_at IS NULL RETURNING *)
 			SELECT event_id::text, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload FROM taken ORDER BY id`)
 		events, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (e event.Event, err error) {
 			err = row.Scan(&e.ID, &e.TenantID, &e.AggregateType, &e.AggregateID, &e.Type, &e.Version, &e.Payload)
@@ -30,10 +35,13 @@ func (f fixture) catchUp(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if err := history.New().Apply(t.Context(), tx, events); err != nil {
+		wanted := func(p projections.Projection) []event.Event {
+			return slices.DeleteFunc(slices.Clone(events), func(e event.Event) bool { return !p.Wants(e.AggregateType) })
+		}
+		if err := h.Apply(t.Context(), tx, wanted(h)); err != nil {
 			return err
 		}
-		return threadcache.New().Apply(t.Context(), tx, slices.DeleteFunc(events, func(e event.Event) bool { return e.AggregateType == event.AggregateFollow }))
+		return threads.Apply(t.Context(), tx, wanted(threads))
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -283,9 +291,9 @@ func TestATreeHasAThousandComments(t *testing.T) {
 	f := open(t)
 	write := func(from, to int) {
 		t.Helper()
-		f.exec(t, `INSERT INTO thread_comments (tenant_id, comment_id, post_id, slug, path, author_id, body, author_state, moderation_state, version,
+		f.exec(t, `INSERT INTO child_lists (tenant_id, kind, child_id, object_id, slug, path, author_id, body, author_state, moderation_state, version,
 				created_at, updated_at, visible, shown)
-			SELECT 1, gen_random_uuid(), 5, lpad(g::text, 8, '0'), lpad(g::text, 22, '0'), 3, 'x', 'ACTIVE', 'NONE', 1, now(), now(), true, true
+			SELECT 1, 'comment', gen_random_uuid(), 5, lpad(g::text, 8, '0'), lpad(g::text, 22, '0'), 3, 'x', 'ACTIVE', 'NONE', 1, now(), now(), true, true
 			  FROM generate_series($1::int, $2::int) g`, from, to)
 	}
 	write(1, 1000)

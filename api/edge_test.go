@@ -88,7 +88,7 @@ func TestACauseIsLoggedAndNotSent(t *testing.T) {
 	}
 	f.token = f.newToken(t, tenant, "tester", tokens.Roles()...)
 	f.want(t, 201, "POST", "/v1/posts/1/comments", `{"author_id":"1","body":"confidential"}`)
-	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `ALTER TABLE follows RENAME TO lost`); err != nil {
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `ALTER TABLE edges_follow RENAME TO lost`); err != nil {
 		t.Fatal(err)
 	}
 	a := f.want(t, 500, "PUT", "/v1/follows/1/2", "", "X-Request-Id: r-500")

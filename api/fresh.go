@@ -121,7 +121,7 @@ func (s *server) readProjection(ctx context.Context, tenant int64, consumer stri
 // code applies it, in the transaction that fn reads in, and the transaction is rolled back. So there is one rule of what a write changes.
 // (docs/adr/0007-reading-ones-writes.md)
 func (s *server) readAsIf(ctx context.Context, tenant int64, consumer string, refs []event.Ref, fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
-	states, err := s.store.States(ctx, tenant, refs)
+	states, err := s.store.States(ctx, tenant, s.kinds, refs)
 	if err != nil {
 		return progress, err
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections/followercounts"
 )
 
@@ -79,7 +80,7 @@ func TestATokensFollowIsSeenByEveryRead(t *testing.T) {
 		t.Errorf("a token of what never was: %q", a.Header.Get("Tidings-Token"))
 	}
 	var left int
-	if err := f.system.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM follow_edges) + (SELECT count(*) FROM follower_counts)`).Scan(&left); err != nil || left != 0 {
+	if err := f.system.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM edge_lists) + (SELECT count(*) FROM edge_counts)`).Scan(&left); err != nil || left != 0 {
 		t.Errorf("reading has left %d rows in the projection (%v)", left, err)
 	}
 }
@@ -118,7 +119,7 @@ func TestAReadWaitsForTheConsumerThatIsWritingWhatItMustSee(t *testing.T) {
 		if err := f.system.QueryRow(t.Context(), `SELECT payload FROM outbox_messages`).Scan(&e.Payload); err != nil {
 			t.Fatal(err)
 		}
-		if err := followercounts.New().Apply(t.Context(), tx, []event.Event{e}); err != nil {
+		if err := followercounts.New(kinds.Builtin).Apply(t.Context(), tx, []event.Event{e}); err != nil {
 			t.Fatal(err)
 		}
 		return tx
@@ -213,8 +214,8 @@ func TestATokensCommentIsSeenByEveryRead(t *testing.T) {
 		t.Errorf("pending: %q", got)
 	}
 	var left int
-	if err := f.system.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM thread_comments) + (SELECT count(*) FROM thread_buckets) + (SELECT count(*) FROM thread_totals)
-		+ (SELECT count(*) FROM thread_settings)`).Scan(&left); err != nil || left != 0 {
+	if err := f.system.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM child_lists) + (SELECT count(*) FROM child_buckets) + (SELECT count(*) FROM child_totals) + (SELECT count(*) FROM child_aggregates)
+		+ (SELECT count(*) FROM child_settings)`).Scan(&left); err != nil || left != 0 {
 		t.Errorf("reading has left %d rows in the projection (%v)", left, err)
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/followercounts"
@@ -39,11 +40,11 @@ func offline(f *testing.F) *server {
 	}
 	f.Cleanup(pool.Close)
 	cfg := Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, RequestTimeout: time.Second, MaxRequests: 100, MaxWait: time.Second}
-	h, err := New(cfg, Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: []projections.Projection{followercounts.New(), threadcache.New()}, Log: slog.New(slog.DiscardHandler), Reg: prometheus.NewRegistry()})
+	h, err := New(cfg, Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: []projections.Projection{followercounts.New(kinds.Builtin), threadcache.New(kinds.Builtin)}, Log: slog.New(slog.DiscardHandler), Reg: prometheus.NewRegistry()})
 	if err != nil {
 		f.Fatal(err)
 	}
-	return h.Handler.(*server)
+	return h.Handler.(*router).now.Load()
 }
 
 // A cursor that is read is one that was given: its text is the only one with its content.
@@ -79,7 +80,7 @@ func FuzzCursor(f *testing.F) {
 // The header has tokens of this tenant, or is refused with its name.
 func FuzzTidingsToken(f *testing.F) {
 	s := offline(f)
-	given, err := s.cursors.encode(tokenList(1), []event.Ref{{Type: event.AggregateFollow, Follower: 7, Followee: 42, Version: 1}})
+	given, err := s.cursors.encode(tokenList(1), []event.Ref{{Type: event.AggregateFollow, From: 7, To: 42, Version: 1}})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -230,8 +231,9 @@ func countMembers(v any) (n int) {
 func FuzzBatchLines(f *testing.F) {
 	s := offline(f)
 	schema := func(name string) *huma.Schema { return s.api.OpenAPI().Components.Schemas.Map()[name] }
-	kinds := []kind{
-		{"follow", schema("FollowOperation"), s.takeFollow, nil}, {"unfollow", schema("FollowOperation"), s.takeFollow, nil},
+	follows := &edgeRoutes{server: s, naming: edgeNaming(kinds.Builtin().Edges["follow"]), k: kinds.Builtin().Edges["follow"], words: wordsOfEdges()["follow"]}
+	operations := []kind{
+		{"follow", schema("FollowOperation"), follows.take, nil}, {"unfollow", schema("FollowOperation"), follows.take, nil},
 		{"create", schema("CreateOperation"), s.takeCreate, nil}, {"edit", schema("EditOperation"), s.takeEdit, nil}, {"delete", schema("DeleteOperation"), s.takeDelete, nil},
 	}
 	for _, line := range []string{
@@ -250,7 +252,7 @@ func FuzzBatchLines(f *testing.F) {
 			t.Fatalf("%q became %q", body, whole)
 		}
 		for _, raw := range raws {
-			op := s.takeOperation(t.Context(), kinds, raw)
+			op := s.takeOperation(t.Context(), operations, raw)
 			if op.out.Status != 0 {
 				if p := op.out.Problem; op.in != nil && p == nil || p.Status != op.out.Status || p.Status < 400 || p.Status > 499 {
 					t.Fatalf("%q: %d %v", raw, op.out.Status, p)
@@ -263,14 +265,14 @@ func FuzzBatchLines(f *testing.F) {
 			}
 			var took, wrote []any
 			switch in := op.in.(type) {
-			case store.FollowWrite:
-				took, wrote = []any{event.ID(in.FollowerID).String(), event.ID(in.FolloweeID).String()}, []any{object["follower_id"], object["followee_id"]}
-			case store.NewComment:
-				took, wrote = []any{event.ID(in.PostID).String(), event.ID(in.AuthorID).String(), in.Body}, []any{object["post_id"], object["author_id"], object["body"]}
-			case store.CommentEdit:
-				took, wrote = []any{in.CommentID, in.Body, in.IfVersion >= 0}, []any{strings.ToLower(object["comment_id"].(string)), object["body"], true}
-			case store.CommentDelete:
-				took, wrote = []any{in.CommentID, in.IfVersion >= 0}, []any{strings.ToLower(object["comment_id"].(string)), true}
+			case store.EdgeWrite:
+				took, wrote = []any{event.ID(in.From).String(), event.ID(in.To).String()}, []any{object["follower_id"], object["followee_id"]}
+			case store.NewChild:
+				took, wrote = []any{event.ID(in.Object).String(), event.ID(in.AuthorID).String(), in.Body}, []any{object["post_id"], object["author_id"], object["body"]}
+			case store.ChildEdit:
+				took, wrote = []any{in.ID, *in.Body, in.IfVersion >= 0}, []any{strings.ToLower(object["comment_id"].(string)), object["body"], true}
+			case store.ChildDelete:
+				took, wrote = []any{in.ID, in.IfVersion >= 0}, []any{strings.ToLower(object["comment_id"].(string)), true}
 			}
 			if len(took) == 0 || !reflect.DeepEqual(took, wrote) {
 				t.Fatalf("%q is taken for %v", raw, op.in)

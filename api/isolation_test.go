@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/tokens"
 )
 
@@ -22,8 +23,11 @@ type world map[string]string
 var (
 	walkPaths = map[string]string{ // by "segment/parameter", else by parameter
 		"comments/id": "comment", "users/id": "user", "dlq/id": "dlq", "follower_id": "user", "followee_id": "followee", "other": "followee", "post_id": "post", "slug": "slug",
+		"user_id": "user", "group_id": "post", "posts/id": "post", "groups/id": "post",
+		"product_id": "post", "conversation_id": "post", "products/id": "post", "conversations/id": "post", "reviews/id": "review", "messages/id": "message",
 	}
 	walkQueries = map[string]string{ // $name is an id of the world
+		"role":  "owner",
 		"limit": "1", "skip": "1", "order": "threaded", "around": "$comment", "cursor": "$cursor", "post_id": "$post", "aggregate_type": "comment", "aggregate_id": "$post",
 		"event_type": "created", "dead_before": "2030-01-01T00:00:00Z", "dead_after": "2020-01-01T00:00:00Z",
 	}
@@ -46,6 +50,35 @@ var (
 			`{"op":"delete","comment_id":"$comment","if_match":1}]}`},
 	}
 )
+
+func init() {
+	for _, k := range kinds.Builtin().AllEdges() {
+		if k.Name == "follow" {
+			continue
+		}
+		pair := fmt.Sprintf(`"%s":"$user","%s":"$post"`, k.Ends[0], k.Ends[1])
+		walkBodies["check-"+k.Plural] = []string{`{"pairs":[{` + pair + `}]}`}
+		walkBodies["batch-"+k.Plural] = []string{`{"operations":[{"op":"remove",` + pair + `},{"op":"put",` + pair + `}]}`}
+		if len(k.Attributes) > 0 {
+			walkBodies["put-"+k.Name], walkBodies["patch-"+k.Name] = []string{`{"role":"owner"}`, `{}`}, []string{`{"role":"moderator"}`}
+		}
+	}
+	for _, k := range kinds.Builtin().AllChildren() {
+		if k.Name == "comment" {
+			continue
+		}
+		attributes := ""
+		if len(k.Attributes) > 0 {
+			attributes = `,"attributes":{"rating":4}`
+		}
+		n := k.Names()
+		create := `"author_id":"$user","body":"mine"` + attributes
+		walkBodies["create-"+k.Name] = []string{"{" + create + "}"}
+		walkBodies["edit-"+k.Name] = []string{`{"body":"mine"` + attributes + `}`}
+		walkBodies["batch-"+k.Plural] = []string{fmt.Sprintf(`{"operations":[{"op":"create",%q:"$post",%s,"idempotency_key":"$key"},`+
+			`{"op":"edit",%q:"$%s","body":"mine"%s,"if_match":"*"},{"op":"delete",%[3]q:"$%[4]s","if_match":1}]}`, n.Parent, create, n.ID, k.Name, attributes)}
+	}
+}
 
 func (w world) fill(text string) string {
 	var pairs []string
@@ -93,9 +126,18 @@ func requests(t *testing.T, method, path string, op map[string]any) (all []walke
 		name := p["name"].(string)
 		switch p["in"] {
 		case "query":
+			if name == "cursor" && unprojected(path) {
+				continue // no list to have one
+			}
 			value, ok := walkQueries[name]
 			if !ok {
 				t.Fatalf("%s has the query parameter %q, for which walkQueries has no value", id, name)
+			}
+			if name == "order" && !strings.HasSuffix(path, "/comments") {
+				value = "newest"
+			}
+			if kind := strings.TrimSuffix(segments[len(segments)-1], "s"); name == "around" && kind != "comment" {
+				value = "$" + kind
 			}
 			queries = append(queries, name+"="+value)
 		case "header":
@@ -191,6 +233,11 @@ func (f fixture) populate(t *testing.T, secret string) world {
 	put(201, "PUT", "/v1/follows/$user/$followee", "")
 	put(204, "DELETE", "/v1/follows/$user/$followee", "")
 	w["token"] = put(201, "PUT", "/v1/follows/$user/$followee", "").Header.Get("Tidings-Token")
+	for _, k := range kinds.Builtin().AllEdges() {
+		if k.Name != "follow" {
+			put(201, "PUT", "/v1/"+k.Plural+"/$user/$post", "")
+		}
+	}
 	first := put(201, "POST", "/v1/posts/$post/comments", `{"author_id":"$user","body":"body `+secret+`"}`, w.fill("Idempotency-Key: $key"))
 	w["comment"], w["slug"] = first.text("comment_id"), first.text("slug")
 	put(200, "PATCH", "/v1/comments/$comment", `{"body":"another body `+secret+`"}`, `If-Match: "1"`)
@@ -202,16 +249,30 @@ func (f fixture) populate(t *testing.T, secret string) world {
 	for range 2 {
 		put(201, "POST", "/v1/posts/$post/comments", `{"author_id":"$user","body":"pending `+secret+`"}`)
 	}
+	for _, k := range kinds.Builtin().AllChildren() {
+		if k.Name == "comment" {
+			continue
+		}
+		under, attributes := "/v1/"+kinds.Builtin().Objects[k.Parent]+"/$post/"+k.Plural, ""
+		if len(k.Attributes) > 0 {
+			attributes = `,"attributes":{"rating":2}`
+		}
+		w[k.Name] = put(201, "POST", under, `{"author_id":"$user","body":"body `+secret+`"`+attributes+`}`, w.fill("Idempotency-Key: $key"+k.Name)).text(k.Name + "_id")
+		put(200, "PATCH", "/v1/"+k.Plural+"/$"+k.Name, `{"body":"another body `+secret+`"}`, `If-Match: "1"`)
+		put(201, "POST", under, `{"author_id":"$followee","body":"body `+secret+`"`+attributes+`}`)
+		elsewhere := strings.Replace(under, "$post", "$user", 1)
+		put(201, "POST", elsewhere, `{"author_id":"$user","body":"body `+secret+`"`+attributes+`}`)
+	}
 	f.bury(t, tenant, 7000001, 2)
 	f.exec(t, `UPDATE outbox_messages_dlq SET last_error = $1, payload = jsonb_build_object('comment_id', gen_random_uuid(), 'post_id', $2::bigint::text, 'author_id', '1', 'body', $1::text), aggregate_type = 'comment', event_type = 'created', aggregate_id = $2`, secret, w["post"])
 	f.catchUp(t)
-	f.exec(t, `INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at)
-		SELECT $1, follower, followee, true, 3, now() FROM (VALUES ($2::bigint, $3::bigint), ($2, 1), (1, $3), ($2, $2 + 7), ($2 + 7, $3)) e (follower, followee)`,
+	f.exec(t, `INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at)
+		SELECT $1, 'follow', follower, followee, true, 3, now() FROM (VALUES ($2::bigint, $3::bigint), ($2, 1), (1, $3), ($2, $2 + 7), ($2 + 7, $3)) e (follower, followee)`,
 		tenant, w["user"], w["followee"])
-	f.exec(t, `INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at) VALUES ($1, 1, $2, true, 1, now()), ($1, 2, $2, true, 1, now())`,
+	f.exec(t, `INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at) VALUES ($1, 'follow', 1, $2, true, 1, now()), ($1, 'follow', 2, $2, true, 1, now())`,
 		tenant, w["user"]) // so that the lists of the user have a second page
-	f.exec(t, `INSERT INTO follower_counts (tenant_id, user_id, followers, following) VALUES ($1, $2, 2, 3), ($1, $3, 3, 0)`, tenant, w["user"], w["followee"])
-	f.exec(t, `INSERT INTO follower_shards (tenant_id, user_id, shards) VALUES ($1, $2, 4)`, tenant, w["followee"])
+	f.exec(t, `INSERT INTO edge_counts (tenant_id, kind, object_id, incoming, outgoing) VALUES ($1, 'follow', $2, 2, 3), ($1, 'follow', $3, 3, 0)`, tenant, w["user"], w["followee"])
+	f.exec(t, `INSERT INTO edge_shards (tenant_id, kind, object_id, shards) VALUES ($1, 'follow', $2, 4)`, tenant, w["followee"])
 	return w
 }
 
@@ -222,7 +283,7 @@ func TestATenantFindsNothingOfAnothers(t *testing.T) {
 	const secret = "of the other tenant"
 	theirs := f.populate(t, secret)
 	nobodys := world{"user": "8000000000001", "followee": "8000000000002", "post": "8000000000005", "dlq": "8000001", "key": "key-8000000000009",
-		"comment": "01890000-0000-7000-8000-000000000001", "slug": "zzzzzzzz", "cursor": "bm9ib2R5IGhhcyBnaXZlbiB0aGlzIGN1cnNvciB0byBhbnlib2R5", "token": "bm9ib2R5IGhhcyBnaXZlbiB0aGlzIHRva2Vu"}
+		"comment": "01890000-0000-7000-8000-000000000001", "review": "01890000-0000-7000-8000-000000000002", "message": "01890000-0000-7000-8000-000000000003", "slug": "zzzzzzzz", "cursor": "bm9ib2R5IGhhcyBnaXZlbiB0aGlzIGN1cnNvciB0byBhbnlib2R5", "token": "bm9ib2R5IGhhcyBnaXZlbiB0aGlzIHRva2Vu"}
 
 	stranger := f
 	stranger.token = f.newToken(t, 2, "stranger", tokens.Roles()...)

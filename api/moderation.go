@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/tokens"
 )
@@ -41,6 +42,11 @@ type settingsGetInput struct {
 
 type settingsPutInput struct {
 	PostPath
+	SettingsChange
+}
+
+// SettingsChange is what a change of settings has beside its path.
+type SettingsChange struct {
 	IfMatch     string `header:"If-Match" doc:"The ETag that the change is about, or *. Required once something was set."`
 	IfNoneMatch string `header:"If-None-Match" example:"*" doc:"*: only while nothing was set."`
 	Body        struct {
@@ -91,15 +97,20 @@ func (s *server) moderationRoutes() {
 }
 
 func (s *server) getSettings(ctx context.Context, in *settingsGetInput) (*settingsOutput, error) {
-	t, err := s.store.GetThread(ctx, callerOf(ctx).TenantID, in.PostID.int64())
+	out, _, err := s.readSettings(ctx, commentKind, in.PostID.int64(), in.IfNoneMatch)
+	return out, err
+}
+
+func (s *server) readSettings(ctx context.Context, k kinds.Child, object int64, ifNoneMatch string) (*settingsOutput, event.Thread, error) {
+	t, err := s.store.GetThread(ctx, callerOf(ctx).TenantID, k, object)
 	if err != nil {
-		return nil, err
+		return nil, t, err
 	}
 	out := settingsAnswer(t)
 	if t.Version > 0 {
-		out.Status = okOr304(in.IfNoneMatch, t.Version)
+		out.Status = okOr304(ifNoneMatch, t.Version)
 	}
-	return out, nil
+	return out, t, nil
 }
 
 func settingsAnswer(t event.Thread) *settingsOutput {
@@ -111,58 +122,67 @@ func settingsAnswer(t event.Thread) *settingsOutput {
 }
 
 func (s *server) putSettings(ctx context.Context, in *settingsPutInput) (*settingsOutput, error) {
+	out, _, err := s.writeSettings(ctx, commentKind, in.PostID.int64(), in.SettingsChange)
+	return out, err
+}
+
+func (s *server) writeSettings(ctx context.Context, k kinds.Child, object int64, in SettingsChange) (answer *settingsOutput, t event.Thread, err error) {
 	w := store.ThreadSettings{
-		Meta: callerOf(ctx).meta, PostID: in.PostID.int64(), Locked: in.Body.Locked, Premoderated: in.Body.Premoderated, Title: strings.TrimSpace(in.Body.Title),
+		Meta: callerOf(ctx).meta, Object: object, Locked: in.Body.Locked, Premoderated: in.Body.Premoderated, Title: strings.TrimSpace(in.Body.Title),
 	}
 	if !store.ValidTitle(w.Title) {
-		return nil, s.problems.problem(codeValidation, "", FieldError{Detail: "want at most 300 bytes without control characters", Pointer: "#/title"})
+		return nil, t, s.problems.problem(codeValidation, "", FieldError{Detail: "want at most 300 bytes without control characters", Pointer: "#/title"})
 	}
 	switch {
 	case in.IfNoneMatch != "" && (in.IfNoneMatch != "*" || in.IfMatch != ""):
-		return nil, s.problems.problem(codeHeaderInvalid, "", FieldError{Detail: "want * and no If-Match, or If-Match alone", Header: "If-None-Match"})
+		return nil, t, s.problems.problem(codeHeaderInvalid, "", FieldError{Detail: "want * and no If-Match, or If-Match alone", Header: "If-None-Match"})
 	case in.IfMatch == "":
 		w.IfVersion = new(int64)
 	default:
 		version, err := s.ifVersion(in.IfMatch)
 		if err != nil {
-			return nil, err
+			return nil, t, err
 		}
 		if version != store.AnyVersion {
 			w.IfVersion = &version
 		}
 	}
-	out, err := s.store.SetThreads(ctx, callerOf(ctx).TenantID, []store.ThreadSettings{w})
+	out, err := s.store.SetThreads(ctx, callerOf(ctx).TenantID, k, []store.ThreadSettings{w})
 	if err != nil {
-		return nil, err
+		return nil, t, err
 	}
 	var stale *store.StaleThreadError
 	if errors.As(out[0].Err, &stale) && in.IfMatch == "" && in.IfNoneMatch == "" {
-		return nil, s.problems.problem(codeIfMatchMissing, "the thread has settings")
+		return nil, t, s.problems.problem(codeIfMatchMissing, "the thread has settings")
 	}
 	if out[0].Err != nil {
-		return nil, out[0].Err
+		return nil, t, out[0].Err
 	}
-	answer := settingsAnswer(out[0].Thread)
+	answer = settingsAnswer(out[0].Thread)
 	answer.WriteToken, err = s.tokenOf(ctx, out[0].Thread.Ref())
-	return answer, err
+	return answer, out[0].Thread, err
 }
 
 func (s *server) moderate(ctx context.Context, in *moderateInput) (*commentOutput, error) {
-	version, err := s.ifVersion(in.IfMatch)
+	w, err := s.moderation(ctx, in)
 	if err != nil {
 		return nil, err
 	}
-	if !store.ValidReason(in.Body.Reason) {
-		return nil, s.problems.problem(codeValidation, "", FieldError{Detail: "want at most 1000 bytes without control characters", Pointer: "#/reason"})
-	}
-	out, err := s.store.Moderate(ctx, callerOf(ctx).TenantID, []store.CommentModeration{{
-		Meta: callerOf(ctx).meta, CommentID: in.ID.lower(), IfVersion: version, State: strings.ToUpper(in.Body.State), Reason: in.Body.Reason,
-	}})
+	out, err := s.store.ModerateChildren(ctx, callerOf(ctx).TenantID, commentKind, []store.ChildModeration{w})
 	if err != nil {
 		return nil, err
 	}
 	if out[0].Err != nil {
 		return nil, out[0].Err
 	}
-	return s.written(ctx, http.StatusOK, out[0].Comment)
+	return s.written(ctx, http.StatusOK, out[0].Child.Comment())
+}
+
+// moderation is what the store writes for a decision.
+func (s *server) moderation(ctx context.Context, in *moderateInput) (store.ChildModeration, error) {
+	version, err := s.ifVersion(in.IfMatch)
+	if err == nil && !store.ValidReason(in.Body.Reason) {
+		err = s.problems.problem(codeValidation, "", FieldError{Detail: "want at most 1000 bytes without control characters", Pointer: "#/reason"})
+	}
+	return store.ChildModeration{Meta: callerOf(ctx).meta, ID: in.ID.lower(), IfVersion: version, State: strings.ToUpper(in.Body.State), Reason: in.Body.Reason}, err
 }

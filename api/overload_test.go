@@ -41,7 +41,7 @@ func TestOverloadIsRefusedAndWhatIsAcceptedIsKept(t *testing.T) {
 	f.want(t, 201, "PUT", "/v1/follows/1/2", "")
 	if _, err := owner.Exec(t.Context(), `
 		CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.02); RETURN NEW; END $$;
-		CREATE TRIGGER slow BEFORE INSERT ON follows FOR EACH ROW EXECUTE FUNCTION slow()`); err != nil {
+		CREATE TRIGGER slow BEFORE INSERT ON edges_follow FOR EACH ROW EXECUTE FUNCTION slow()`); err != nil {
 		t.Fatal(err)
 	}
 
@@ -86,7 +86,7 @@ func TestOverloadIsRefusedAndWhatIsAcceptedIsKept(t *testing.T) {
 	if got := wantKept(t, f.system, accepted); got != len(accepted) {
 		t.Errorf("%d events, %d accepted", got, len(accepted))
 	}
-	if _, err := owner.Exec(t.Context(), `DROP TRIGGER slow ON follows`); err != nil {
+	if _, err := owner.Exec(t.Context(), `DROP TRIGGER slow ON edges_follow`); err != nil {
 		t.Fatal(err)
 	}
 	for follower := range int64(50) {

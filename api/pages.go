@@ -19,17 +19,18 @@ const (
 	pageItemBytes  = 32              // of one Edge
 )
 
-// The lists whose first pages are kept.
+// The lists of a kind of edges whose first pages are kept.
 const (
-	listFollowers = "followers"
-	listFollowing = "following"
+	listReverse = "reverse"
+	listForward = "forward"
 )
 
 // pageKey names a list. The tenant comes first: what is kept for one is never another's.
 type pageKey struct {
 	tenant int64
+	kind   string
 	list   string
-	user   int64
+	object int64
 }
 
 // Pages keeps first pages of followers and following of accounts that are asked for often. It is a consumers.Listener: a page is
@@ -119,7 +120,7 @@ func (p *Pages) Hear(e *event.Event, err error) {
 	if err != nil {
 		return
 	}
-	for _, key := range []pageKey{{e.TenantID, listFollowers, e.AggregateID}, {e.TenantID, listFollowing, int64(f.FollowerID)}} {
+	for _, key := range []pageKey{{e.TenantID, e.AggregateType, listReverse, e.AggregateID}, {e.TenantID, e.AggregateType, listForward, int64(f.FollowerID)}} {
 		if at, ok := p.tracked[key]; ok {
 			l := at.Value.(*pageList)
 			l.need[e.Stream] = e.Seq

@@ -45,7 +45,7 @@ func (p *Pages) askOften(key pageKey, page EdgeList, at offsets) (kept bool) {
 	return ok && got.Next == page.Next
 }
 
-var hot = pageKey{1, listFollowers, 42}
+var hot = pageKey{1, "follow", listReverse, 42}
 
 func TestAPageIsKeptFromItsThirdRequest(t *testing.T) {
 	p := newTestPages(1 << 20)
@@ -56,7 +56,7 @@ func TestAPageIsKeptFromItsThirdRequest(t *testing.T) {
 		}
 		p.put(hot, 50, pageOf("a"), reached(5), time.Now())
 	}
-	for name, other := range map[string]pageKey{"tenant": {2, listFollowers, 42}, "list": {1, listFollowing, 42}, "user": {1, listFollowers, 43}} {
+	for name, other := range map[string]pageKey{"tenant": {2, "follow", listReverse, 42}, "list": {1, "follow", listForward, 42}, "user": {1, "follow", listReverse, 43}} {
 		if _, ok := p.get(other, 50); ok {
 			t.Errorf("another %s has the page", name)
 		}
@@ -67,7 +67,7 @@ func TestAPageIsKeptFromItsThirdRequest(t *testing.T) {
 }
 
 func TestAPageReadBeforeItsEventWasAppliedIsNotKept(t *testing.T) {
-	following7 := pageKey{1, listFollowing, 7}
+	following7 := pageKey{1, "follow", listForward, 7}
 	for name, c := range map[string]struct {
 		key   pageKey
 		event *event.Event
@@ -185,7 +185,7 @@ func TestPagesAreBoundedInNumberAndBytes(t *testing.T) {
 	const room = 10 * (pageOverhead + pageItemBytes + 1)
 	p := newTestPages(room)
 	p.Begin(reached(5))
-	key := func(user int64) pageKey { return pageKey{1, listFollowers, user} }
+	key := func(user int64) pageKey { return pageKey{1, "follow", listReverse, user} }
 	for user := range int64(50) {
 		if !p.askOften(key(user), pageOf("x"), reached(5)) {
 			t.Fatalf("page %d is not kept", user)

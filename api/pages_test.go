@@ -20,6 +20,7 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/store"
@@ -92,7 +93,7 @@ func (f cached) apply(t *testing.T, e event.Event) {
 		if _, err := tx.Exec(t.Context(), `UPDATE consumer_offsets SET last_processed_id = $1, as_of = now() WHERE partition_key = $2`, e.Seq, f.cfg.StreamName(0)); err != nil {
 			return err
 		}
-		return followercounts.New().Apply(t.Context(), tx, []event.Event{e})
+		return followercounts.New(kinds.Builtin).Apply(t.Context(), tx, []event.Event{e})
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -208,11 +209,11 @@ func BenchmarkFirstPage(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			db := testkit.Postgres(b)
 			f := openCached(b, db, testkit.NATS(b), bytes)
-			if _, err := f.system.Exec(b.Context(), `INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at)
-				SELECT 1, g, 1, true, 1, timestamptz '2026-01-01' + g * interval '1 s' FROM generate_series(100001, 200000) g`); err != nil {
+			if _, err := f.system.Exec(b.Context(), `INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at)
+				SELECT 1, 'follow', g, 1, true, 1, timestamptz '2026-01-01' + g * interval '1 s' FROM generate_series(100001, 200000) g`); err != nil {
 				b.Fatal(err)
 			}
-			if _, err := db.Pool(b, postgres.RoleOwner).Exec(b.Context(), `VACUUM ANALYZE follow_edges`); err != nil {
+			if _, err := db.Pool(b, postgres.RoleOwner).Exec(b.Context(), `VACUUM ANALYZE edge_lists`); err != nil {
 				b.Fatal(err)
 			}
 			const path = "/v1/users/1/followers"

@@ -26,23 +26,17 @@ type Problem struct {
 	Errors    []FieldError `json:"errors,omitempty"`
 	Current   *Current     `json:"current,omitempty"`
 	RequestID string       `json:"request_id,omitempty" doc:"The X-Request-Id of the answer."`
+
+	location string // of what is in the way
 }
 
-// Current is what a write met where its version or state did not fit: one of the two.
-type Current struct {
-	*Comment
-	*ThreadSettings
-}
+// Current is what a write met where its version or state did not fit.
+type Current struct{ entity any }
 
-// MarshalJSON writes the one that there is.
-func (c Current) MarshalJSON() ([]byte, error) {
-	if c.Comment != nil {
-		return json.Marshal(c.Comment)
-	}
-	return json.Marshal(c.ThreadSettings)
-}
+// MarshalJSON writes it as its own route does.
+func (c Current) MarshalJSON() ([]byte, error) { return json.Marshal(c.entity) }
 
-// Schema says that it is one of the two.
+// Schema says that it is one of those that have versions to be named.
 func (Current) Schema(r huma.Registry) *huma.Schema {
 	return &huma.Schema{
 		Description: "The comment, or the thread's settings, as they are now: where the version or the state did not fit.",
@@ -82,12 +76,15 @@ const (
 	codeParentGone        = "parent-gone"
 	codeThreadLocked      = "thread-locked"
 	codeCommentGone       = "comment-gone"
+	codeChildGone         = "child-gone"
+	codeAlreadyWritten    = "already-written"
 	codeVersionStale      = "version-stale"
 	codeRequestTooLarge   = "request-too-large"
 	codeTooManyOperations = "too-many-operations"
 	codeMediaType         = "unsupported-media-type"
 	codeValidation        = "validation-failed"
 	codeSelfFollow        = "self-follow"
+	codeSelfEdge          = "self-edge"
 	codeBodyEmpty         = "body-empty"
 	codeBodyTooLong       = "body-too-long"
 	codeBodyInvalid       = "body-invalid"
@@ -132,12 +129,15 @@ func problemKinds() []problemKind {
 		{Code: codeParentGone, Status: 409, Title: "The parent is not visible", is: store.ErrParentGone, at: parent},
 		{Code: codeThreadLocked, Status: 409, Title: "The thread takes no more comments", is: store.ErrThreadLocked},
 		{Code: codeCommentGone, Status: 409, Title: "The comment's state does not allow this; current has it"},
+		{Code: codeChildGone, Status: 409, Title: "The state does not allow this; current has it"},
+		{Code: codeAlreadyWritten, Status: 409, Title: "The author has one already, and may have no second; current and Location name it"},
 		{Code: codeVersionStale, Status: 412, Title: "What the request is about has another version; current has it"},
 		{Code: codeRequestTooLarge, Status: 413, Title: "The request's body is too large"},
 		{Code: codeTooManyOperations, Status: 413, Title: fmt.Sprintf("The batch has more than %d operations, or more than the token may write in a window; nothing was written", maxBatch)},
 		{Code: codeMediaType, Status: 415, Title: "The body is not of a type that the route takes: application/json"},
 		{Code: codeValidation, Status: 422, Title: "Some values are not valid; errors names them", is: store.ErrInvalid},
-		{Code: codeSelfFollow, Status: 422, Title: "A user cannot follow themself", is: store.ErrSelfFollow, at: FieldError{Parameter: "followee_id"}},
+		{Code: codeSelfFollow, Status: 422, Title: "A user cannot follow themself"},
+		{Code: codeSelfEdge, Status: 422, Title: "An edge of this kind cannot lead from an object to itself", is: store.ErrSelf},
 		{Code: codeBodyEmpty, Status: 422, Title: "The comment's body is empty", is: store.ErrBodyEmpty, at: body},
 		{Code: codeBodyTooLong, Status: 422, Title: fmt.Sprintf("The comment's body takes more than %d bytes", store.MaxBodyBytes), is: store.ErrBodyTooLong, at: body},
 		{Code: codeBodyInvalid, Status: 422, Title: "The comment's body holds NUL or invalid UTF-8", is: store.ErrBodyText, at: body},
@@ -186,15 +186,15 @@ func (t problemTable) of(err error) (p *Problem, logged bool) {
 		return p, false
 	case errors.As(err, &stale):
 		p = t.problem(codeVersionStale, fmt.Sprintf("the comment is at version %d", stale.Current.Version))
-		p.Current = &Current{Comment: commentOf(stale.Current)}
+		p.Current = &Current{commentOf(stale.Current.Comment())}
 		return p, false
 	case errors.As(err, &staleThread):
 		p = t.problem(codeVersionStale, fmt.Sprintf("the thread's settings are at version %d", staleThread.Current.Version))
-		p.Current = &Current{ThreadSettings: threadSettingsOf(staleThread.Current)}
+		p.Current = &Current{threadSettingsOf(staleThread.Current)}
 		return p, false
 	case errors.As(err, &state):
 		p = t.problem(codeCommentGone, "the comment is "+state.Current.State())
-		p.Current = &Current{Comment: commentOf(state.Current)}
+		p.Current = &Current{commentOf(state.Current.Comment())}
 		return p, false
 	}
 	for _, k := range t.kinds {
@@ -279,6 +279,8 @@ func (p *Problem) headers() map[string]string {
 		return map[string]string{wwwAuthenticateHeader: `Bearer realm="tidings"`}
 	case codeUnavailable, codeOverloaded, codeThreadReturning:
 		return map[string]string{"Retry-After": retryAfter}
+	case codeAlreadyWritten:
+		return map[string]string{"Location": p.location}
 	}
 	return nil
 }

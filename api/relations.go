@@ -12,35 +12,6 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// Pair names a follow in a body.
-type Pair struct {
-	FollowerID userID `json:"follower_id" example:"7"`
-	FolloweeID userID `json:"followee_id" example:"42"`
-}
-
-type checkInput struct {
-	Body struct {
-		Pairs []Pair `json:"pairs" minItems:"1" maxItems:"500" nullable:"false" doc:"1 to 500. A pair may come twice, and is then answered twice."`
-	}
-}
-
-// Relation is how the two users of a pair stand to each other.
-type Relation struct {
-	FollowerID   event.ID    `json:"follower_id" example:"7"`
-	FolloweeID   event.ID    `json:"followee_id" example:"42"`
-	Following    bool        `json:"following" doc:"follower_id follows followee_id." example:"true"`
-	FollowedBy   bool        `json:"followed_by" doc:"followee_id follows follower_id." example:"false"`
-	PositionedAt *event.Time `json:"positioned_at,omitempty" format:"date-time" doc:"When following last became true; absent unless it is."`
-}
-
-// RelationList answers a check.
-type RelationList struct {
-	Items []Relation `json:"items" nullable:"false" doc:"One for each pair, in their order."`
-	AsOf  event.Time `json:"as_of" format:"date-time" doc:"Everything that was published up to then is in the answer."`
-}
-
-type checkOutput struct{ Body RelationList }
-
 type manyCountsInput struct {
 	Body struct {
 		UserIDs []userID `json:"user_ids" minItems:"1" maxItems:"500" nullable:"false" doc:"1 to 500. A user may come twice, and is then answered twice." example:"[\"7\",\"42\"]"`
@@ -78,17 +49,10 @@ type MutualList struct {
 type mutualsOutput struct{ Body MutualList }
 
 func (s *server) relationRoutes() {
-	body := []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType}
-	register(s, route{
-		method: http.MethodPost, path: "/v1/follows:check", id: "check-follows", tag: "Follows", role: tokens.RoleRead, status: http.StatusOK, projected: true,
-		summary:     "Ask of up to 500 pairs whether the one follows the other",
-		description: "Both ways, from a projection. A user follows nobody that nobody knows, nor themself.",
-		codes:       body,
-	}, s.checkFollows)
 	register(s, route{
 		method: http.MethodPost, path: "/v1/users:counts", id: "get-many-counts", tag: "Users", role: tokens.RoleRead, status: http.StatusOK, projected: true,
 		summary: "Count the followers and followings of up to 500 users", description: "From a projection. A user that nobody knows has 0.",
-		codes: body,
+		codes: []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType},
 	}, s.manyCounts)
 	register(s, route{
 		method: http.MethodGet, path: "/v1/users/{id}/mutuals/{other}", id: "list-mutuals", tag: "Users", role: tokens.RoleRead, status: http.StatusOK, projected: true,
@@ -97,33 +61,6 @@ func (s *server) relationRoutes() {
 			"more than %[1]d users and the other has more than %[1]d followers, only the newest %[1]d that the user follows are looked at: what comes is "+
 			"the beginning of the whole list, and `truncated` is true.", followercounts.MutualsCap),
 	}, s.mutuals)
-}
-
-func (s *server) checkFollows(ctx context.Context, in *checkInput) (*checkOutput, error) {
-	pairs, items := make([]followercounts.Pair, len(in.Body.Pairs)), make([]Relation, len(in.Body.Pairs))
-	for i, p := range in.Body.Pairs {
-		var err error
-		if pairs[i].Follower, err = s.parseID(fmt.Sprintf("#/pairs/%d/follower_id", i), string(p.FollowerID)); err != nil {
-			return nil, err
-		}
-		if pairs[i].Followee, err = s.parseID(fmt.Sprintf("#/pairs/%d/followee_id", i), string(p.FolloweeID)); err != nil {
-			return nil, err
-		}
-	}
-	asOf, err := s.project(ctx, callerOf(ctx).TenantID, followercounts.Name, func(tx pgx.Tx) error {
-		all, err := followercounts.Relations(ctx, tx, pairs)
-		for i, r := range all {
-			items[i] = Relation{FollowerID: event.ID(pairs[i].Follower), FolloweeID: event.ID(pairs[i].Followee), Following: r.Following, FollowedBy: r.FollowedBy}
-			if r.Following {
-				items[i].PositionedAt = &event.Time{Time: r.PositionedAt}
-			}
-		}
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return &checkOutput{Body: RelationList{Items: items, AsOf: asOf}}, nil
 }
 
 func (s *server) manyCounts(ctx context.Context, in *manyCountsInput) (*manyCountsOutput, error) {
@@ -135,9 +72,10 @@ func (s *server) manyCounts(ctx context.Context, in *manyCountsInput) (*manyCoun
 		}
 	}
 	asOf, err := s.project(ctx, callerOf(ctx).TenantID, followercounts.Name, func(tx pgx.Tx) error {
-		all, err := followercounts.ReadCounts(ctx, tx, users)
+		all, err := followercounts.ReadCounts(ctx, tx, []string{event.AggregateFollow}, users)
 		for i, u := range users {
-			items[i] = UserCounts{UserID: event.ID(u), Followers: all[u].Followers, Following: all[u].Following}
+			c := all[followercounts.Object{Kind: event.AggregateFollow, ID: u}]
+			items[i] = UserCounts{UserID: event.ID(u), Followers: c.Incoming, Following: c.Outgoing}
 		}
 		return err
 	})
@@ -152,7 +90,7 @@ func (s *server) mutuals(ctx context.Context, in *mutualsInput) (*mutualsOutput,
 	var truncated bool
 	asOf, err := s.project(ctx, callerOf(ctx).TenantID, followercounts.Name, func(tx pgx.Tx) error {
 		var err error
-		rows, truncated, err = followercounts.Mutuals(ctx, tx, in.ID.int64(), in.Other.int64(), in.Limit)
+		rows, truncated, err = followercounts.Mutuals(ctx, tx, event.AggregateFollow, in.ID.int64(), in.Other.int64(), in.Limit)
 		return err
 	})
 	if err != nil {

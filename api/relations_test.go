@@ -32,9 +32,9 @@ func userIDs(n int) string {
 
 func TestManyPairsAndUsersAreAnsweredInTheirOrder(t *testing.T) {
 	f := open(t)
-	f.exec(t, `INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at) VALUES
-		(1, 7, 42, true, 1, '2026-01-01'), (1, 42, 7, true, 3, '2026-01-02'), (1, 7, 8, true, 1, '2026-01-03'), (1, 7, 9, false, 2, '2026-01-04'), (2, 8, 7, true, 1, '2026-01-05')`)
-	f.exec(t, `INSERT INTO follower_counts (tenant_id, user_id, followers, following) VALUES (1, 7, 1, 2), (1, 42, 1, 1), (1, 8, 1, 0), (2, 9, 5, 5)`)
+	f.exec(t, `INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at) VALUES
+		(1, 'follow', 7, 42, true, 1, '2026-01-01'), (1, 'follow', 42, 7, true, 3, '2026-01-02'), (1, 'follow', 7, 8, true, 1, '2026-01-03'), (1, 'follow', 7, 9, false, 2, '2026-01-04'), (2, 'follow', 8, 7, true, 1, '2026-01-05')`)
+	f.exec(t, `INSERT INTO edge_counts (tenant_id, kind, object_id, incoming, outgoing) VALUES (1, 'follow', 7, 1, 2), (1, 'follow', 42, 1, 1), (1, 'follow', 8, 1, 0), (2, 'follow', 9, 5, 5)`)
 
 	reader := f
 	reader.token = f.newToken(t, tenant, "reader", tokens.RoleRead)
@@ -71,10 +71,10 @@ func TestManyPairsAndUsersAreAnsweredInTheirOrder(t *testing.T) {
 func TestMutualsOverHTTP(t *testing.T) {
 	f := open(t)
 	// 1 follows 10 to 29; the even ones follow 2, and 14 and 15 follow 1.
-	f.exec(t, `INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at)
-		SELECT 1, 1, g, true, 1, timestamptz '2026-01-01' + (g / 4) * interval '1 s' FROM generate_series(10, 29) g
-		UNION ALL SELECT 1, g, 2, true, 1, timestamptz '2026-01-01' FROM generate_series(10, 29, 2) g
-		UNION ALL SELECT 1, g, 1, g <> 16, 1, timestamptz '2026-01-01' FROM generate_series(14, 16) g`)
+	f.exec(t, `INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at)
+		SELECT 1, 'follow', 1, g, true, 1, timestamptz '2026-01-01' + (g / 4) * interval '1 s' FROM generate_series(10, 29) g
+		UNION ALL SELECT 1, 'follow', g, 2, true, 1, timestamptz '2026-01-01' FROM generate_series(10, 29, 2) g
+		UNION ALL SELECT 1, 'follow', g, 1, g <> 16, 1, timestamptz '2026-01-01' FROM generate_series(14, 16) g`)
 	users := func(path string) (got []string, truncated bool) {
 		a := f.want(t, 200, "GET", path, "")
 		for _, item := range a.json["items"].([]any) {

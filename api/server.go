@@ -25,6 +25,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/followercounts"
@@ -41,6 +42,7 @@ type Deps struct {
 	Projections *pgxpool.Pool
 	Fleet       []projections.Projection // those that reads go to
 	Pages       *Pages                   // nil: no page is kept
+	Kinds       Kinds                    // nil: the built-in ones
 	Log         *slog.Logger
 	Reg         prometheus.Registerer
 }
@@ -59,8 +61,14 @@ type server struct {
 	limits      *limits
 	cursors     cursors
 	problems    problemTable
-	mux         *http.ServeMux
-	api         huma.API
+	router      *router
+
+	// Of the kinds that are in force; the rest is shared.
+	kinds    *kinds.Set
+	entities map[string]*huma.Schema // how an entity of a kind looks, by the kind's name
+	settings []*huma.Schema          // of moderated kinds
+	mux      *http.ServeMux
+	api      huma.API
 }
 
 // Handler is the API.
@@ -81,7 +89,7 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 	}
 	s := &server{
 		cfg: cfg, store: deps.Store, dlq: deps.DLQ, projections: deps.Projections, pages: deps.Pages, log: deps.Log.With("component", "api"),
-		fleet: make(map[string]projections.Projection), auth: newAuthenticator(deps.Tokens), cursors: cursors{key}, problems: newProblemTable(), mux: http.NewServeMux(),
+		fleet: make(map[string]projections.Projection), auth: newAuthenticator(deps.Tokens), cursors: cursors{key}, problems: newProblemTable(),
 	}
 	for _, p := range deps.Fleet {
 		s.fleet[p.Name()] = p
@@ -94,8 +102,21 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 	s.metrics = newMetrics(deps.Reg, deps.Store, slices.Collect(maps.Keys(s.fleet)))
 	s.gate = newGate(cfg, func(reason string) { s.metrics.shed.WithLabelValues(reason).Inc() })
 	s.metrics.queues(deps.Reg, s.gate, deps.Store.Stats)
-	jsonFormat := huma.Format{Marshal: huma.DefaultJSONFormat.Marshal, Unmarshal: strictJSON}
 	s.limits = newLimits(cfg, s.metrics)
+	if deps.Kinds == nil {
+		deps.Kinds = builtIn{}
+	}
+	s.router = &router{base: s, kinds: deps.Kinds}
+	if err := s.router.build(deps.Kinds.Now()); err != nil {
+		return nil, err
+	}
+	return &Handler{Handler: s.router, Ready: s.gate.ready}, nil
+}
+
+// routes registers everything for the server's kinds.
+func (s *server) routes() error {
+	jsonFormat := huma.Format{Marshal: huma.DefaultJSONFormat.Marshal, Unmarshal: strictJSON}
+	s.mux = http.NewServeMux()
 	s.api = humago.New(s.mux, huma.Config{
 		OpenAPI:                      newOpenAPI(),
 		Formats:                      map[string]huma.Format{"application/json": jsonFormat, "json": jsonFormat}, // the latter: any +json
@@ -103,8 +124,6 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 		RejectUnknownQueryParameters: true,
 		Transformers:                 []huma.Transformer{s.transform},
 	})
-	s.followRoutes()
-	s.userRoutes()
 	s.relationRoutes()
 	s.commentRoutes()
 	s.discussionRoutes()
@@ -112,11 +131,23 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 	s.versionRoutes()
 	s.batchRoutes()
 	s.dlqRoutes()
+	s.entities, s.settings = make(map[string]*huma.Schema), nil
+	for _, k := range s.kinds.AllEdges() {
+		s.addEdgeRoutes(k)
+	}
+	for _, k := range s.kinds.AllChildren() {
+		if k.Name != commentKind.Name { // whose routes are in files of their own
+			s.addChildRoutes(k)
+		}
+	}
+	s.countRoutes()
+	s.kindRoutes()
+	s.describeEntities()
 	if err := s.documentRoutes(); err != nil {
-		return nil, err
+		return err
 	}
 	s.mux.HandleFunc("/", s.noRoute)
-	return &Handler{Handler: s, Ready: s.gate.ready}, nil
+	return nil
 }
 
 const requestIDHeader = "X-Request-Id"
@@ -257,6 +288,10 @@ func (s *server) noRoute(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if len(allowed) == 0 {
+		if next := s.router.look(r.Context(), s); next != nil { // of a kind that was not known
+			next.mux.ServeHTTP(w, r)
+			return
+		}
 		s.refuse(w, r, s.problems.problem(codeNotFound, "there is no such route"))
 		return
 	}
@@ -340,6 +375,11 @@ type route struct {
 	codes        []string       // beyond those that every route has
 	projected    bool           // read from a projection
 	maxBody      int64          // bytes; 0 for API_MAX_BODY_BYTES
+
+	// Of the routes of a kind (kindroute.go):
+	naming *naming
+	body   *huma.RequestBody // instead of what the input's type says
+	answer *huma.Schema      // likewise
 }
 
 // writes reports whether the route changes anything. Some that only read are POSTs, for their bodies.
@@ -347,11 +387,16 @@ func (r route) writes() bool { return r.method != http.MethodGet && r.role != to
 
 // register adds a route: token, rate and role first, then the body, then the framework's validation, then handle.
 func register[I, O any](s *server, r route, handle func(ctx context.Context, in *I) (*O, error)) {
+	r.path = r.naming.path(r.path)
 	codes := append([]string{codeBadRequest, codeHeaderInvalid, codeUnauthenticated, codeRoleMissing, codeRateLimited, codeValidation, codeInternal, codeOverloaded, codeUnavailable}, r.codes...)
 	op := huma.Operation{
 		Method: r.method, Path: r.path, OperationID: r.id, Summary: r.summary, Description: r.description + " Needs the role `" + r.role + "`.", Tags: []string{r.tag},
-		DefaultStatus: r.status, Security: []map[string][]string{{"token": {r.role}}}, Responses: s.problemResponses(codes),
+		DefaultStatus: r.status, Security: []map[string][]string{{"token": {r.role}}}, Responses: s.problemResponses(codes, r.naming),
 		BodyReadTimeout: -1, MaxBodyBytes: -1, // guard has read it
+		RequestBody: r.body,
+	}
+	if r.answer != nil {
+		op.Responses[fmt.Sprint(r.status)] = &huma.Response{Content: map[string]*huma.MediaType{"application/json": {Schema: r.answer}}}
 	}
 	if r.writes() {
 		op.Parameters = metaParameters()
@@ -364,6 +409,10 @@ func register[I, O any](s *server, r route, handle func(ctx context.Context, in 
 		op.Responses[fmt.Sprint(status)] = &huma.Response{Description: what}
 	}
 	op.Middlewares = huma.Middlewares{func(ctx huma.Context, next func(huma.Context)) { s.guard(ctx, r, next) }}
+	if r.naming != nil {
+		op.Metadata = map[string]any{namingKey: r.naming}
+		op.Middlewares = append(op.Middlewares, r.naming.enter)
+	}
 	s.metrics.begin(r.path, r.method, r.status)
 	huma.Register(s.api, op, func(ctx context.Context, in *I) (*O, error) {
 		out, err := handle(ctx, in)
@@ -373,6 +422,7 @@ func register[I, O any](s *server, r route, handle func(ctx context.Context, in 
 		return out, nil
 	})
 	describeAnswers(op.Responses, r)
+	r.naming.document(s.operation(r.method, r.path))
 }
 
 // metaParameters describes the headers that every write takes; caller reads them.
@@ -413,9 +463,11 @@ func (s *server) transform(ctx huma.Context, _ string, v any) (any, error) {
 	switch e := v.(type) {
 	case *huma.ErrorModel:
 		p := s.problems.fromHuma(e)
+		namingOf(ctx).tell(p)
 		p.RequestID = requestID(ctx.Context())
 		return p, nil
 	case *Problem:
+		namingOf(ctx).tell(e)
 		e.RequestID = requestID(ctx.Context())
 	}
 	return v, nil
@@ -594,11 +646,11 @@ func traceParent(values []string) string {
 }
 
 // problemResponses describes the answers with these codes, one per status.
-func (s *server) problemResponses(codes []string) map[string]*huma.Response {
+func (s *server) problemResponses(codes []string, n *naming) map[string]*huma.Response {
 	byStatus := make(map[int][]string)
 	for _, k := range s.problems.kinds {
 		if slices.Contains(codes, k.Code) {
-			byStatus[k.Status] = append(byStatus[k.Status], fmt.Sprintf("`%s`: %s.", k.Code, k.Title))
+			byStatus[k.Status] = append(byStatus[k.Status], fmt.Sprintf("`%s`: %s.", k.Code, n.title(k.Title)))
 		}
 	}
 	schema := s.problemSchema()

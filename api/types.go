@@ -67,9 +67,12 @@ func versionOf(ifMatch string) (version int64, ok bool) {
 }
 
 // notModified reports whether If-None-Match names this version; then a GET is answered 304.
-func notModified(ifNoneMatch string, version int64) bool {
+func notModified(ifNoneMatch string, version int64) bool { return tagged(ifNoneMatch, etag(version)) }
+
+// tagged reports whether If-None-Match names the tag.
+func tagged(ifNoneMatch, is string) bool {
 	for tag := range strings.SplitSeq(ifNoneMatch, ",") {
-		if tag = strings.TrimSpace(tag); tag == "*" || strings.TrimPrefix(tag, "W/") == etag(version) {
+		if tag = strings.TrimSpace(tag); tag == "*" || strings.TrimPrefix(tag, "W/") == is {
 			return true
 		}
 	}

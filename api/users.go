@@ -2,12 +2,18 @@ package api
 
 import (
 	"context"
+	"encoding/json"
+	"maps"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
+	"github.com/danielgtaylor/huma/v2"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/tokens"
 )
@@ -16,6 +22,8 @@ import (
 type Edge struct {
 	UserID       event.ID   `json:"user_id"`
 	PositionedAt event.Time `json:"positioned_at" format:"date-time" doc:"When the pair last became active: the list's order, newest first."`
+
+	attributes json.RawMessage // of a kind that has any
 }
 
 // EdgeList is one page.
@@ -25,43 +33,9 @@ type EdgeList struct {
 	AsOf  event.Time `json:"as_of" format:"date-time" doc:"Everything that was published up to then is in the list."`
 }
 
-// Counts are how many visible followers and followings a user has.
-type Counts struct {
-	Followers int64      `json:"followers"`
-	Following int64      `json:"following"`
-	AsOf      event.Time `json:"as_of" format:"date-time" doc:"Everything that was published up to then is counted."`
-}
-
 // UserPath names a user.
 type UserPath struct {
 	ID id `path:"id" doc:"The user."`
-}
-
-type edgesInput struct {
-	UserPath
-	Page
-}
-
-type edgesOutput struct{ Body EdgeList }
-
-type countsOutput struct{ Body Counts }
-
-func (s *server) userRoutes() {
-	const tag = "Users"
-	register(s, route{
-		method: http.MethodGet, path: "/v1/users/{id}/followers", id: "list-followers", tag: tag, role: tokens.RoleRead, status: http.StatusOK, projected: true,
-		summary: "List who follows a user, newest first", description: "From a projection. A user that nobody knows has none.",
-		codes: []string{codeCursorInvalid},
-	}, s.edges(listFollowers, followercounts.Followers))
-	register(s, route{
-		method: http.MethodGet, path: "/v1/users/{id}/following", id: "list-following", tag: tag, role: tokens.RoleRead, status: http.StatusOK, projected: true,
-		summary: "List whom a user follows, newest first", description: "From a projection. A user that nobody knows has none.",
-		codes: []string{codeCursorInvalid},
-	}, s.edges(listFollowing, followercounts.Following))
-	register(s, route{
-		method: http.MethodGet, path: "/v1/users/{id}/counts", id: "get-counts", tag: tag, role: tokens.RoleRead, status: http.StatusOK, projected: true,
-		summary: "Count a user's followers and followings", description: "From a projection. A user that nobody knows has 0.",
-	}, s.counts)
 }
 
 // project reads a projection in one transaction of the tenant, as of one snapshot, and says of when that is.
@@ -76,69 +50,142 @@ type edgeCursor struct {
 	User event.ID   `json:"u"`
 }
 
-type readEdges func(ctx context.Context, tx pgx.Tx, user int64, after *followercounts.EdgeCursor, limit int) ([]followercounts.Edge, error)
-
-func (s *server) edges(name string, read readEdges) func(context.Context, *edgesInput) (*edgesOutput, error) {
-	return func(ctx context.Context, in *edgesInput) (*edgesOutput, error) {
-		tenant := callerOf(ctx).TenantID
-		l := list{tenant: tenant, name: name, of: in.ID.int64()}
-		var after *followercounts.EdgeCursor
-		if in.Cursor != "" {
-			var c edgeCursor
-			if err := s.cursors.decode(l, in.Cursor, &c); err != nil {
-				return nil, err
-			}
-			after = &followercounts.EdgeCursor{PositionedAt: c.At.Time, UserID: int64(c.User)}
-		}
-		key := pageKey{tenant, name, in.ID.int64()}
-		keep := after == nil && len(s.mustSee(ctx, followercounts.Name)) == 0
-		if keep {
-			if page, ok := s.pages.get(key, in.Limit); ok {
-				return &edgesOutput{Body: page}, nil
-			}
-		}
-		start := time.Now()
-		var rows []followercounts.Edge
-		progress, err := s.readProjection(ctx, tenant, followercounts.Name, func(tx pgx.Tx) error {
-			var err error
-			rows, err = read(ctx, tx, in.ID.int64(), after, in.Limit+1)
-			return err
-		})
-		if err != nil {
-			return nil, err
-		}
-		rows, next, err := newPage(s, l, in.Limit, rows, func(e followercounts.Edge) any {
-			return edgeCursor{At: event.Time{Time: e.PositionedAt}, User: event.ID(e.UserID)}
-		})
-		if err != nil {
-			return nil, err
-		}
-		page := EdgeList{Items: edgesOf(rows), Next: next, AsOf: event.Time{Time: progress.AsOf}}
-		if keep {
-			s.pages.put(key, in.Limit, page, progress.Offsets, start)
-		}
-		return &edgesOutput{Body: page}, nil
+// readList reads a page of a list, or has it from memory.
+func (e *edgeRoutes) readList(ctx context.Context, d direction, of int64, in Page, filter map[string]string) (EdgeList, error) {
+	tenant := callerOf(ctx).TenantID
+	l := list{tenant: tenant, name: d.of + " " + d.list, of: of}
+	var value string
+	for name, v := range filter { // a kind has one at most
+		l.name, value = l.name+" "+name+"="+v, v
 	}
+	var after *followercounts.EdgeCursor
+	if in.Cursor != "" {
+		var c edgeCursor
+		if err := e.cursors.decode(l, in.Cursor, &c); err != nil {
+			return EdgeList{}, err
+		}
+		after = &followercounts.EdgeCursor{PositionedAt: c.At.Time, ID: int64(c.User)}
+	}
+	key := pageKey{tenant, e.k.Name, d.name, of}
+	keep := after == nil && e.k.Name == event.AggregateFollow && len(e.mustSee(ctx, followercounts.Name)) == 0
+	if keep {
+		if page, ok := e.pages.get(key, in.Limit); ok {
+			return page, nil
+		}
+	}
+	start := time.Now()
+	var rows []followercounts.Edge
+	progress, err := e.readProjection(ctx, tenant, followercounts.Name, func(tx pgx.Tx) (err error) {
+		if d.name == listReverse {
+			rows, err = followercounts.Incoming(ctx, tx, e.k, of, value, after, in.Limit+1)
+		} else {
+			rows, err = followercounts.Outgoing(ctx, tx, e.k, of, after, in.Limit+1)
+		}
+		return err
+	})
+	if err != nil {
+		return EdgeList{}, err
+	}
+	rows, next, err := newPage(e.server, l, in.Limit, rows, func(e followercounts.Edge) any {
+		return edgeCursor{At: event.Time{Time: e.PositionedAt}, User: event.ID(e.ID)}
+	})
+	if err != nil {
+		return EdgeList{}, err
+	}
+	page := EdgeList{Items: edgesOf(rows), Next: next, AsOf: event.Time{Time: progress.AsOf}}
+	if keep {
+		e.pages.put(key, in.Limit, page, progress.Offsets, start)
+	}
+	return page, nil
 }
 
 func edgesOf(rows []followercounts.Edge) []Edge {
 	items := make([]Edge, len(rows))
 	for i, e := range rows {
-		items[i] = Edge{UserID: event.ID(e.UserID), PositionedAt: event.Time{Time: e.PositionedAt}}
+		items[i] = Edge{UserID: event.ID(e.ID), PositionedAt: event.Time{Time: e.PositionedAt}, attributes: e.Attributes}
 	}
 	return items
 }
 
-func (s *server) counts(ctx context.Context, in *UserPath) (*countsOutput, error) {
-	user := in.ID.int64()
-	var c followercounts.Counts
+// countRoutes are the counts of objects: of each object those of all kinds of edges that it is an end of, and of all kinds of children under it.
+func (s *server) countRoutes() {
+	for _, object := range slices.Sorted(maps.Keys(s.kinds.Objects)) {
+		var ends []counted
+		own := words{"get-" + strings.ReplaceAll(object, "_", "-") + "-counts", "Count the edges of " + a(object), fromAProjection + " What nobody knows has 0."}
+		schema := camel(object) + "Counts"
+		for _, k := range s.kinds.AllEdges() {
+			w := wordsOfEdges()[k.Name]
+			if k.To == object {
+				ends = append(ends, counted{k, k.Reverse, func(c followercounts.Counts) int64 { return c.Incoming }})
+			}
+			if k.From == object {
+				ends = append(ends, counted{k, k.Forward, func(c followercounts.Counts) int64 { return c.Outgoing }})
+			}
+			if o, ok := w.operations["counts"]; ok && (k.To == object || k.From == object) {
+				own, schema = o, w.schemas["Counts"]
+			}
+		}
+		under := slices.DeleteFunc(s.kinds.AllChildren(), func(k kinds.Child) bool { return k.Parent != object })
+		if len(under) > 0 {
+			own.summary = "Count what is about " + a(object)
+		}
+		if len(ends)+len(under) == 0 {
+			continue
+		}
+		plural := s.kinds.Objects[object]
+		answer := s.schema(schema, nil, countsBody{}, func(sc *huma.Schema) {
+			for _, c := range ends {
+				property(c.list, &huma.Schema{Type: huma.TypeInteger, Format: "int64"}, true)(sc)
+			}
+			for _, k := range under {
+				property(k.Plural, s.childCountSchema(k), true)(sc)
+			}
+		})
+		register(s, route{
+			method: http.MethodGet, path: "/v1/" + plural + "/{id}/counts", id: own.id, tag: strings.ToUpper(plural[:1]) + plural[1:], role: tokens.RoleRead, status: http.StatusOK,
+			summary: own.summary, description: own.description, projected: true, answer: answer, naming: &naming{texts: map[string]string{"id": "The " + object + "."}},
+		}, func(ctx context.Context, in *ObjectPath) (*anyOutput, error) {
+			return s.counts(ctx, ends, under, in.ID.int64())
+		})
+	}
+}
+
+// counted is one count of an object: of a kind's edges at one end.
+type counted struct {
+	k    kinds.Edge
+	list string
+	of   func(followercounts.Counts) int64
+}
+
+type countsBody struct {
+	AsOf event.Time `json:"as_of" format:"date-time" doc:"Everything that was published up to then is counted."`
+}
+
+func (s *server) counts(ctx context.Context, ends []counted, under []kinds.Child, object int64) (*anyOutput, error) {
+	counts := make(map[string]any)
+	names := make([]string, len(ends))
+	for i, c := range ends {
+		names[i] = c.k.Name
+	}
 	asOf, err := s.project(ctx, callerOf(ctx).TenantID, followercounts.Name, func(tx pgx.Tx) error {
-		all, err := followercounts.ReadCounts(ctx, tx, []int64{user})
-		c = all[user]
+		all, err := followercounts.ReadCounts(ctx, tx, names, []int64{object})
+		for _, c := range ends {
+			counts[c.list] = c.of(all[followercounts.Object{Kind: c.k.Name, ID: object}])
+		}
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &countsOutput{Body: Counts{Followers: c.Followers, Following: c.Following, AsOf: asOf}}, nil
+	if len(under) > 0 {
+		children, err := s.childCounts(ctx, under, object, counts)
+		if err != nil {
+			return nil, err
+		}
+		if len(ends) == 0 || children.Before(asOf.Time) {
+			asOf = children
+		}
+	}
+	counts["as_of"] = asOf
+	return &anyOutput{Body: counts}, nil
 }

@@ -2,7 +2,6 @@ package api
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"net/http"
 
@@ -11,6 +10,7 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/tokens"
 	"github.com/tidings/tidings/versioned"
@@ -44,30 +44,6 @@ type CommentVersions struct {
 	AsOf  event.Time       `json:"as_of" format:"date-time" doc:"Everything that was published up to then is in the history."`
 }
 
-// PastFollow is a follow as it was.
-type PastFollow struct {
-	FollowerID   event.ID   `json:"follower_id" example:"7"`
-	FolloweeID   event.ID   `json:"followee_id" example:"42"`
-	Status       string     `json:"status" enum:"ACTIVE,REMOVED" example:"ACTIVE"`
-	Version      int64      `json:"version" example:"3"`
-	CreatedAt    event.Time `json:"created_at" format:"date-time"`
-	PositionedAt event.Time `json:"positioned_at" format:"date-time" doc:"When the pair last became active."`
-	UpdatedAt    event.Time `json:"updated_at" format:"date-time"`
-}
-
-// FollowVersion is a version of a pair.
-type FollowVersion struct {
-	VersionInfo
-	Follow PastFollow `json:"follow"`
-}
-
-// FollowVersions is one page of a pair's versions.
-type FollowVersions struct {
-	Items []FollowVersion `json:"items" nullable:"false" doc:"The newest first."`
-	Next  string          `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
-	AsOf  event.Time      `json:"as_of" format:"date-time" doc:"Everything that was published up to then is in the history."`
-}
-
 // ThreadVersion is a version of a thread's settings.
 type ThreadVersion struct {
 	VersionInfo
@@ -85,11 +61,6 @@ type commentVersionsInput struct {
 	Page
 }
 
-type followVersionsInput struct {
-	PairPath
-	Page
-}
-
 type threadVersionsInput struct {
 	PostPath
 	Page
@@ -97,25 +68,16 @@ type threadVersionsInput struct {
 
 type commentVersionsOutput struct{ Body CommentVersions }
 
-type followVersionsOutput struct{ Body FollowVersions }
-
 type threadVersionsOutput struct{ Body ThreadVersions }
 
 func (s *server) versionRoutes() {
-	const late = " From the history, which is a record and takes no Tidings-Token: `as_of` says how current it is."
 	register(s, route{
 		method: http.MethodGet, path: "/v1/comments/{id}/versions", id: "list-comment-versions", tag: "Comments", role: tokens.RoleRead, status: http.StatusOK,
 		summary: "List the versions of a comment, newest first",
 		description: "Who did what, when. While the comment is gone (hidden, removed, deleted, erased) no version of it shows author, body and actor, " +
-			"but to tokens that have the role moderate too; of an erased one to nobody." + late,
+			"but to tokens that have the role moderate too; of an erased one to nobody." + fromTheHistory,
 		codes: []string{codeCursorInvalid, codeNotFound},
 	}, s.commentVersions)
-	register(s, route{
-		method: http.MethodGet, path: "/v1/follows/{follower_id}/{followee_id}/versions", id: "list-follow-versions", tag: "Follows", role: tokens.RoleRead,
-		status: http.StatusOK, summary: "List the versions of a follow, newest first",
-		description: "Who did what, when: each follow and each unfollow of the pair. A pair that never was has none." + late,
-		codes:       []string{codeCursorInvalid},
-	}, s.followVersions)
 	register(s, route{
 		method: http.MethodGet, path: "/v1/posts/{post_id}/thread/versions", id: "list-thread-versions", tag: "Moderation", role: tokens.RoleRead, status: http.StatusOK,
 		summary:     "List the versions of the settings of a post's thread, newest first",
@@ -155,16 +117,16 @@ func (s *server) commentVersions(ctx context.Context, in *commentVersionsInput) 
 	if err != nil {
 		return nil, err
 	}
-	var rows []versioned.Version[event.Comment]
+	var rows []versioned.Version[event.Child]
 	asOf, err := s.readHistory(ctx, c.TenantID, func(tx pgx.Tx) (err error) {
-		rows, err = history.Comments().Recent(ctx, tx, c.TenantID, versioned.Key{id}, before, in.Limit+1)
+		rows, err = history.Children(commentKind).Recent(ctx, tx, c.TenantID, versioned.Key{id}, before, in.Limit+1)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
 	// Whether it is gone the truth says, read after the history: what was hidden just now is not shown because the history is behind.
-	now, err := s.store.GetComment(ctx, c.TenantID, id)
+	now, err := s.store.GetChild(ctx, c.TenantID, commentKind, id)
 	if err != nil {
 		return nil, err
 	}
@@ -175,7 +137,7 @@ func (s *server) commentVersions(ctx context.Context, in *commentVersionsInput) 
 	}
 	items := make([]CommentVersion, len(rows))
 	for i, v := range rows {
-		item := CommentVersion{VersionInfo: infoOf(v, v.Object.Version), Comment: commentOf(v.Object)}
+		item := CommentVersion{VersionInfo: infoOf(v, v.Object.Version), Comment: commentOf(v.Object.Comment())}
 		if moderator {
 			item.Reason = v.Object.Reason
 		}
@@ -187,44 +149,8 @@ func (s *server) commentVersions(ctx context.Context, in *commentVersionsInput) 
 	return &commentVersionsOutput{Body: CommentVersions{Items: items, Next: next, AsOf: asOf}}, nil
 }
 
-func (s *server) followVersions(ctx context.Context, in *followVersionsInput) (*followVersionsOutput, error) {
-	tenant, follower, followee := callerOf(ctx).TenantID, in.FollowerID.int64(), in.FolloweeID.int64()
-	l := list{tenant: tenant, name: fmt.Sprint("versions of follow ", follower), of: followee}
-	before, err := s.before(l, in.Cursor)
-	if err != nil {
-		return nil, err
-	}
-	var rows []versioned.Version[event.Follow]
-	asOf, err := s.readHistory(ctx, tenant, func(tx pgx.Tx) (err error) {
-		rows, err = history.Follows().Recent(ctx, tx, tenant, versioned.Key{follower, followee}, before, in.Limit+1)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	rows, next, err := newPage(s, l, in.Limit, rows, position)
-	if err != nil {
-		return nil, err
-	}
-	items := make([]FollowVersion, len(rows))
-	for i, v := range rows {
-		items[i] = FollowVersion{infoOf(v, v.Object.Version), PastFollow(followOf(v.Object))}
-	}
-	return &followVersionsOutput{Body: FollowVersions{Items: items, Next: next, AsOf: asOf}}, nil
-}
-
 func (s *server) threadVersions(ctx context.Context, in *threadVersionsInput) (*threadVersionsOutput, error) {
-	tenant, post := callerOf(ctx).TenantID, in.PostID.int64()
-	l := list{tenant: tenant, name: "versions of thread", of: post}
-	before, err := s.before(l, in.Cursor)
-	if err != nil {
-		return nil, err
-	}
-	rows, err := s.store.ThreadVersions(ctx, tenant, post, before, in.Limit+1)
-	if err != nil {
-		return nil, err
-	}
-	rows, next, err := newPage(s, l, in.Limit, rows, position)
+	rows, next, err := s.settingsPage(ctx, commentKind, list{name: "versions of thread", of: in.PostID.int64()}, in.Page)
 	if err != nil {
 		return nil, err
 	}
@@ -233,4 +159,18 @@ func (s *server) threadVersions(ctx context.Context, in *threadVersionsInput) (*
 		items[i] = ThreadVersion{infoOf(v, v.Object.Version), threadSettingsOf(v.Object)}
 	}
 	return &threadVersionsOutput{Body: ThreadVersions{Items: items, Next: next}}, nil
+}
+
+// settingsPage reads a page of the versions of the settings of the object that the list is of.
+func (s *server) settingsPage(ctx context.Context, k kinds.Child, l list, p Page) ([]versioned.Version[event.Thread], string, error) {
+	l.tenant = callerOf(ctx).TenantID
+	before, err := s.before(l, p.Cursor)
+	if err != nil {
+		return nil, "", err
+	}
+	rows, err := s.store.ThreadVersions(ctx, l.tenant, k, l.of, before, p.Limit+1)
+	if err != nil {
+		return nil, "", err
+	}
+	return newPage(s, l, p.Limit, rows, position)
 }

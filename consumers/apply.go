@@ -48,6 +48,9 @@ func (r *reader) apply(ctx context.Context, stream broker.Stream, b *batch) erro
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.ApplyTimeout)
 	defer cancel()
 	c.at("after collect")
+	if err := c.meet(ctx, b); err != nil {
+		return err
+	}
 	start := time.Now()
 	out, err := r.transact(ctx, stream, b, false)
 	if err != nil && mayBePoison(err) {
@@ -94,9 +97,9 @@ func (r *reader) resize(took time.Duration, events int) {
 	r.limit.Store(int64(limit))
 }
 
-// checkKnown returns the fault of an event whose type or version this release does not know.
+// checkKnown returns the fault of an event whose type or version this release does not know. Those of kinds that are data are the projection's to know.
 func checkKnown(e *event.Event) error {
-	if _, exact := event.Known(e.AggregateType, e.Type, e.Version); !exact {
+	if known, exact := event.Known(e.AggregateType, e.Type, e.Version); known && !exact {
 		return event.Permanent(fmt.Errorf("event %s is a %s.%s.v%d: this release does not know it", e.ID, e.AggregateType, e.Type, e.Version))
 	}
 	return nil

@@ -22,6 +22,7 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections/followercounts"
 )
 
@@ -50,7 +51,7 @@ func BenchmarkCatchUp(b *testing.B) {
 				pool := testkit.Postgres(b).Pool(b, postgres.RoleSystem)
 				conf := config()
 				conf.BatchEvents = 4000
-				c, err := consumers.New(conf, consumers.Deps{Pool: pool, JetStream: js, Broker: cfg, Registry: prometheus.NewRegistry(), Log: testkit.Logger(b)}, followercounts.New())
+				c, err := consumers.New(conf, consumers.Deps{Pool: pool, JetStream: js, Broker: cfg, Registry: prometheus.NewRegistry(), Log: testkit.Logger(b)}, followercounts.New(kinds.Builtin))
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -118,7 +119,7 @@ func BenchmarkSteady(b *testing.B) {
 			if consume {
 				reg := prometheus.NewRegistry()
 				c, err := consumers.New(config(), consumers.Deps{Pool: r.system, JetStream: r.js, Broker: r.cfg, Registry: reg, Log: slog.New(slog.DiscardHandler)},
-					applied{followercounts.New(), func(events []event.Event) {
+					applied{followercounts.New(kinds.Builtin), func(events []event.Event) {
 						mu.Lock()
 						defer mu.Unlock()
 						for i := range events {

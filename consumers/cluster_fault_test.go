@@ -36,7 +36,8 @@ func newUnderFault(t *testing.T, n int, knows bool) *underFault {
 	if knows {
 		second.URL += "," + c.Nodes[0].URL + "," + c.Nodes[1].URL
 	}
-	f := &underFault{rig: newRigOn(t, testkit.Postgres(t), connect(t, c.Config()), c.Config(), n), c: c}
+	publisher := connect(t, c.Config(), nats.DontRandomize()) // to the first broker, which no test cuts off, while that lives
+	f := &underFault{rig: newRigOn(t, testkit.Postgres(t), publisher, c.Config(), n), c: c}
 	f.instances[0] = f.runWith(config(), connect(t, c.Nodes[0].Config()), f.system, logbook{})
 	f.instances[1] = f.runWith(config(), connect(t, second, opts...), f.system, logbook{})
 	ctx, cancel := context.WithCancel(t.Context())

@@ -18,6 +18,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/lease"
+	"github.com/tidings/tidings/kinds"
 )
 
 // Projection is what a consumer does with events. Its name is the consumer's in consumer_offsets and leases.
@@ -61,6 +62,7 @@ func (c Config) Validate() error {
 // Deps are what a consumer works with. The pool is the projections' and acts as the system role.
 type Deps struct {
 	Pool      *pgxpool.Pool
+	Kinds     *kinds.Catalog // the projection's, by which it wants events; nil for a projection of the built-in kinds
 	JetStream jetstream.JetStream
 	Broker    broker.Config
 	Registry  prometheus.Registerer

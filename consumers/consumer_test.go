@@ -194,9 +194,16 @@ func (r *rig) run(pool *pgxpool.Pool, p consumers.Projection) *instance {
 
 func (r *rig) runWith(cfg consumers.Config, js jetstream.JetStream, pool *pgxpool.Pool, p consumers.Projection) *instance {
 	r.t.Helper()
+	return r.start(cfg, consumers.Deps{Pool: pool, JetStream: js}, p)
+}
+
+// start starts an instance with deps, of which it knows the rest.
+func (r *rig) start(cfg consumers.Config, deps consumers.Deps, p consumers.Projection) *instance {
+	r.t.Helper()
 	in := &instance{reg: prometheus.NewRegistry()}
+	deps.Broker, deps.Registry, deps.Log = r.cfg, in.reg, testkit.Logger(r.t)
 	var err error
-	in.Consumer, err = consumers.New(cfg, consumers.Deps{Pool: pool, JetStream: js, Broker: r.cfg, Registry: in.reg, Log: testkit.Logger(r.t)}, p)
+	in.Consumer, err = consumers.New(cfg, deps, p)
 	if err != nil {
 		r.t.Fatal(err)
 	}

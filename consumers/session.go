@@ -248,6 +248,7 @@ func (s *session) identify(ctx context.Context, seq uint64) error {
 func (c *Consumer) classify(d *delivery) {
 	e := &d.event
 	known, _ := event.Known(e.AggregateType, e.Type, e.Version)
+	known = known || c.deps.Kinds != nil && c.deps.Kinds.Now().Has(e.AggregateType)
 	switch {
 	case c.projection.Wants(e.AggregateType):
 		if d.fault == nil {
@@ -258,6 +259,25 @@ func (c *Consumer) classify(d *delivery) {
 	default:
 		d.skip = skipUnknown
 	}
+}
+
+// meet reads the kinds again for a batch with events of types that nobody knew when they came, and decides anew what becomes of those. A kind is in
+// the projections' database before the first event of it is written, so what is unknown then is of no kind, or of none any more.
+func (c *Consumer) meet(ctx context.Context, b *batch) error {
+	unknown := func(d delivery) bool { return d.skip == skipUnknown }
+	if c.deps.Kinds == nil || !slices.ContainsFunc(b.deliveries, unknown) {
+		return nil
+	}
+	if _, err := c.deps.Kinds.Refresh(ctx); err != nil {
+		return fmt.Errorf("read the kinds for events of types that are unknown: %w", err)
+	}
+	for i := range b.deliveries {
+		if d := &b.deliveries[i]; unknown(*d) {
+			d.skip = ""
+			c.classify(d)
+		}
+	}
+	return nil
 }
 
 // collect makes batches of deliveries and hands them over until ctx ends or there are no more. Far behind, a batch is filled. Else it is handed

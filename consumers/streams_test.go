@@ -20,6 +20,7 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections/followercounts"
 )
 
@@ -136,7 +137,7 @@ func TestMessagesThatNoRelayWroteAreSkippedAndCounted(t *testing.T) {
 func TestTheSameEventTwiceIsHarmless(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	reg := prometheus.NewRegistry()
-	c, err := consumers.New(config(), consumers.Deps{Pool: r.system, JetStream: r.js, Broker: r.cfg, Registry: reg, Log: testkit.Logger(t)}, followercounts.New())
+	c, err := consumers.New(config(), consumers.Deps{Pool: r.system, JetStream: r.js, Broker: r.cfg, Registry: reg, Log: testkit.Logger(t)}, followercounts.New(kinds.Builtin))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +158,7 @@ func TestTheSameEventTwiceIsHarmless(t *testing.T) {
 		return err == nil && all[0].Messages == 0, err
 	})
 	var followers int
-	if err := r.owner.QueryRow(t.Context(), `SELECT followers FROM follower_counts WHERE user_id = 3`).Scan(&followers); err != nil || followers != 2 {
+	if err := r.owner.QueryRow(t.Context(), `SELECT incoming FROM edge_counts WHERE object_id = 3`).Scan(&followers); err != nil || followers != 2 {
 		t.Errorf("%d followers, %v", followers, err)
 	}
 	if err := c.Ready(t.Context()); err != nil {

@@ -38,8 +38,8 @@ func TestTheUpstreamPageWorks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	login := "likes_" + strings.ToLower(rand.Text()[:12]) // logins belong to the server, not to the test's database
-	page := strings.ReplaceAll(string(content), "likes_service", login)
+	login := "bookmarks_" + strings.ToLower(rand.Text()[:12]) // logins belong to the server, not to the test's database
+	page := strings.ReplaceAll(string(content), "bookmarks_service", login)
 	db := testkit.Postgres(t)
 	owner := db.Pool(t, postgres.RoleOwner)
 	inSQL, inGo, inPython := blocks(page, "sql"), blocks(page, "go"), regexp.MustCompile(`execute\("([^"]+)"`).FindAllStringSubmatch(page, -1)
@@ -116,21 +116,65 @@ func TestTheUpstreamPageWorks(t *testing.T) {
 	slices.Sort(got)
 	want := []string{
 		"all_comments SELECT",
+		"all_messages SELECT",
+		"all_reviews SELECT",
 		"archived_threads SELECT",
+		"bookmarks INSERT",
+		"bookmarks SELECT",
+		"bookmarks UPDATE",
+		"children_archive_comment SELECT",
+		"children_archive_message SELECT",
+		"children_archive_review SELECT",
+		"children_comment INSERT",
+		"children_comment SELECT",
+		"children_comment UPDATE attributes author_state body updated_at version",
+		"children_message INSERT",
+		"children_message SELECT",
+		"children_message UPDATE attributes author_state body updated_at version",
+		"children_review INSERT",
+		"children_review SELECT",
+		"children_review UPDATE attributes author_state body updated_at version",
 		"comments INSERT",
 		"comments SELECT",
-		"comments UPDATE author_state body updated_at version",
-		"comments_archive SELECT",
+		"comments UPDATE attributes author_state body updated_at version",
+		"edges INSERT",
+		"edges SELECT",
+		"edges UPDATE attributes positioned_at status updated_at version",
+		"edges_follow INSERT",
+		"edges_follow SELECT",
+		"edges_follow UPDATE attributes positioned_at status updated_at version",
+		"edges_like INSERT",
+		"edges_like SELECT",
+		"edges_like UPDATE attributes positioned_at status updated_at version",
+		"edges_membership INSERT",
+		"edges_membership SELECT",
+		"edges_membership UPDATE attributes positioned_at status updated_at version",
+		"edges_share INSERT",
+		"edges_share SELECT",
+		"edges_share UPDATE attributes positioned_at status updated_at version",
 		"follows INSERT",
 		"follows SELECT",
-		"follows UPDATE positioned_at status updated_at version",
+		"follows UPDATE attributes positioned_at status updated_at version",
+		"function child_event_fits(bigint,text,bigint,jsonb)",
 		"likes INSERT",
 		"likes SELECT",
-		"likes UPDATE",
+		"likes UPDATE attributes positioned_at status updated_at version",
+		"memberships INSERT",
+		"memberships SELECT",
+		"memberships UPDATE attributes positioned_at status updated_at version",
+		"messages INSERT",
+		"messages SELECT",
+		"messages UPDATE attributes author_state body updated_at version",
 		"outbox_messages INSERT aggregate_id aggregate_type available_at event_type event_version occurred_at payload tenant_id trace_id",
 		"outbox_messages SELECT delayed event_id id slot",
+		"reviews INSERT",
+		"reviews SELECT",
+		"reviews UPDATE attributes author_state body updated_at version",
 		"role tidings_writer",
 		"sequence outbox_messages_id_seq USAGE",
+		"shares INSERT",
+		"shares SELECT",
+		"shares UPDATE attributes positioned_at status updated_at version",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("what the login may do (-want +got):\n%s", diff)

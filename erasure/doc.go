@@ -1,14 +1,14 @@
 // Package erasure takes what an author wrote out of everything that holds it, and proves that it is gone.
 //
-//	comments ──▶ comment.erased ──▶ outbox, DLQ, archive: payloads without content
+//	children ──▶ KIND.erased ──▶ outbox, DLQ, archive: payloads without content
 //	   ▲                                     │ all published, every consumer past them
 //	   │                                     ▼
 //	   │              dead letters, histories, thread caches; the author's earlier messages leave the stream, overwritten
 //	   │                                     ▼
 //	   └── something found ──────── a scan of everything ──── nothing found ──▶ finished
 //
-// The order is what makes it safe. The truth goes first: no write of an erased comment succeeds any more, so every event that has content
-// comes before its comment.erased. That event is published behind all of them in the partition, so that whoever still holds one of them in
+// The order is what makes it safe. The truth goes first: no write of an erased child succeeds any more, so every event that has content
+// comes before its KIND.erased. That event is published behind all of them in the partition, so that whoever still holds one of them in
 // memory (a relay that is frozen, with its claim) names a tail that has moved, and is refused. Consumers that have passed it apply nothing
 // earlier. Only then does the erasure delete what is older, after it has recorded the sequences (broker.Erase): a stream's last sequence
 // stays what it was, so the relay and the consumers continue.

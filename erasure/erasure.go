@@ -17,6 +17,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/store"
@@ -24,7 +25,7 @@ import (
 
 // The stores that hold what an author wrote, as reports name them.
 const (
-	Comments    = "comments"
+	Children    = "children"
 	Keys        = "idempotency keys"
 	Outbox      = "outbox"
 	DLQ         = "outbox DLQ"
@@ -36,7 +37,7 @@ const (
 
 // Stores are all of them, in the order of reports; a projection is one under its own name.
 func Stores(fleet []projections.Projection) []string {
-	all := []string{Comments, Keys, Outbox, DLQ, Archive, DeadLetters}
+	all := []string{Children, Keys, Outbox, DLQ, Archive, DeadLetters}
 	for _, p := range fleet {
 		all = append(all, p.Name())
 	}
@@ -46,6 +47,7 @@ func Stores(fleet []projections.Projection) []string {
 // Deps are what an erasure works with.
 type Deps struct {
 	Truth, Projections *pgxpool.Pool // act as the system role
+	Kinds              *kinds.Set    // in force in the truth: the author's children of every kind are erased
 	Fleet              []projections.Projection
 	JetStream          jetstream.JetStream
 	Broker             broker.Config
@@ -56,8 +58,8 @@ type Deps struct {
 	// Excluded returns an error when projections may be replayed meanwhile: the copies that a replay builds from are seen by nobody.
 	Excluded func(ctx context.Context) error
 	// Cold redacts the archive months that stand in files, and returns how many of their rows it redacted, or with look how many it would.
-	// concerns returns the payload that a row of this tenant is to have, if it is to have another. May be nil.
-	Cold func(ctx context.Context, tenant int64, look bool, concerns func(eventType string, payload []byte) ([]byte, bool, error)) (int, error)
+	// concerns returns the payload that a row of this tenant and aggregate type is to have, if it is to have another. May be nil.
+	Cold func(ctx context.Context, tenant int64, look bool, concerns func(kind, eventType string, payload []byte) ([]byte, bool, error)) (int, error)
 }
 
 // Options say whom to erase.
@@ -91,7 +93,7 @@ var ErrUnfinished = errors.New("erasure: not finished")
 
 const (
 	slice     = 500 // rows or messages of one transaction
-	maxPasses = 5   // over the tenant's comments for those that the author writes meanwhile
+	maxPasses = 5   // over the tenant's children of a kind for those that the author writes meanwhile
 	maxRounds = 10  // from the truth to the scan
 	pollFor   = 200 * time.Millisecond
 )
@@ -102,12 +104,28 @@ type eraser struct {
 	o        Options
 	store    *store.Store
 	report   *Report
-	comments map[string]int64 // the erased comments of the author, with their posts
-	posts    map[int64]bool   // theirs, and those that others' events of them are of
+	kinds    []*erasing
 	deadline time.Time
 }
 
-// Run erases an author's comments from everything that holds them. The caller holds the jobs' lease. An error leaves what was done, and the
+// erasing is what a run knows of one kind of children.
+type erasing struct {
+	kinds.Child
+	children map[string]int64 // the erased ones of the author, with their objects
+	objects  map[int64]bool   // theirs, and those that others' events of them are of
+}
+
+// found are the kinds of which the author has children.
+func (e *eraser) found() (some []*erasing) {
+	for _, k := range e.kinds {
+		if len(k.children) > 0 {
+			some = append(some, k)
+		}
+	}
+	return some
+}
+
+// Run erases an author's children of every kind from everything that holds them. The caller holds the jobs' lease. An error leaves what was done, and the
 // next Run goes on; ErrUnfinished says that it only had to wait too long. What the author writes after the erasure has begun may or may not
 // be erased with the rest; what they write after it has finished stays.
 func Run(ctx context.Context, deps Deps, o Options) (Report, error) {
@@ -118,10 +136,16 @@ func Run(ctx context.Context, deps Deps, o Options) (Report, error) {
 	if len(deps.Fleet) == 0 {
 		return report, errors.New("erasure: no projections are named, whose content would stay")
 	}
+	if deps.Kinds == nil {
+		return report, errors.New("erasure: no kinds are named, whose children would stay")
+	}
 	if o.TenantID <= 0 || o.AuthorID <= 0 || !store.ValidActor(o.Actor) || !store.ValidReason(o.Reason) {
 		return report, fmt.Errorf("erase author %d of tenant %d, by %.80q: %w", o.AuthorID, o.TenantID, o.Actor, store.ErrInvalid)
 	}
-	e := &eraser{Deps: deps, o: o, store: store.New(deps.Truth, deps.Wake), report: &report, comments: make(map[string]int64), posts: make(map[int64]bool), deadline: time.Now().Add(o.Wait)}
+	e := &eraser{Deps: deps, o: o, store: store.New(deps.Truth, deps.Wake), report: &report, deadline: time.Now().Add(o.Wait)}
+	for _, k := range deps.Kinds.AllChildren() {
+		e.kinds = append(e.kinds, &erasing{k, make(map[string]int64), make(map[int64]bool)})
+	}
 	var err error
 	if o.DryRun {
 		err = e.dryRun(ctx)
@@ -196,7 +220,7 @@ func (e *eraser) round(ctx context.Context) error {
 		what string
 		do   func(context.Context) error
 	}{
-		{"erasing comments", e.eraseComments},
+		{"erasing children", e.eraseChildren},
 		{"blanking idempotency keys", e.blankKeys},
 		{"redacting the outbox", e.redactMessages},
 		{"waiting for the relay", e.awaitPublished},
@@ -218,36 +242,38 @@ func (e *eraser) round(ctx context.Context) error {
 	return nil
 }
 
-// eraseComments erases what it finds until a pass finds nothing, and remembers all that is erased.
-func (e *eraser) eraseComments(ctx context.Context) error {
-	for range maxPasses {
-		found := 0
-		err := e.store.AuthorComments(ctx, e.o.TenantID, e.o.AuthorID, func(all []store.AuthorComment) error {
-			var ids []string
-			for _, c := range all {
-				e.comments[c.CommentID], e.posts[c.PostID] = c.PostID, true // it is erased before anything else looks
-				if !c.Erased {
-					ids = append(ids, c.CommentID)
+// eraseChildren erases what it finds of each kind until a pass finds nothing, and remembers all that is erased.
+func (e *eraser) eraseChildren(ctx context.Context) error {
+	for _, k := range e.kinds {
+		for pass, found := 0, 1; found > 0 && pass < maxPasses; pass++ {
+			found = 0
+			err := e.store.AuthorChildren(ctx, e.o.TenantID, k.Child, e.o.AuthorID, func(all []store.AuthorChild) error {
+				var ids []string
+				for _, c := range all {
+					k.children[c.ID], k.objects[c.Object] = c.Object, true // it is erased before anything else looks
+					if !c.Erased {
+						ids = append(ids, c.ID)
+					}
 				}
+				found += len(ids)
+				return e.erase(ctx, k, ids, false)
+			})
+			if err != nil {
+				return err
 			}
-			found += len(ids)
-			return e.erase(ctx, ids, false)
-		})
-		if err != nil || found == 0 {
-			return err
 		}
 	}
 	return nil
 }
 
-func (e *eraser) erase(ctx context.Context, ids []string, again bool) error {
+func (e *eraser) erase(ctx context.Context, k *erasing, ids []string, again bool) error {
 	for some := range slices.Chunk(ids, store.MaxErase) {
-		n, err := e.store.Erase(ctx, e.o.TenantID, some, again, store.Meta{Actor: e.o.Actor}, e.Fence)
+		n, err := e.store.EraseChildren(ctx, e.o.TenantID, k.Child, some, again, store.Meta{Actor: e.o.Actor}, e.Fence)
 		if err != nil {
 			return err
 		}
-		e.count(Comments, n)
-		if err := e.at("a slice of comments"); err != nil {
+		e.count(Children, n)
+		if err := e.at("a slice of children"); err != nil {
 			return err
 		}
 	}
@@ -255,49 +281,55 @@ func (e *eraser) erase(ctx context.Context, ids []string, again bool) error {
 }
 
 func (e *eraser) blankKeys(ctx context.Context) error {
-	return e.store.AuthorKeys(ctx, e.o.TenantID, e.o.AuthorID, func(byKey map[string]string) error {
-		var keys []string
-		for key, id := range byKey {
-			if _, of := e.comments[id]; of {
-				keys = append(keys, key)
+	for _, k := range e.found() {
+		err := e.store.AuthorKeys(ctx, e.o.TenantID, k.Child, e.o.AuthorID, func(byKey map[string]string) error {
+			var keys []string
+			for key, id := range byKey {
+				if _, of := k.children[id]; of {
+					keys = append(keys, key)
+				}
 			}
+			slices.Sort(keys)
+			if len(keys) == 0 {
+				return nil
+			}
+			n, err := e.store.BlankKeys(ctx, e.o.TenantID, k.Child, e.o.AuthorID, keys, e.Fence)
+			e.count(Keys, int(n))
+			return err
+		})
+		if err != nil {
+			return err
 		}
-		slices.Sort(keys)
-		if len(keys) == 0 {
-			return nil
-		}
-		n, err := e.store.BlankKeys(ctx, e.o.TenantID, e.o.AuthorID, keys, e.Fence)
-		e.count(Keys, int(n))
-		return err
-	})
+	}
+	return nil
 }
 
-func (e *eraser) selection() outbox.Selection {
-	return outbox.Selection{TenantID: e.o.TenantID, AggregateType: event.AggregateComment, AggregateIDs: slices.Sorted(maps.Keys(e.posts))}
+func (e *eraser) selection(k *erasing) outbox.Selection {
+	return outbox.Selection{TenantID: e.o.TenantID, AggregateType: k.Name, AggregateIDs: slices.Sorted(maps.Keys(k.objects))}
 }
 
-// of returns the post of the erased comment that a payload names, in whatever form. Who wrote it the comment says, not the payload.
-func (e *eraser) of(payload []byte) (comment string, post int64, is bool) {
-	comment = event.NamedComment(payload)
-	post, is = e.comments[comment]
-	return comment, post, is
+// of returns the object of the erased child that a payload names, in whatever form. Who wrote it the child says, not the payload.
+func (k *erasing) of(payload []byte) (child string, object int64, is bool) {
+	child = k.Names().Named(payload)
+	object, is = k.children[child]
+	return child, object, is
 }
 
-// redact returns the payload that a message is to have, if it has content of an erased comment.
-func (e *eraser) redact(eventType string, payload []byte) ([]byte, bool, error) {
-	if _, _, is := e.of(payload); !is || event.Redacted(eventType, payload) {
+// redact returns the payload that a message is to have, if it has content of an erased child.
+func (k *erasing) redact(eventType string, payload []byte) ([]byte, bool, error) {
+	if _, _, is := k.of(payload); !is || k.Names().Redacted(eventType, payload) {
 		return nil, false, nil
 	}
-	redacted, err := event.RedactComment(payload)
+	redacted, err := k.Names().Redact(payload)
 	return redacted, err == nil, err
 }
 
-// redactSwept is redact for a message of a table. It remembers which post the message is of: the archive is asked for it.
-func (e *eraser) redactSwept(m outbox.Swept) ([]byte, bool, error) {
-	if _, _, is := e.of(m.Payload); is {
-		e.posts[m.AggregateID] = true
+// redactSwept is redact for a message of a table. It remembers which object the message is of: the archive is asked for it.
+func (k *erasing) redactSwept(m outbox.Swept) ([]byte, bool, error) {
+	if _, _, is := k.of(m.Payload); is {
+		k.objects[m.AggregateID] = true
 	}
-	return e.redact(m.EventType, m.Payload)
+	return k.redact(m.EventType, m.Payload)
 }
 
 // tables are those that hold payloads, in the order in which messages go from one to the next.
@@ -305,35 +337,40 @@ var tables = []struct{ table, store string }{{outbox.TableDLQ, DLQ}, {outbox.Tab
 
 func (e *eraser) redactMessages(ctx context.Context) error {
 	for _, t := range tables {
-		var batch []outbox.Redacted
-		err := outbox.Sweep(ctx, e.Truth, t.table, e.selection(), func(m outbox.Swept) error {
-			payload, is, err := e.redactSwept(m)
-			if is {
-				batch = append(batch, outbox.Redacted{ID: m.ID, EventID: m.EventID, Payload: string(payload)})
+		for _, k := range e.found() {
+			if err := e.redactTable(ctx, t.table, t.store, k); err != nil {
+				return err
 			}
-			return err
-		}, func() error {
-			for some := range slices.Chunk(batch, slice) {
-				var n int64
-				if err := e.tx(ctx, func(tx pgx.Tx) (err error) {
-					n, err = outbox.Redact(ctx, tx, t.table, some)
-					return err
-				}); err != nil {
-					return err
-				}
-				e.count(t.store, int(n))
-				if err := e.at("a slice of the " + t.store); err != nil {
-					return err
-				}
-			}
-			batch = batch[:0]
-			return nil
-		})
-		if err != nil {
-			return err
 		}
 	}
 	return nil
+}
+
+func (e *eraser) redactTable(ctx context.Context, table, store string, k *erasing) error {
+	var batch []outbox.Redacted
+	return outbox.Sweep(ctx, e.Truth, table, e.selection(k), func(m outbox.Swept) error {
+		payload, is, err := k.redactSwept(m)
+		if is {
+			batch = append(batch, outbox.Redacted{ID: m.ID, EventID: m.EventID, Payload: string(payload)})
+		}
+		return err
+	}, func() error {
+		for some := range slices.Chunk(batch, slice) {
+			var n int64
+			if err := e.tx(ctx, func(tx pgx.Tx) (err error) {
+				n, err = outbox.Redact(ctx, tx, table, some)
+				return err
+			}); err != nil {
+				return err
+			}
+			e.count(store, int(n))
+			if err := e.at("a slice of the " + store); err != nil {
+				return err
+			}
+		}
+		batch = batch[:0]
+		return nil
+	})
 }
 
 // await asks until what is nothing, or the time is over. It rests several times as long as an answer takes.
@@ -360,23 +397,25 @@ func (e *eraser) await(ctx context.Context, ask func() ([]string, error)) error 
 	}
 }
 
-// awaitPublished waits until the relay has published everything of the erased comments, which ends with what says that they are erased.
+// awaitPublished waits until the relay has published everything of the erased children, which ends with what says that they are erased.
 func (e *eraser) awaitPublished(ctx context.Context) error {
 	return e.await(ctx, func() (waiting []string, err error) {
 		n := 0
-		if err := outbox.PendingOf(ctx, e.Truth, e.selection(), func(payload []byte) {
-			if _, _, is := e.of(payload); is {
-				n++
+		for _, k := range e.found() {
+			if err := outbox.PendingOf(ctx, e.Truth, e.selection(k), func(payload []byte) {
+				if _, _, is := k.of(payload); is {
+					n++
+				}
+			}); err != nil {
+				return nil, err
 			}
-		}); err != nil {
-			return nil, err
 		}
 		if n > 0 {
-			waiting = append(waiting, fmt.Sprintf("the relay: %d messages of the author's comments are not published", n))
+			waiting = append(waiting, fmt.Sprintf("the relay: %d messages of what the author wrote are not published", n))
 		}
 		dead, err := e.deadErasures(ctx, e.Truth)
 		if dead > 0 {
-			waiting = append(waiting, fmt.Sprintf("you: %d comment.erased messages are in the outbox DLQ; retry them (tidings dlq outbox retry)", dead))
+			waiting = append(waiting, fmt.Sprintf("you: %d messages of erasures are in the outbox DLQ; retry them (tidings dlq outbox retry)", dead))
 		}
 		return waiting, err
 	})
@@ -384,28 +423,46 @@ func (e *eraser) awaitPublished(ctx context.Context) error {
 
 // deadErasures counts the events of the erasure that the relay has given up.
 func (e *eraser) deadErasures(ctx context.Context, q outbox.Querier) (n int, err error) {
-	return n, outbox.Sweep(ctx, q, outbox.TableDLQ, e.selection(), func(m outbox.Swept) error {
-		if _, _, is := e.of(m.Payload); is && m.EventType == event.Erased {
-			n++
+	for _, k := range e.found() {
+		if err := outbox.Sweep(ctx, q, outbox.TableDLQ, e.selection(k), func(m outbox.Swept) error {
+			if _, _, is := k.of(m.Payload); is && m.EventType == event.Erased {
+				n++
+			}
+			return nil
+		}, func() error { return nil }); err != nil {
+			return n, err
 		}
-		return nil
-	}, func() error { return nil })
+	}
+	return n, nil
+}
+
+// known counts the objects that messages are looked for at.
+func (e *eraser) known() (n int) {
+	for _, k := range e.kinds {
+		n += len(k.objects)
+	}
+	return n
 }
 
 // pastStream waits for the consumers, redacts what they keep, and takes off the stream what stands before the erasures.
 func (e *eraser) pastStream(ctx context.Context) error {
-	known := len(e.posts)
+	known := e.known()
 	found, err := e.scan(ctx)
 	if err != nil {
 		return err
 	}
-	if len(e.posts) > known { // the stream alone names them: their rows go before its messages do
+	if e.known() > known { // the stream alone names them: their rows go before its messages do
 		if err := e.redactMessages(ctx); err != nil {
 			return err
 		}
 	}
-	if len(found.late) > 0 { // only a message behind them makes them earlier ones: the next round finds them so
-		return e.erase(ctx, found.late, true)
+	if found.late > 0 { // only a message behind them makes them earlier ones: the next round finds them so
+		for _, k := range e.found() {
+			if err := e.erase(ctx, k, found.lateOf[k], true); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	if err := e.at("read the stream"); err != nil {
 		return err
@@ -446,25 +503,30 @@ func (e *eraser) notPast(ctx context.Context, found onStream) (waiting []string,
 
 // redactProjections redacts what consumers keep, or with look counts it: the dead letters first, for a retry of one writes the others.
 func (e *eraser) redactProjections(ctx context.Context, look bool, counts map[string]int) error {
-	n, err := consumers.RedactDeadLetters(ctx, e.Projections, e.o.TenantID, event.AggregateComment, look,
-		func(payload []byte, headers map[string][]string) ([]byte, map[string][]string, bool, error) {
-			eventType := ""
-			if v := headers[event.HeaderType]; len(v) > 0 && strings.HasPrefix(v[0], "tidings."+event.AggregateComment+"."+event.Erased+".") {
-				eventType = event.Erased
-			}
-			payload, is, err := e.redact(eventType, payload)
-			return payload, event.RedactHeaders(headers), is, err
-		})
 	add := func(store string, n int) {
 		if n > 0 {
 			counts[store] += n
 		}
 	}
-	add(DeadLetters, n)
-	if err != nil {
-		return err
+	var all []string
+	for _, k := range e.found() {
+		n, err := consumers.RedactDeadLetters(ctx, e.Projections, e.o.TenantID, k.Name, look,
+			func(payload []byte, headers map[string][]string) ([]byte, map[string][]string, bool, error) {
+				eventType := ""
+				if v := headers[event.HeaderType]; len(v) > 0 && strings.HasPrefix(v[0], "tidings."+k.Name+"."+event.Erased+".") {
+					eventType = event.Erased
+				}
+				payload, is, err := k.redact(eventType, payload)
+				return payload, event.RedactHeaders(headers), is, err
+			})
+		add(DeadLetters, n)
+		if err != nil {
+			return err
+		}
+		all = slices.AppendSeq(all, maps.Keys(k.children))
 	}
-	for ids := range slices.Chunk(slices.Sorted(maps.Keys(e.comments)), slice) {
+	slices.Sort(all)
+	for ids := range slices.Chunk(all, slice) {
 		for _, p := range e.Fleet {
 			var n int64
 			if err := postgres.InTx(ctx, e.Projections, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {
@@ -483,7 +545,17 @@ func (e *eraser) redactCold(ctx context.Context) error {
 	if e.Cold == nil {
 		return nil
 	}
-	n, err := e.Cold(ctx, e.o.TenantID, false, e.redact)
+	n, err := e.Cold(ctx, e.o.TenantID, false, e.concerns)
 	e.count(Cold, n)
 	return err
+}
+
+// concerns is redact for a row of the archive.
+func (e *eraser) concerns(kind, eventType string, payload []byte) ([]byte, bool, error) {
+	for _, k := range e.found() {
+		if k.Name == kind {
+			return k.redact(eventType, payload)
+		}
+	}
+	return nil, false, nil
 }

@@ -30,6 +30,7 @@ import (
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/history"
@@ -47,6 +48,8 @@ func TestStatements(t *testing.T) {
 		t.Run(name, func(t *testing.T) { testkit.Prepare(t, pool, sql) })
 	}
 }
+
+var commentKind = kinds.Builtin().Children["comment"]
 
 const (
 	tenant = 1
@@ -126,7 +129,7 @@ func (w *world) relay() (stop func()) {
 }
 
 func both() []projections.Projection {
-	return []projections.Projection{threadcache.New(), history.New()}
+	return []projections.Projection{threadcache.New(kinds.Builtin), history.New(kinds.Builtin)}
 }
 
 // consume runs the consumers that want comments on some projections' database.
@@ -161,18 +164,32 @@ func (w *world) settle(pool *pgxpool.Pool) {
 	})
 }
 
-func (w *world) comment(tenant, author, post int64, parent, key, body string) event.Comment {
+// child writes a child of another kind.
+func (w *world) child(kind string, object int64, body, attributes string) event.Child {
 	w.t.Helper()
-	out, err := w.store.Create(w.t.Context(), tenant, []store.NewComment{{Meta: store.Meta{Actor: "ann"}, PostID: post, AuthorID: author, ParentID: parent, Key: key, Body: body}})
+	c := store.NewChild{Meta: store.Meta{Actor: "ann"}, Object: object, AuthorID: author, Key: "key", Body: body}
+	if attributes != "" {
+		c.Attributes = []byte(attributes)
+	}
+	out, err := w.store.CreateChildren(w.t.Context(), tenant, kinds.Builtin().Children[kind], []store.NewChild{c})
 	if err != nil || out[0].Err != nil {
 		w.t.Fatal(err, out)
 	}
-	return out[0].Comment
+	return out[0].Child
 }
 
-func (w *world) edit(c event.Comment, body string) {
+func (w *world) comment(tenant, author, post int64, parent, key, body string) event.Child {
 	w.t.Helper()
-	out, err := w.store.Edit(w.t.Context(), tenant, []store.CommentEdit{{Meta: store.Meta{Actor: "ann"}, CommentID: c.CommentID, Body: body}})
+	out, err := w.store.CreateChildren(w.t.Context(), tenant, commentKind, []store.NewChild{{Meta: store.Meta{Actor: "ann"}, Object: post, AuthorID: author, ReplyTo: parent, Key: key, Body: body}})
+	if err != nil || out[0].Err != nil {
+		w.t.Fatal(err, out)
+	}
+	return out[0].Child
+}
+
+func (w *world) edit(c event.Child, body string) {
+	w.t.Helper()
+	out, err := w.store.EditChildren(w.t.Context(), tenant, commentKind, []store.ChildEdit{{Meta: store.Meta{Actor: "ann"}, ID: c.ID, Body: new(body)}})
 	if err != nil || out[0].Err != nil {
 		w.t.Fatal(err, out)
 	}
@@ -282,10 +299,10 @@ func (w *world) newest() string {
 }
 
 // redactCold is what the command has for Deps.Cold.
-func (w *world) redactCold(ctx context.Context, tenant int64, look bool, concerns func(string, []byte) ([]byte, bool, error)) (int, error) {
+func (w *world) redactCold(ctx context.Context, tenant int64, look bool, concerns func(string, string, []byte) ([]byte, bool, error)) (int, error) {
 	var failed error
 	redact := func(row *coldstore.Row) bool {
-		payload, is, err := concerns(row.EventType, row.Payload)
+		payload, is, err := concerns(row.AggregateType, row.EventType, row.Payload)
 		if failed = errors.Join(failed, err); is {
 			row.Payload, row.StreamSeq = payload, nil
 		}
@@ -300,7 +317,7 @@ func (w *world) redactCold(ctx context.Context, tenant int64, look bool, concern
 }
 
 func (w *world) deps() Deps {
-	return Deps{Truth: w.truth, Projections: w.projections, Fleet: both(), JetStream: w.js, Broker: w.nats.Config(), Cold: w.redactCold, Fence: noFence}
+	return Deps{Truth: w.truth, Projections: w.projections, Kinds: kinds.Builtin(), Fleet: both(), JetStream: w.js, Broker: w.nats.Config(), Cold: w.redactCold, Fence: noFence}
 }
 
 func (w *world) erase(o Options) (Report, error) {
@@ -320,22 +337,24 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	// The first messages of the stream are the author's.
 	root := w.comment(tenant, author, 10, "", "key", secret("first"))
 	w.edit(root, secret("second"))
-	other := w.comment(tenant, 8, 10, root.CommentID, "", "another author's reply")
-	deleted := w.comment(tenant, author, 10, other.CommentID, "", secret("deleted"))
-	if out, err := w.store.Delete(ctx, tenant, []store.CommentDelete{{Meta: store.Meta{Actor: "ann"}, CommentID: deleted.CommentID}}); err != nil || out[0].Err != nil {
+	other := w.comment(tenant, 8, 10, root.ID, "", "another author's reply")
+	deleted := w.comment(tenant, author, 10, other.ID, "", secret("deleted"))
+	if out, err := w.store.DeleteChildren(ctx, tenant, commentKind, []store.ChildDelete{{Meta: store.Meta{Actor: "ann"}, ID: deleted.ID}}); err != nil || out[0].Err != nil {
 		t.Fatal(err, out)
 	}
 	hidden := w.comment(tenant, author, 11, "", "", secret("hidden"))
-	if out, err := w.store.Moderate(ctx, tenant, []store.CommentModeration{{Meta: store.Meta{Actor: "mod"}, CommentID: hidden.CommentID, State: event.ModerationHidden,
+	if out, err := w.store.ModerateChildren(ctx, tenant, commentKind, []store.ChildModeration{{Meta: store.Meta{Actor: "mod"}, ID: hidden.ID, State: event.ModerationHidden,
 		Reason: secret("it says")}}); err != nil || out[0].Err != nil {
 		t.Fatal(err, out)
 	}
+	w.child("review", 10, secret("review"), `{"rating":4}`)
+	w.child("message", 10, secret("message"), "")
 	elsewhere := w.comment(2, author, 10, "", "", "the same number in another tenant")
 	w.settle(w.projections)
 	// A poison event of a post, behind which everything of the post is parked.
 	parked := w.comment(tenant, author, 50, "", "", secret("parked"))
 	w.exec(w.truth, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload)
-		VALUES (1, 'comment', 50, 'edited', 9, jsonb_build_object('comment_id', $1::text, 'post_id', '50', 'author_id', '7', 'text', $2::text, 'version', 1))`, parked.CommentID, secret("poison"))
+		VALUES (1, 'comment', 50, 'edited', 9, jsonb_build_object('comment_id', $1::text, 'post_id', '50', 'author_id', '7', 'text', $2::text, 'version', 1))`, parked.ID, secret("poison"))
 	w.edit(parked, secret("parked too"))
 	w.settle(w.projections)
 	// Rows that were archived, and some whose range was dropped and that a hold keeps.
@@ -355,14 +374,14 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	w.comment(tenant, author, 13, "", "", secret("pending"))
 	alone := w.comment(tenant, 8, 13, "", "", "another author's, pending")
 	// A thread that was archived.
-	w.exec(w.truth, `WITH gone AS (DELETE FROM comments WHERE post_id = 11 RETURNING *) INSERT INTO comments_archive SELECT * FROM gone`)
-	w.exec(w.truth, `INSERT INTO archived_threads (tenant_id, post_id, archive_id, state, comments) VALUES (1, 11, 1, 'ARCHIVED', 1)`)
+	w.exec(w.truth, `WITH gone AS (DELETE FROM children_comment WHERE object_id = 11 RETURNING *) INSERT INTO children_archive_comment SELECT * FROM gone`)
+	w.exec(w.truth, `INSERT INTO archived_threads (tenant_id, kind, object_id, archive_id, state, children) VALUES (1, 'comment', 11, 1, 'ARCHIVED', 1)`)
 
 	// All of these have it, so that each is a store that the erasure has to go to.
-	if diff := cmp.Diff([]string{"comments", "comments_archive", "outbox_messages_1", "outbox_messages_archived", "outbox_messages_dlq", "outbox_messages_kept"}, holding(t, w.truthDB, w.secret)); diff != "" {
+	if diff := cmp.Diff([]string{"children_archive_comment", "children_comment", "children_message", "children_review", "outbox_messages_1", "outbox_messages_archived", "outbox_messages_dlq", "outbox_messages_kept"}, holding(t, w.truthDB, w.secret)); diff != "" {
 		t.Fatalf("before, in the truth (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"comment_history", "consumer_dead_letters", "thread_comments"}, holding(t, w.projDB, w.secret)); diff != "" {
+	if diff := cmp.Diff([]string{"child_lists", "comment_history", "consumer_dead_letters", "message_history", "review_history"}, holding(t, w.projDB, w.secret)); diff != "" {
 		t.Fatalf("before, in the projections (-want +got):\n%s", diff)
 	}
 	if w.nats.Dir() != "" && len(w.filesHolding(w.secret)) == 0 {
@@ -372,7 +391,7 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(map[string]int{Comments: 6, Keys: 1, Outbox: 6, DLQ: 1, Archive: 4, DeadLetters: 4, history.Name: 6, threadcache.Name: 2, Stream: 9, Cold: 3}, dry.Counts); diff != "" {
+	if diff := cmp.Diff(map[string]int{Children: 8, Keys: 3, Outbox: 8, DLQ: 1, Archive: 4, DeadLetters: 4, history.Name: 8, threadcache.Name: 4, Stream: 11, Cold: 3}, dry.Counts); diff != "" {
 		t.Errorf("a dry run (-want +got):\n%s", diff)
 	}
 
@@ -418,19 +437,19 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	w.gone("after the erasure")
 
 	// Other texts are where they were.
-	for _, c := range []event.Comment{other, alone} {
-		if got, err := w.store.GetComment(ctx, tenant, c.CommentID); err != nil || got.Body != c.Body {
+	for _, c := range []event.Child{other, alone} {
+		if got, err := w.store.GetChild(ctx, tenant, commentKind, c.ID); err != nil || got.Body != c.Body {
 			t.Errorf("%+v, %v", got, err)
 		}
 	}
-	if got, err := w.store.GetComment(ctx, 2, elsewhere.CommentID); err != nil || got.Body != elsewhere.Body {
+	if got, err := w.store.GetChild(ctx, 2, commentKind, elsewhere.ID); err != nil || got.Body != elsewhere.Body {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if found := append(holding(t, w.projDB, other.Body), holding(t, w.projDB, elsewhere.Body)...); !slices.Equal(found, []string{"comment_history", "thread_comments", "comment_history", "thread_comments"}) {
+	if found := append(holding(t, w.projDB, other.Body), holding(t, w.projDB, elsewhere.Body)...); !slices.Equal(found, []string{"child_lists", "comment_history", "child_lists", "comment_history"}) {
 		t.Errorf("texts of others are in %v", found)
 	}
 	// A key makes no comment again.
-	out, err := w.store.Create(ctx, tenant, []store.NewComment{{Meta: store.Meta{Actor: "ann"}, PostID: 10, AuthorID: author, Key: "key", Body: secret("first")}})
+	out, err := w.store.CreateChildren(ctx, tenant, commentKind, []store.NewChild{{Meta: store.Meta{Actor: "ann"}, Object: 10, AuthorID: author, Key: "key", Body: secret("first")}})
 	if err != nil || !errors.Is(out[0].Err, store.ErrKeyReused) {
 		t.Errorf("the create once more: %+v, %v", out, err)
 	}
@@ -455,8 +474,8 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	}
 	w.gone("after retries")
 	w.equal("after retries", w.projections)
-	if n := w.exec(w.projections, `UPDATE thread_comments SET version = version WHERE author_state = 'ERASED' AND NOT visible`); n != 6 {
-		t.Errorf("%d comments are tombstones by erasure, want 6", n)
+	if n := w.exec(w.projections, `UPDATE child_lists SET version = version WHERE author_state = 'ERASED' AND NOT visible`); n != 8 {
+		t.Errorf("%d comments are tombstones by erasure, want 8", n)
 	}
 
 	// Who begins now reads past what is gone, from the stream's first message on, and so does a replay.
@@ -468,7 +487,7 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	w.equal("to a new consumer", freshPool)
 	for _, from := range []replay.Source{replay.Stream, replay.Truth} {
 		r, err := replay.Run(ctx, replay.Deps{URL: w.projDB.URL, Postgres: postgres.Config{MaxConns: 4, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute},
-			Truth: w.truth, JetStream: w.js, Broker: w.nats.Config(), Log: testkit.Logger(t)}, threadcache.New(), replay.Options{From: from})
+			Truth: w.truth, JetStream: w.js, Broker: w.nats.Config(), Log: testkit.Logger(t)}, threadcache.New(kinds.Builtin), replay.Options{From: from})
 		if err != nil || !r.Switched || r.DeadLetters > 0 {
 			t.Fatalf("replay from the %s: %+v, %v", from, r, err)
 		}
@@ -498,7 +517,7 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	if err != nil || !again.Done {
 		t.Fatal(again, err)
 	}
-	if diff := cmp.Diff(map[string]int{Comments: 1, Outbox: 1, history.Name: 1, Stream: 1}, again.Counts); diff != "" {
+	if diff := cmp.Diff(map[string]int{Children: 1, Outbox: 1, history.Name: 1, Stream: 1}, again.Counts); diff != "" {
 		t.Errorf("the second erasure (-want +got):\n%s", diff)
 	}
 	w.gone("after the second erasure")
@@ -512,7 +531,7 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	if err != nil || !late.Done {
 		t.Fatal(late, err)
 	}
-	if diff := cmp.Diff(map[string]int{Comments: 1, Outbox: 1, Stream: 1}, late.Counts); diff != "" {
+	if diff := cmp.Diff(map[string]int{Children: 1, Outbox: 1, Stream: 1}, late.Counts); diff != "" {
 		t.Errorf("the third erasure (-want +got):\n%s", diff)
 	}
 	w.settle(w.projections)

@@ -10,20 +10,21 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// scanAll looks through every store for anything that is left of the erased comments, and returns how much of it is where; nothing is
+// scanAll looks through every store for anything that is left of the erased children, and returns how much of it is where; nothing is
 // found only when there is nothing. The stream comes before what consumers keep: one that begins to read afterwards reads no content.
 func (e *eraser) scanAll(ctx context.Context) (map[string]int, error) {
 	left := make(map[string]int)
-	err := e.store.AuthorComments(ctx, e.o.TenantID, e.o.AuthorID, func(all []store.AuthorComment) error {
-		for _, c := range all {
-			if _, of := e.comments[c.CommentID]; of && !c.Erased {
-				left[Comments]++
+	for _, k := range e.found() {
+		if err := e.store.AuthorChildren(ctx, e.o.TenantID, k.Child, e.o.AuthorID, func(all []store.AuthorChild) error {
+			for _, c := range all {
+				if _, of := k.children[c.ID]; of && !c.Erased {
+					left[Children]++
+				}
 			}
+			return nil
+		}); err != nil {
+			return nil, err
 		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
 	}
 	if err := e.lookAtKeys(ctx, left); err != nil {
 		return nil, err
@@ -58,14 +59,19 @@ func (e *eraser) scanAll(ctx context.Context) (map[string]int, error) {
 }
 
 func (e *eraser) lookAtKeys(ctx context.Context, left map[string]int) error {
-	return e.store.AuthorKeys(ctx, e.o.TenantID, e.o.AuthorID, func(byKey map[string]string) error {
-		for _, id := range byKey {
-			if _, of := e.comments[id]; of {
-				left[Keys]++
+	for _, k := range e.found() {
+		if err := e.store.AuthorKeys(ctx, e.o.TenantID, k.Child, e.o.AuthorID, func(byKey map[string]string) error {
+			for _, id := range byKey {
+				if _, of := k.children[id]; of {
+					left[Keys]++
+				}
 			}
+			return nil
+		}); err != nil {
+			return err
 		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // lookAtMessages reads all tables in one snapshot: a message that goes from one to another is in one of them.
@@ -75,15 +81,17 @@ func (e *eraser) lookAtMessages(ctx context.Context, left map[string]int) error 
 			delete(left, t.store)
 		}
 		for _, t := range tables {
-			err := outbox.Sweep(ctx, tx, t.table, e.selection(), func(m outbox.Swept) error {
-				_, is, err := e.redactSwept(m)
-				if is {
-					left[t.store]++
+			for _, k := range e.found() {
+				err := outbox.Sweep(ctx, tx, t.table, e.selection(k), func(m outbox.Swept) error {
+					_, is, err := k.redactSwept(m)
+					if is {
+						left[t.store]++
+					}
+					return err
+				}, func() error { return nil })
+				if err != nil {
+					return err
 				}
-				return err
-			}, func() error { return nil })
-			if err != nil {
-				return err
 			}
 		}
 		dead, err := e.deadErasures(ctx, tx)
@@ -98,7 +106,7 @@ func (e *eraser) lookAtCold(ctx context.Context, left map[string]int) error {
 	if e.Cold == nil {
 		return nil
 	}
-	n, err := e.Cold(ctx, e.o.TenantID, true, e.redact)
+	n, err := e.Cold(ctx, e.o.TenantID, true, e.concerns)
 	if n > 0 {
 		left[Cold] = n
 	}
@@ -108,17 +116,18 @@ func (e *eraser) lookAtCold(ctx context.Context, left map[string]int) error {
 // dryRun counts what an erasure would find now.
 func (e *eraser) dryRun(ctx context.Context) error {
 	counts := e.report.Counts
-	err := e.store.AuthorComments(ctx, e.o.TenantID, e.o.AuthorID, func(all []store.AuthorComment) error {
-		for _, c := range all {
-			e.comments[c.CommentID], e.posts[c.PostID] = c.PostID, true
-			if !c.Erased {
-				counts[Comments]++
+	for _, k := range e.kinds {
+		if err := e.store.AuthorChildren(ctx, e.o.TenantID, k.Child, e.o.AuthorID, func(all []store.AuthorChild) error {
+			for _, c := range all {
+				k.children[c.ID], k.objects[c.Object] = c.Object, true
+				if !c.Erased {
+					counts[Children]++
+				}
 			}
+			return nil
+		}); err != nil {
+			return err
 		}
-		return nil
-	})
-	if err != nil {
-		return err
 	}
 	if err := e.lookAtKeys(ctx, counts); err != nil {
 		return err

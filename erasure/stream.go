@@ -14,13 +14,14 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// onStream is what a scan of the streams has found of the erased comments.
+// onStream is what a scan of the streams has found of the erased children.
 type onStream struct {
-	created map[string]time.Time // of the streams, to the microsecond
-	doomed  []message            // to be deleted: those before their comment's last comment.erased, and those of a post that is not the comment's
-	late    []string             // comments with content behind it, or without any: to be erased once more
-	ends    map[string]uint64    // the last comment.erased of each stream, or a doomed message behind it
-	left    int                  // messages to be deleted, doomed ones and late ones
+	created map[string]time.Time  // of the streams, to the microsecond
+	doomed  []message             // to be deleted: those before their child's last KIND.erased, and those of an object that is not the child's
+	lateOf  map[*erasing][]string // children with content behind it, or without any: to be erased once more
+	late    int                   // how many these are
+	ends    map[string]uint64     // the last KIND.erased of each stream, or a doomed message behind it
+	left    int                   // messages to be deleted, doomed ones and late ones
 }
 
 type message struct {
@@ -28,8 +29,8 @@ type message struct {
 	at       place
 	outboxID int64
 	eventID  string
-	comment  string
-	stray    bool // of a post that is not the comment's, so that no comment.erased comes behind it
+	child    string
+	stray    bool // of an object that is not the child's, so that no KIND.erased comes behind it
 	content  bool // it has not been redacted
 }
 
@@ -43,25 +44,35 @@ func (p place) before(o place) bool {
 	return p.partition < o.partition || p.partition == o.partition && p.seq < o.seq
 }
 
-// scan reads every message of the tenant's comments as consumers do, on the streams of all partitions. A stream that is lost is none of them: a repair publishes
+// scan reads every message of the tenant's children of the kinds that the author wrote as consumers do, on the streams of all partitions. A stream that is lost is none of them: a repair publishes
 // what is redacted now.
 func (e *eraser) scan(ctx context.Context) (onStream, error) {
-	found := onStream{created: make(map[string]time.Time), ends: make(map[string]uint64)}
+	found := onStream{created: make(map[string]time.Time), ends: make(map[string]uint64), lateOf: make(map[*erasing][]string)}
 	streams, err := broker.Streams(ctx, e.JetStream, e.Broker)
 	if err != nil {
 		return found, err
 	}
+	for _, k := range e.found() {
+		if err := e.scanKind(ctx, k, streams, &found); err != nil {
+			return found, err
+		}
+	}
+	return found, nil
+}
+
+func (e *eraser) scanKind(ctx context.Context, k *erasing, streams []broker.Stream, found *onStream) error {
 	var (
-		filter   = event.AggregateFilter(e.Broker.Prefix, e.o.TenantID, event.AggregateComment)
+		filter   = event.AggregateFilter(e.Broker.Prefix, e.o.TenantID, k.Name)
 		erasedAt = make(map[string]place)
 		all      []message
 	)
 	for _, s := range streams {
+		ends := func(seq uint64) { found.ends[s.Name] = max(found.ends[s.Name], seq) } // of all kinds
 		read, err := broker.Scan(ctx, e.JetStream, e.Broker, s.Number, broker.Scanning{Filter: filter}, func(m *broker.Stored) error {
 			if !event.Ours(m.Header) { // nobody reads it as an event (tidings repair stream --delete-foreign)
 				return nil
 			}
-			comment, post, is := e.of(m.Data)
+			child, object, is := k.of(m.Data)
 			if !is {
 				return nil
 			}
@@ -69,38 +80,40 @@ func (e *eraser) scan(ctx context.Context) (onStream, error) {
 			if err != nil {
 				return fmt.Errorf("message %d of stream %s: %w", m.Seq, s.Name, err)
 			}
-			e.posts[ev.AggregateID] = true
-			at, stray, redacted := place{s.Number, m.Seq}, ev.AggregateID != post, event.Redacted(ev.Type, m.Data)
+			k.objects[ev.AggregateID] = true
+			at, stray, redacted := place{s.Number, m.Seq}, ev.AggregateID != object, k.Names().Redacted(ev.Type, m.Data)
 			switch {
 			case ev.Type == event.Erased && redacted && !stray:
-				erasedAt[comment], found.ends[s.Name] = at, m.Seq
+				erasedAt[child] = at
+				ends(m.Seq)
 				return nil
 			case stray && redacted:
 				return nil
 			case stray:
-				found.ends[s.Name] = m.Seq
+				ends(m.Seq)
 			}
-			all = append(all, message{s.Name, at, ev.OutboxID, ev.ID, comment, stray, !redacted})
+			all = append(all, message{s.Name, at, ev.OutboxID, ev.ID, child, stray, !redacted})
 			return nil
 		})
 		if err != nil {
-			return found, err
+			return err
 		}
 		found.created[s.Name] = read.Created
 	}
 	late := make(map[string]bool)
 	for _, m := range all {
 		switch {
-		case m.stray || m.at.before(erasedAt[m.comment]):
+		case m.stray || m.at.before(erasedAt[m.child]):
 			found.doomed = append(found.doomed, m)
 			found.left++
 		case m.content:
-			late[m.comment] = true
+			late[m.child] = true
 			found.left++
 		}
 	}
-	found.late = slices.Sorted(maps.Keys(late))
-	return found, nil
+	found.lateOf[k] = slices.Sorted(maps.Keys(late))
+	found.late += len(late)
+	return nil
 }
 
 // deleteDoomed takes messages off the streams, a slice at a time: first the rows say that they stand nowhere, then they are deleted.

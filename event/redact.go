@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// redacted is what is left of a comment's payload: which comment it is, in which state it was and whose act that was. Whatever else a writer put
+// redacted is what is left of a child's payload: which child it is, in which state it was and whose act that was. Whatever else a writer put
 // there is gone with the body. The fields are found as consumers find them (encoding/json takes capitals for small letters), as they came.
 type redacted struct {
-	CommentID       json.RawMessage `json:"comment_id,omitempty"`
-	PostID          json.RawMessage `json:"post_id,omitempty"`
+	ID              json.RawMessage `json:"id,omitempty"`        // as the kind names it
+	Parent          json.RawMessage `json:"object_id,omitempty"` // likewise
 	ParentID        json.RawMessage `json:"parent_id,omitempty"`
 	Slug            json.RawMessage `json:"slug,omitempty"`
 	Path            json.RawMessage `json:"path,omitempty"`
@@ -26,24 +26,22 @@ type redacted struct {
 	Erased          json.RawMessage `json:"erased"`
 }
 
-// kept are the names of its fields.
+// kept are the names of its fields, but for the two that the kind names.
 var kept = func() map[string]bool {
 	names := make(map[string]bool)
-	for i := range reflect.TypeFor[redacted]().NumField() {
-		name, _, _ := strings.Cut(reflect.TypeFor[redacted]().Field(i).Tag.Get("json"), ",")
+	for i := range reflect.TypeFor[redacted]().NumField() - 2 {
+		name, _, _ := strings.Cut(reflect.TypeFor[redacted]().Field(i+2).Tag.Get("json"), ",")
 		names[name] = true
 	}
 	return names
 }()
 
-// NamedComment returns the id of the comment that a payload names, of whatever version or quality: in the canonical form, in whatever form it has
-// it. It is "" for a payload that names none. It finds every comment that DecodePayload reads, and those that it refuses for the form of their id.
-func NamedComment(payload []byte) string {
-	var fields struct {
-		CommentID json.RawMessage `json:"comment_id"`
-	}
+// Named returns the id of the child that a payload names, of whatever version or quality: in the canonical form, in whatever form it has
+// it. It is "" for a payload that names none. It finds every child that DecodeChild reads, and those that it refuses for the form of their id.
+func (n ChildNames) Named(payload []byte) string {
+	r, err := parse[redacted](payload, n.ID, n.Parent)
 	var text string
-	if json.Unmarshal(payload, &fields) != nil || json.Unmarshal(fields.CommentID, &text) != nil {
+	if err != nil || json.Unmarshal(r.ID, &text) != nil {
 		return ""
 	}
 	digits := strings.TrimPrefix(strings.ToLower(strings.TrimSpace(text)), "urn:uuid:")
@@ -58,15 +56,15 @@ func NamedComment(payload []byte) string {
 	return id
 }
 
-// Redacted reports whether the payload of an event of a comment has no content: only what RedactComment leaves, and its mark. A comment.erased is
+// Redacted reports whether the payload of an event of a child has no content: only what Redact leaves, and its mark. A KIND.erased is
 // made without content and has no mark. What a payload says of itself is not enough: a writer may say anything.
-func Redacted(eventType string, payload []byte) bool {
+func (n ChildNames) Redacted(eventType string, payload []byte) bool {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(payload, &fields) != nil || fields == nil {
 		return false
 	}
 	for name := range fields {
-		if !kept[name] {
+		if !kept[name] && name != n.ID && name != n.Parent {
 			return false
 		}
 	}
@@ -74,15 +72,15 @@ func Redacted(eventType string, payload []byte) bool {
 	return (!has || string(body) == `""`) && (eventType == Erased || string(fields["erased"]) == "true")
 }
 
-// RedactComment returns the payload of a comment event without its content: the fields that name the comment and its state, an empty
+// Redact returns the payload of a child's event without its content: the fields that name the child and its state, an empty
 // body, and "erased": true (docs/events.md). Redacting again changes nothing.
-func RedactComment(payload []byte) ([]byte, error) {
-	var r redacted
-	if json.Unmarshal(payload, &r) != nil {
+func (n ChildNames) Redact(payload []byte) ([]byte, error) {
+	r, err := parse[redacted](payload, n.ID, n.Parent)
+	if err != nil {
 		return nil, fmt.Errorf("redact a payload of %d bytes: it is no JSON object", len(payload)) // the error itself may quote it
 	}
 	r.Body, r.Erased = json.RawMessage(`""`), json.RawMessage(`true`)
-	out, err := json.Marshal(r)
+	out, err := json.Marshal(reflect.ValueOf(r).Convert(shape[redacted](n.ID, n.Parent)).Interface())
 	if err != nil {
 		return nil, fmt.Errorf("encode a redacted payload: %w", err)
 	}

@@ -76,13 +76,13 @@ func TestAnErasureFindsACommentInAnyForm(t *testing.T) {
 			t.Fatal(err)
 		}
 		payload := strings.Replace(redactable, `"`+redactID+`"`, string(quoted), 1)
-		if got := NamedComment([]byte(payload)); got != redactID {
+		if got := commentNames.Named([]byte(payload)); got != redactID {
 			t.Errorf("%s: it finds %q", form, got)
 		}
 		taken(t, Edited, payload)
 	}
 	for _, none := range []string{``, `null`, `[]`, `"` + redactID + `"`, `{}`, `{"comment_id": null}`, `{"comment_id": 7}`, `{"comment_id": "` + redactID + `0"}`, `{"comment_id": "` + strings.Repeat("g", 32) + `"}`} {
-		if got := NamedComment([]byte(none)); got != "" {
+		if got := commentNames.Named([]byte(none)); got != "" {
 			t.Errorf("%s: it finds %q", none, got)
 		}
 	}
@@ -91,17 +91,17 @@ func TestAnErasureFindsACommentInAnyForm(t *testing.T) {
 // taken fails unless redaction takes the text out, whatever the payload says of itself, and leaves which comment it was.
 func taken(t *testing.T, eventType, payload string) {
 	t.Helper()
-	if Redacted(eventType, []byte(payload)) {
+	if commentNames.Redacted(eventType, []byte(payload)) {
 		t.Errorf("it takes this for redacted: %s", payload)
 	}
-	redacted, err := RedactComment([]byte(payload))
+	redacted, err := commentNames.Redact([]byte(payload))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if bytes.Contains(redacted, []byte(secret)) || NamedComment(redacted) != NamedComment([]byte(payload)) || !Redacted(eventType, redacted) {
+	if bytes.Contains(redacted, []byte(secret)) || commentNames.Named(redacted) != commentNames.Named([]byte(payload)) || !commentNames.Redacted(eventType, redacted) {
 		t.Errorf("%s\nis redacted to\n%s", payload, redacted)
 	}
-	if again, err := RedactComment(redacted); err != nil || !bytes.Equal(again, redacted) {
+	if again, err := commentNames.Redact(redacted); err != nil || !bytes.Equal(again, redacted) {
 		t.Errorf("redacted once more it is %s, %v", again, err)
 	}
 }
@@ -123,7 +123,7 @@ func TestNoPayloadSaysThatItIsRedactedWhenItIsNot(t *testing.T) {
 		})
 	}
 	erased, err := json.Marshal(payloads()["comment.erased"])
-	if err != nil || !Redacted(Erased, erased) || Redacted(Deleted, erased) {
+	if err != nil || !commentNames.Redacted(Erased, erased) || commentNames.Redacted(Deleted, erased) {
 		t.Errorf("a true comment.erased is not what it should be: %s, %v", erased, err)
 	}
 }
@@ -137,7 +137,7 @@ func TestEachFieldOfACommentIsKeptOrTaken(t *testing.T) {
 		}
 		return all
 	}
-	kept := names(reflect.TypeFor[redacted]())
+	kept := names(shape[redacted](commentNames.ID, commentNames.Parent))
 	for _, name := range names(reflect.TypeFor[Comment]()) {
 		if slices.Contains(kept, name) == (name == "reason") {
 			t.Errorf("%s is neither kept nor taken", name)
@@ -166,11 +166,11 @@ func FuzzWhatIsAppliedIsFound(f *testing.F) {
 		if !canonical.MatchString(c.CommentID) || c.ParentID != "" && !canonical.MatchString(c.ParentID) || c.PostID != 42 || c.AuthorID <= 0 {
 			t.Errorf("a consumer applies %+v", c)
 		}
-		if got := NamedComment([]byte(payload)); got != c.CommentID {
+		if got := commentNames.Named([]byte(payload)); got != c.CommentID {
 			t.Errorf("a consumer applies comment %s, an erasure finds %q", c.CommentID, got)
 		}
-		redacted, err := RedactComment([]byte(payload))
-		if err != nil || !Redacted(Edited, redacted) {
+		redacted, err := commentNames.Redact([]byte(payload))
+		if err != nil || !commentNames.Redacted(Edited, redacted) {
 			t.Fatalf("redacted it is %s, %v", redacted, err)
 		}
 		without := c
@@ -180,3 +180,5 @@ func FuzzWhatIsAppliedIsFound(f *testing.F) {
 		}
 	})
 }
+
+var commentNames = ChildNames{ID: "comment_id", Parent: "post_id"}

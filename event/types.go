@@ -1,6 +1,8 @@
 package event
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -86,11 +88,14 @@ func (t Time) MarshalJSON() ([]byte, error) {
 
 // UnmarshalJSON reads any RFC 3339 time.
 func (t *Time) UnmarshalJSON(b []byte) error {
-	var s string
-	if err := json.Unmarshal(b, &s); err != nil {
-		return err
+	if len(b) < 2 || b[0] != '"' || bytes.IndexByte(b, '\\') >= 0 { // no time of ours; JSON may spell a string otherwise
+		var s string
+		if err := json.Unmarshal(b, &s); err != nil {
+			return err
+		}
+		b = strconv.AppendQuote(nil, s)
 	}
-	v, err := time.Parse(time.RFC3339Nano, s)
+	v, err := time.Parse(time.RFC3339Nano, string(b[1:len(b)-1]))
 	t.Time = v.UTC()
 	return err
 }
@@ -215,9 +220,10 @@ func State(authorState, moderationState string) string {
 	return "visible"
 }
 
-// Thread is the payload of thread events: a post's settings.
+// Thread is the payload of thread events: the settings of the children of a kind under one object.
 type Thread struct {
-	PostID      ID     `json:"post_id"`
+	Kind        string `json:"kind,omitempty"` // absent for comments, which had threads first
+	PostID      ID     `json:"post_id"`        // the object, whatever it is
 	Locked      bool   `json:"locked"`
 	Premoderate bool   `json:"premoderated"`
 	Title       string `json:"title,omitempty"`
@@ -225,6 +231,9 @@ type Thread struct {
 	UpdatedAt   Time   `json:"updated_at"`
 	Actor       string `json:"actor"`
 }
+
+// Of is the kind of the children that the settings are for.
+func (t Thread) Of() string { return cmp.Or(t.Kind, AggregateComment) }
 
 // PermanentError wraps an error that no retry can mend: the event itself is wrong. Consumers park it.
 type PermanentError struct{ err error }

@@ -10,6 +10,7 @@ import (
 	"database/sql"
 	"embed"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -24,6 +25,7 @@ import (
 	"github.com/pressly/goose/v3/lock"
 
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
 )
 
 //go:embed truth/*.sql projections/*.sql
@@ -87,6 +89,9 @@ func up(ctx context.Context, db *sql.DB, set Set) (int, error) {
 	}
 	results, err := p.Up(ctx)
 	if err != nil {
+		return len(results), err
+	}
+	if err := makeKinds(ctx, db, set); err != nil {
 		return len(results), err
 	}
 	_, err = db.ExecContext(ctx, fmt.Sprintf(rightsSQL, set.table()))
@@ -176,5 +181,10 @@ func Hash() string {
 	if err != nil {
 		panic(err) // embedded files are readable
 	}
+	builtin, err := json.Marshal(kinds.Builtin())
+	if err != nil {
+		panic(err) // it was read from a file
+	}
+	h.Write(builtin)
 	return hex.EncodeToString(h.Sum(nil))[:16]
 }

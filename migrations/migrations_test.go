@@ -3,6 +3,8 @@ package migrations_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -17,6 +19,7 @@ import (
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/migrations"
 )
 
@@ -104,6 +107,32 @@ func TestUp(t *testing.T) {
 	}
 }
 
+// A release that has more tables per kind makes them of the kinds that were applied before it.
+func TestUpMakesTheTablesOfEveryKindInForce(t *testing.T) {
+	db := testkit.Postgres(t)
+	ctx, system, owner := t.Context(), db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
+	const file = `edges: {visit: {plural: visits, from: user, to: group, forward: visits, reverse: visitors}}`
+	if _, err := kinds.Apply(ctx, kinds.Databases{Truth: system, Projections: system}, kinds.Request{File: []byte(file), Actor: "ann"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := owner.Exec(ctx, `DROP VIEW visits, likes; DROP TABLE edges_visit, edges_like`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := migrations.Up(ctx, db.URL, migrations.Truth); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := owner.Exec(ctx, `INSERT INTO visits (tenant_id, user_id, group_id) VALUES (1, 2, 3); INSERT INTO likes (tenant_id, user_id, post_id) VALUES (1, 2, 2)`); err != nil {
+		t.Error(err)
+	}
+	// Kinds that this program cannot read are no reason to guess.
+	if _, err := owner.Exec(ctx, `UPDATE kinds SET object = '{"name": "installation", "kinds": {"edges": {"visit": {"speed": 3}}}}'`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := migrations.Up(ctx, db.URL, migrations.Truth); err == nil || !strings.Contains(err.Error(), "do not go with this release: line 1: field speed not found") {
+		t.Errorf("%v", err)
+	}
+}
+
 type tenantTable struct {
 	name     string
 	readable bool // by tidings_api
@@ -128,16 +157,30 @@ func tenantTables(t *testing.T, owner *pgxpool.Pool) []tenantTable {
 }
 
 // fillSQL gives every tenant table one row of tenant 1.
-const fillSQL = `
-INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, 1, 2);
-INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body)
+var fillSQL = `
+INSERT INTO edges (tenant_id, kind, from_id, to_id) VALUES (1, 'follow', 3, 4);
+INSERT INTO edges_follow (tenant_id, from_id, to_id) VALUES (1, 1, 2);
+INSERT INTO edges_like (tenant_id, from_id, to_id) VALUES (1, 1, 1);
+INSERT INTO edges_membership (tenant_id, from_id, to_id) VALUES (1, 1, 2);
+INSERT INTO edges_share (tenant_id, from_id, to_id) VALUES (1, 1, 2);
+INSERT INTO children_comment (tenant_id, child_id, object_id, slug, path, author_id, body)
   VALUES (1, gen_random_uuid(), 1, 'aaaaaaaa', '00000000000001aaaaaaaa', 1, 'x');
-INSERT INTO comments_archive (tenant_id, comment_id, post_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at)
+INSERT INTO children_message (tenant_id, child_id, object_id, author_id, body) VALUES (1, gen_random_uuid(), 1, 1, 'x');
+INSERT INTO children_review (tenant_id, child_id, object_id, author_id, body) VALUES (1, gen_random_uuid(), 1, 1, 'x');
+INSERT INTO children_archive_comment (tenant_id, child_id, object_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at)
   VALUES (1, gen_random_uuid(), 2, 'aaaaaaaa', '00000000000001aaaaaaaa', 1, 'x', 'ACTIVE', 'NONE', 1, now(), now());
-INSERT INTO archived_threads (tenant_id, post_id, archive_id, state) VALUES (1, 2, 1, 'ARCHIVED');
-INSERT INTO comment_keys (tenant_id, author_id, idempotency_key, request_hash, comment_id) VALUES (1, 1, 'k', '', gen_random_uuid());
+INSERT INTO children_archive_message (tenant_id, child_id, object_id, author_id, body, author_state, moderation_state, version, created_at, updated_at)
+  VALUES (1, gen_random_uuid(), 2, 1, 'x', 'ACTIVE', 'NONE', 1, now(), now());
+INSERT INTO children_archive_review (tenant_id, child_id, object_id, author_id, body, author_state, moderation_state, version, created_at, updated_at)
+  VALUES (1, gen_random_uuid(), 2, 1, 'x', 'ACTIVE', 'NONE', 1, now(), now());
+INSERT INTO archived_threads (tenant_id, kind, object_id, archive_id, state) VALUES (1, 'comment', 2, 1, 'ARCHIVED');
+INSERT INTO child_keys (tenant_id, kind, author_id, idempotency_key, request_hash, child_id) VALUES (1, 'comment', 1, 'k', '', gen_random_uuid());
 INSERT INTO threads (tenant_id, object, metadata)
   VALUES (1, '{"post_id": 1}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}');
+INSERT INTO kinds (tenant_id, object, metadata)
+  VALUES (1, '{"name": "x"}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}');
+INSERT INTO projection_kinds (tenant_id, object, metadata)
+  VALUES (1, '{"name": "x"}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}');
 INSERT INTO api_tokens (token_hash, tenant_id, name, roles) VALUES (sha256('x'), 1, 't', '{read}');
 INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'follow', 2, 'created', '{}');
 INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts,
@@ -159,22 +202,34 @@ INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, ten
   VALUES ('c', 1, 'p00', 1, 'follow', 2, gen_random_uuid(), 'created', 1, '{}', '', 'x');
 INSERT INTO consumer_dead_letter_actions (actor, action, dead_letter_id, consumer_name, stream_seq, tenant_id, aggregate_type, aggregate_id, event_id, event_type)
   VALUES ('a', 'discard', 1, 'c', 1, 1, 'follow', 2, gen_random_uuid(), 'created');
-INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at) VALUES (1, 1, 2, true, 1, now());
-INSERT INTO follower_counts (tenant_id, user_id) VALUES (1, 2);
-INSERT INTO follower_shards (tenant_id, user_id, shards) VALUES (1, 2, 2);
-INSERT INTO thread_buckets (tenant_id, post_id, level, first_at, first_id, visible) VALUES (1, 1, 0, '-infinity', gen_random_uuid(), 1);
-INSERT INTO thread_totals (tenant_id, post_id, total) VALUES (1, 1, 1);
-INSERT INTO thread_settings (tenant_id, post_id, locked, premoderated, title, version) VALUES (1, 1, false, false, '', 1);
-INSERT INTO thread_comments (tenant_id, comment_id, post_id, slug, path, author_id, body, author_state, moderation_state, version, created_at,
+INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at) VALUES (1, 'follow', 1, 2, true, 1, now());
+INSERT INTO edge_counts (tenant_id, kind, object_id) VALUES (1, 'follow', 2);
+INSERT INTO edge_shards (tenant_id, kind, object_id, shards) VALUES (1, 'follow', 2, 2);
+INSERT INTO child_buckets (tenant_id, kind, object_id, level, first_at, first_id, visible) VALUES (1, 'comment', 1, 0, '-infinity', gen_random_uuid(), 1);
+INSERT INTO child_totals (tenant_id, kind, object_id, total) VALUES (1, 'comment', 1, 1);
+INSERT INTO child_aggregates (tenant_id, kind, object_id, attribute, count, sum) VALUES (1, 'review', 1, 'rating', 1, 5);
+INSERT INTO child_settings (tenant_id, kind, object_id, locked, premoderated, title, version) VALUES (1, 'comment', 1, false, false, '', 1);
+INSERT INTO child_lists (tenant_id, kind, child_id, object_id, slug, path, author_id, body, author_state, moderation_state, version, created_at,
     updated_at, visible, shown)
-  VALUES (1, gen_random_uuid(), 1, 'aaaaaaaa', 'p', 1, 'x', 'ACTIVE', 'NONE', 1, now(), now(), true, true);
-INSERT INTO threads_purged (tenant_id, post_id, version) VALUES (1, 2, 3);
-INSERT INTO comment_history_purged (tenant_id, comment_id, version) VALUES (1, gen_random_uuid(), 3);
-INSERT INTO follow_history_purged (tenant_id, follower_id, followee_id, version) VALUES (1, 1, 2, 3);
-INSERT INTO comment_history (tenant_id, object, metadata)
-  VALUES (1, '{"comment_id": "00000000-0000-7000-8000-000000000000", "version": 1}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}');
-INSERT INTO follow_history (tenant_id, object, metadata)
-  VALUES (1, '{"follower_id": 1, "followee_id": 2, "version": 1}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}');`
+  VALUES (1, 'comment', gen_random_uuid(), 1, 'aaaaaaaa', 'p', 1, 'x', 'ACTIVE', 'NONE', 1, now(), now(), true, true);
+INSERT INTO threads_purged (tenant_id, post_id, kind, version) VALUES (1, 2, 'comment', 3)` + historiesSQL()
+
+// historiesSQL does so for the histories of the built-in kinds.
+func historiesSQL() (sql string) {
+	history := func(kind, values, object string, names ...string) {
+		sql += fmt.Sprintf(`;
+INSERT INTO %[1]s_history_purged (tenant_id, %[2]s, version) VALUES (1, %[3]s, 3);
+INSERT INTO %[1]s_history (tenant_id, object, metadata)
+  VALUES (1, '%[4]s', '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}')`, kind, strings.Join(names, ", "), values, object)
+	}
+	for _, e := range kinds.Builtin().AllEdges() {
+		history(e.Name, "1, 2", fmt.Sprintf(`{%q: 1, %q: 2, "version": 1}`, e.Ends[0], e.Ends[1]), e.Ends[0], e.Ends[1])
+	}
+	for _, c := range kinds.Builtin().AllChildren() {
+		history(c.Name, "gen_random_uuid()", fmt.Sprintf(`{%q: "00000000-0000-7000-8000-000000000000", "version": 1}`, c.Names().ID), c.Names().ID)
+	}
+	return sql
+}
 
 func TestNoTenantReadsOrWritesAnothersRows(t *testing.T) {
 	db := testkit.Postgres(t)
@@ -244,8 +299,8 @@ func TestNoTenantReadsOrWritesAnothersRows(t *testing.T) {
 	}
 	// What another tenant updates or deletes is not there.
 	err := postgres.InTenant(ctx, apiPool, 2, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		for _, sql := range []string{`UPDATE follows SET version = 9`, `UPDATE comments SET body = 'theirs'`, `DELETE FROM outbox_messages_dlq`, `DELETE FROM comment_keys`,
-			`DELETE FROM comments_archive`, `UPDATE archived_threads SET state = 'RETURNED'`} {
+		for _, sql := range []string{`UPDATE follows SET version = 9`, `UPDATE comments SET body = 'theirs'`, `DELETE FROM outbox_messages_dlq`, `DELETE FROM child_keys`,
+			`DELETE FROM children_archive_comment`, `UPDATE archived_threads SET state = 'RETURNED'`} {
 			if tag, err := tx.Exec(ctx, sql); err != nil || tag.RowsAffected() != 0 {
 				t.Errorf("%s: %s, %v", sql, tag, err)
 			}
@@ -276,6 +331,13 @@ func TestEveryTenantTableHasRowLevelSecurity(t *testing.T) {
 	open, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil || len(open) > 0 {
 		t.Errorf("without row-level security for tidings_api: %v, %v", open, err)
+	}
+	rows, _ = owner.Query(t.Context(), `
+		SELECT c.relname::text FROM pg_class c WHERE c.relispartition AND c.relkind IN ('r', 'p') AND has_table_privilege('tidings_api', c.oid, 'SELECT')
+		   AND NOT (c.relrowsecurity AND EXISTS (SELECT FROM pg_policy p WHERE p.polrelid = c.oid AND p.polroles = ARRAY['tidings_api'::regrole::oid]))`)
+	open, err = pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(open) > 0 {
+		t.Errorf("partitions that tidings_api reads past a policy: %v, %v", open, err)
 	}
 }
 
@@ -405,7 +467,11 @@ func TestTheReaderReadsEveryTableOfEveryTenantAndWritesNone(t *testing.T) {
 			t.Errorf("%s: tidings_reader may not read %v, or may read what is hidden; its migration wants GRANT SELECT ON %[1]s TO tidings_reader", table.Name, shut)
 			continue
 		}
-		if !strings.Contains(string(page), "`"+table.Name+"`") {
+		name := table.Name
+		for _, kind := range slices.Concat(slices.Collect(maps.Keys(kinds.Builtin().Edges)), slices.Collect(maps.Keys(kinds.Builtin().Children))) {
+			name = strings.Replace(name, kind+"_history", "KIND_history", 1)
+		}
+		if !strings.Contains(string(page), "`"+name+"`") {
 			t.Errorf("%s: docs/runbook/looking-at-rows.md does not say what it is", table.Name)
 		}
 		if table.Rights != "" {

@@ -19,22 +19,22 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// like has a user like a post.
-func like(ctx context.Context, pool *pgxpool.Pool, tenant, user, post int64) error {
+// bookmark has a user keep a post.
+func bookmark(ctx context.Context, pool *pgxpool.Pool, tenant, user, post int64) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		state := struct {
 			UserID  event.ID `json:"user_id"`
 			PostID  event.ID `json:"post_id"`
 			Version int64    `json:"version"`
 		}{UserID: event.ID(user), PostID: event.ID(post)}
-		// First the state: whoever writes the same like waits here for its lock.
-		err := tx.QueryRow(ctx, `INSERT INTO likes (tenant_id, user_id, post_id) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING RETURNING version`,
+		// First the state: whoever writes the same bookmark waits here for its lock.
+		err := tx.QueryRow(ctx, `INSERT INTO bookmarks (tenant_id, user_id, post_id) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING RETURNING version`,
 			tenant, user, post).Scan(&state.Version)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil // nothing changed, so nothing happened
 		}
 		if err != nil {
-			return fmt.Errorf("user %d likes post %d: %w", user, post, err)
+			return fmt.Errorf("user %d keeps post %d: %w", user, post, err)
 		}
 		payload, err := json.Marshal(state)
 		if err != nil {
@@ -42,7 +42,7 @@ func like(ctx context.Context, pool *pgxpool.Pool, tenant, user, post int64) err
 		}
 		// Then what it is now, as an event of the post.
 		return outbox.Append(ctx, tx, []event.Event{{
-			TenantID: tenant, AggregateType: "like", AggregateID: post, Type: event.Created, Payload: payload,
+			TenantID: tenant, AggregateType: "bookmark", AggregateID: post, Type: event.Created, Payload: payload,
 		}})
 	})
 }
@@ -54,7 +54,7 @@ func ExampleAppend() {
 		panic(err)
 	}
 	defer pool.Close()
-	if err := like(ctx, pool, 1, 7, 42); err != nil {
+	if err := bookmark(ctx, pool, 1, 7, 42); err != nil {
 		panic(err)
 	}
 }
@@ -63,8 +63,8 @@ func ExampleAppend() {
 func TestTheExample(t *testing.T) {
 	db := testkit.Postgres(t)
 	owner := db.Pool(t, postgres.RoleOwner)
-	if _, err := owner.Exec(t.Context(), `CREATE TABLE likes (tenant_id bigint, user_id bigint, post_id bigint, version bigint NOT NULL DEFAULT 1, PRIMARY KEY (tenant_id, user_id, post_id));
-		GRANT SELECT, INSERT ON likes TO tidings_writer`); err != nil {
+	if _, err := owner.Exec(t.Context(), `CREATE TABLE bookmarks (tenant_id bigint, user_id bigint, post_id bigint, version bigint NOT NULL DEFAULT 1, PRIMARY KEY (tenant_id, user_id, post_id));
+		GRANT SELECT, INSERT ON bookmarks TO tidings_writer`); err != nil {
 		t.Fatal(err)
 	}
 	u, err := url.Parse(db.URL)
@@ -78,12 +78,12 @@ func TestTheExample(t *testing.T) {
 	ExampleAppend()
 	ExampleAppend()
 	rows, _ := owner.Query(t.Context(), `SELECT concat_ws(' ', tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload) FROM outbox_messages
-		UNION ALL SELECT concat_ws(' ', 'like', tenant_id, user_id, post_id, version) FROM likes`)
+		UNION ALL SELECT concat_ws(' ', 'bookmark', tenant_id, user_id, post_id, version) FROM bookmarks`)
 	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{`1 like 42 created 1 {"post_id": "42", "user_id": "7", "version": 1}`, "like 1 7 42 1"}, got); diff != "" {
+	if diff := cmp.Diff([]string{`1 bookmark 42 created 1 {"post_id": "42", "user_id": "7", "version": 1}`, "bookmark 1 7 42 1"}, got); diff != "" {
 		t.Errorf("rows (-want +got):\n%s", diff)
 	}
 }

@@ -23,12 +23,13 @@ type Difference struct {
 	Key        Key    `json:"-"`      // what to mend
 }
 
-// Key names what a projection mends as one: a pair (Aggregate is the followee, Other the follower), an account (Other is 0), a
-// post, or a comment.
+// Key names what a projection mends as one: an edge (Aggregate is the target, Other the origin), an end of edges (Other is 0), an object
+// of children, or a child.
 type Key struct {
 	Type                       string // the aggregate type of the events that it is made of
 	TenantID, Aggregate, Other int64
-	Comment                    string // its id, of a history only
+	Child                      string // its id, where one is concerned
+	Kind                       string // of the children that settings are for
 }
 
 // Parked tells whether events of an aggregate are in a DLQ: what they would change is left alone.

@@ -17,6 +17,7 @@ import (
 	"github.com/tidings/tidings/erasure"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/projections/threadcache"
@@ -37,11 +38,11 @@ func TestAFrozenRelayBringsNothingErasedBack(t *testing.T) {
 			s := store.New(db.Pool(t, postgres.RoleAPI), nil)
 			write := func(author int64, bodies ...string) {
 				t.Helper()
-				var all []store.NewComment
+				var all []store.NewChild
 				for _, body := range bodies {
-					all = append(all, store.NewComment{Meta: store.Meta{Actor: "ann"}, PostID: 5, AuthorID: author, Body: body})
+					all = append(all, store.NewChild{Meta: store.Meta{Actor: "ann"}, Object: 5, AuthorID: author, Body: body})
 				}
-				out, err := s.Create(ctx, 1, all)
+				out, err := s.CreateChildren(ctx, 1, kinds.Builtin().Children["comment"], all)
 				if err != nil || out[0].Err != nil {
 					t.Fatal(out, err)
 				}
@@ -77,7 +78,7 @@ func TestAFrozenRelayBringsNothingErasedBack(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			report, err := erasure.Run(ctx, erasure.Deps{Truth: f.pool, Projections: f.pool, Fleet: []projections.Projection{history.New(), threadcache.New()}, JetStream: js, Broker: f.b.Config(),
+			report, err := erasure.Run(ctx, erasure.Deps{Truth: f.pool, Projections: f.pool, Kinds: kinds.Builtin(), Fleet: []projections.Projection{history.New(kinds.Builtin), threadcache.New(kinds.Builtin)}, JetStream: js, Broker: f.b.Config(),
 				Fence: func(context.Context, pgx.Tx) error { return nil }},
 				erasure.Options{TenantID: 1, AuthorID: 7, Actor: "officer", Wait: 30 * time.Second})
 			if err != nil || !report.Done || report.Counts[erasure.Stream] != 3 {

@@ -19,6 +19,7 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections"
 )
 
@@ -40,6 +41,7 @@ type Deps struct {
 	URL       string          // of the projections; the login owns the tables, as for migrations
 	Postgres  postgres.Config // for the pool of the consumer that builds
 	Truth     *pgxpool.Pool   // acts as the system role
+	Kinds     *kinds.Catalog  // the projection's; nil for a projection of the built-in kinds
 	JetStream jetstream.JetStream
 	Broker    broker.Config
 	Log       *slog.Logger
@@ -173,7 +175,7 @@ func (r *replay) build(ctx context.Context, from Source, report *Report) error {
 	consumer, err := consumers.New(consumers.Config{
 		BatchEvents: 10000, BatchBytes: 16 << 20, ApplyTimeout: time.Minute, LagInterval: 5 * time.Second, Recheck: 5 * time.Second,
 		Lease: lease.Config{TTL: 10 * time.Second},
-	}, consumers.Deps{Pool: r.pool, JetStream: r.deps.JetStream, Broker: r.deps.Broker, Registry: prometheus.NewRegistry(), Log: r.deps.Log}, counted{r.p, r})
+	}, consumers.Deps{Pool: r.pool, Kinds: r.deps.Kinds, JetStream: r.deps.JetStream, Broker: r.deps.Broker, Registry: prometheus.NewRegistry(), Log: r.deps.Log}, counted{r.p, r})
 	if err != nil {
 		return err
 	}

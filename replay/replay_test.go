@@ -2,6 +2,7 @@ package replay
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -24,6 +25,7 @@ import (
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
@@ -37,7 +39,7 @@ import (
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 func all() []projections.Projection {
-	return []projections.Projection{followercounts.New(), threadcache.New(), history.New()}
+	return []projections.Projection{followercounts.New(kinds.Builtin), threadcache.New(kinds.Builtin), history.New(kinds.Builtin)}
 }
 
 const tenant = 1
@@ -121,30 +123,39 @@ const (
 	growingPost = 1000
 )
 
+var follows, memberships = kinds.Builtin().Edges["follow"], kinds.Builtin().Edges["membership"]
+
 // write makes one random change by rng; n is different for each call.
 func (r *rig) write(ctx context.Context, rng *rand.Rand, n int64, comments *[]string) error {
 	meta := store.Meta{Actor: "test"}
-	switch rng.IntN(8) {
+	switch rng.IntN(10) {
+	case 8:
+		_, err := r.store.PutEdges(ctx, tenant, memberships, []store.EdgeWrite{{Meta: meta, From: 1 + rng.Int64N(20), To: 1 + rng.Int64N(5),
+			Attributes: json.RawMessage([]string{`{"role":"member"}`, `{"role":"owner"}`}[rng.IntN(2)])}})
+		return err
+	case 9:
+		_, err := r.store.RemoveEdges(ctx, tenant, memberships, []store.EdgeWrite{{Meta: meta, From: 1 + rng.Int64N(20), To: 1 + rng.Int64N(5)}})
+		return err
 	case 0:
-		_, err := r.store.Follow(ctx, tenant, []store.FollowWrite{{Meta: meta, FollowerID: 1_000_000 + n, FolloweeID: growingUser}})
+		_, err := r.store.PutEdges(ctx, tenant, follows, []store.EdgeWrite{{Meta: meta, From: 1_000_000 + n, To: growingUser}})
 		return err
 	case 1, 2:
-		_, err := r.store.Follow(ctx, tenant, []store.FollowWrite{{Meta: meta, FollowerID: 1 + rng.Int64N(20), FolloweeID: 21 + rng.Int64N(20)}})
+		_, err := r.store.PutEdges(ctx, tenant, follows, []store.EdgeWrite{{Meta: meta, From: 1 + rng.Int64N(20), To: 21 + rng.Int64N(20)}})
 		return err
 	case 3:
-		_, err := r.store.Unfollow(ctx, tenant, []store.FollowWrite{{Meta: meta, FollowerID: 1 + rng.Int64N(20), FolloweeID: 21 + rng.Int64N(20)}})
+		_, err := r.store.RemoveEdges(ctx, tenant, follows, []store.EdgeWrite{{Meta: meta, From: 1 + rng.Int64N(20), To: 21 + rng.Int64N(20)}})
 		return err
 	case 4:
-		_, err := r.store.Create(ctx, tenant, []store.NewComment{{Meta: meta, PostID: growingPost, AuthorID: 5, Body: "stays"}})
+		_, err := r.store.CreateChildren(ctx, tenant, kinds.Builtin().Children["comment"], []store.NewChild{{Meta: meta, Object: growingPost, AuthorID: 5, Body: "stays"}})
 		return err
 	case 5:
-		c := store.NewComment{Meta: meta, PostID: 1, AuthorID: 7, Body: fmt.Sprintf("comment %d", n)}
+		c := store.NewChild{Meta: meta, Object: 1, AuthorID: 7, Body: fmt.Sprintf("comment %d", n)}
 		if len(*comments) > 0 && rng.IntN(2) == 0 {
-			c.ParentID = (*comments)[rng.IntN(len(*comments))]
+			c.ReplyTo = (*comments)[rng.IntN(len(*comments))]
 		}
-		out, err := r.store.Create(ctx, tenant, []store.NewComment{c})
+		out, err := r.store.CreateChildren(ctx, tenant, kinds.Builtin().Children["comment"], []store.NewChild{c})
 		if err == nil && out[0].Err == nil {
-			*comments = append(*comments, out[0].Comment.CommentID)
+			*comments = append(*comments, out[0].Child.ID)
 		}
 		return err
 	case 6:
@@ -152,7 +163,7 @@ func (r *rig) write(ctx context.Context, rng *rand.Rand, n int64, comments *[]st
 			return nil
 		}
 		id := (*comments)[rng.IntN(len(*comments))]
-		_, err := r.store.Edit(ctx, tenant, []store.CommentEdit{{Meta: meta, CommentID: id, IfVersion: store.AnyVersion, Body: fmt.Sprintf("edit %d", n)}})
+		_, err := r.store.EditChildren(ctx, tenant, kinds.Builtin().Children["comment"], []store.ChildEdit{{Meta: meta, ID: id, IfVersion: store.AnyVersion, Body: new(fmt.Sprintf("edit %d", n))}})
 		return err
 	default:
 		if len(*comments) == 0 {
@@ -160,10 +171,10 @@ func (r *rig) write(ctx context.Context, rng *rand.Rand, n int64, comments *[]st
 		}
 		id := (*comments)[rng.IntN(len(*comments))]
 		if rng.IntN(2) == 0 {
-			_, err := r.store.Delete(ctx, tenant, []store.CommentDelete{{Meta: meta, CommentID: id, IfVersion: store.AnyVersion}})
+			_, err := r.store.DeleteChildren(ctx, tenant, kinds.Builtin().Children["comment"], []store.ChildDelete{{Meta: meta, ID: id, IfVersion: store.AnyVersion}})
 			return err
 		}
-		_, err := r.store.SetThreads(ctx, tenant, []store.ThreadSettings{{Meta: meta, PostID: 1 + rng.Int64N(3), Title: fmt.Sprintf("title %d", n)}})
+		_, err := r.store.SetThreads(ctx, tenant, kinds.Builtin().Children["comment"], []store.ThreadSettings{{Meta: meta, Object: 1 + rng.Int64N(3), Title: fmt.Sprintf("title %d", n)}})
 		return err
 	}
 }
@@ -239,20 +250,20 @@ func (r *rig) readers() (stop func()) {
 
 func (r *rig) read(ctx context.Context) (now seen, err error) {
 	err = postgres.InTenant(ctx, r.api, tenant, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		counts, err := followercounts.ReadCounts(ctx, tx, []int64{growingUser})
+		counts, err := followercounts.ReadCounts(ctx, tx, []string{follows.Name}, []int64{growingUser})
 		if err != nil {
 			return err
 		}
-		page, err := followercounts.Followers(ctx, tx, growingUser, nil, 200)
+		page, err := followercounts.Incoming(ctx, tx, follows, growingUser, "", nil, 200)
 		if err != nil {
 			return err
 		}
-		comments, err := threadcache.Page(ctx, tx, growingPost, threadcache.Oldest, nil, 200)
+		comments, err := threadcache.Page(ctx, tx, event.AggregateComment, growingPost, threadcache.Oldest, nil, 200)
 		if err != nil {
 			return err
 		}
-		threaded, err := threadcache.Threaded(ctx, tx, growingPost, "", 200)
-		now = seen{counts[growingUser].Followers, int64(len(page)), int64(len(comments)), int64(len(threaded))}
+		threaded, err := threadcache.Threaded(ctx, tx, event.AggregateComment, growingPost, "", 200)
+		now = seen{counts[followercounts.Object{Kind: follows.Name, ID: growingUser}].Incoming, int64(len(page)), int64(len(comments)), int64(len(threaded))}
 		return err
 	})
 	return now, err
@@ -329,7 +340,7 @@ func TestReplaysWhileWritesGoOnEndInTheTruth(t *testing.T) {
 	}
 	r.fill(200)
 	r.settle(names...)
-	if _, err := r.owner.Exec(t.Context(), `GRANT SELECT ON follow_edges TO PUBLIC`); err != nil { // an operator's own
+	if _, err := r.owner.Exec(t.Context(), `GRANT SELECT ON edge_lists TO PUBLIC`); err != nil { // an operator's own
 		t.Fatal(err)
 	}
 	stopWriters, stopReaders := r.writers(2), r.readers()
@@ -362,7 +373,7 @@ func TestReplaysWhileWritesGoOnEndInTheTruth(t *testing.T) {
 
 func TestAReplayKilledAtAnyStepChangesNothing(t *testing.T) {
 	r := newRig(t)
-	p := followercounts.New()
+	p := followercounts.New(kinds.Builtin)
 	r.live(p)
 	r.fill(200)
 	r.settle(p.Name())
@@ -404,7 +415,7 @@ func TestAReplayKilledAtAnyStepChangesNothing(t *testing.T) {
 
 func TestAReplayPassesMessagesThatNoRelayWrote(t *testing.T) {
 	r := newRig(t)
-	p := followercounts.New()
+	p := followercounts.New(kinds.Builtin)
 	r.live(p)
 	stray := func() {
 		t.Helper()
@@ -428,7 +439,7 @@ func TestAReplayPassesMessagesThatNoRelayWrote(t *testing.T) {
 
 func TestASecondReplayOfAConsumerIsRefused(t *testing.T) {
 	r := newRig(t)
-	p := followercounts.New()
+	p := followercounts.New(kinds.Builtin)
 	r.live(p)
 	r.fill(20)
 	r.replay(p, Options{From: Auto, at: func(ctx context.Context, step string) {
@@ -438,7 +449,7 @@ func TestASecondReplayOfAConsumerIsRefused(t *testing.T) {
 		if _, err := Run(ctx, r.deps(), p, Options{From: Auto}); !errors.Is(err, ErrRunning) {
 			t.Errorf("the second one: %v", err)
 		}
-		if _, err := Run(ctx, r.deps(), threadcache.New(), Options{From: Auto}); err != nil {
+		if _, err := Run(ctx, r.deps(), threadcache.New(kinds.Builtin), Options{From: Auto}); err != nil {
 			t.Errorf("one of another consumer: %v", err)
 		}
 	}})
@@ -505,7 +516,7 @@ func TestAReplayLetsAStoppedConsumerGoOn(t *testing.T) {
 
 func TestDeadLettersAreThoseOfTheNewTables(t *testing.T) {
 	r := newRig(t)
-	p := followercounts.New()
+	p := followercounts.New(kinds.Builtin)
 	r.live(p)
 	if _, err := r.owner.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'follow', 77, 'created', '{"version": "no"}')`); err != nil {
 		t.Fatal(err)
@@ -623,7 +634,7 @@ func (r *rig) resize(to int) {
 // TestReplaysBehindAndDuringAResizeEndInTheTruth: some streams are closed, and the partitions change once more while the new tables are built.
 func TestReplaysBehindAndDuringAResizeEndInTheTruth(t *testing.T) {
 	r := newRig(t)
-	p := followercounts.New()
+	p := followercounts.New(kinds.Builtin)
 	r.live(p)
 	r.fill(100)
 	r.resize(4)
@@ -652,7 +663,7 @@ func TestReplaysBehindAndDuringAResizeEndInTheTruth(t *testing.T) {
 // TestAReplayDoesNotSwitchWhenAStreamIsRepairedMeanwhile: the copies that it builds know nothing of the repair.
 func TestAReplayDoesNotSwitchWhenAStreamIsRepairedMeanwhile(t *testing.T) {
 	r := newRig(t)
-	p := followercounts.New()
+	p := followercounts.New(kinds.Builtin)
 	r.live(p)
 	r.fill(50)
 	r.settle(p.Name())
@@ -724,7 +735,7 @@ func TestProjectionsNameAllTheirTablesAndTellOfAllTheirAggregates(t *testing.T) 
 	}
 	rows, _ := r.owner.Query(t.Context(), `
 		SELECT c.relname::text FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant_id'
-		 WHERE c.relkind = 'r' AND c.relnamespace = 'alone'::regnamespace AND NOT c.relname::text ~ '^consumer_|_history$|_purged$'
+		 WHERE c.relkind = 'r' AND c.relnamespace = 'alone'::regnamespace AND NOT c.relname::text ~ '^consumer_|_history$|_purged$|_kinds$'
 		 ORDER BY 1`)
 	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
@@ -737,7 +748,7 @@ func TestProjectionsNameAllTheirTablesAndTellOfAllTheirAggregates(t *testing.T) 
 
 func TestALookUpThatIsNotAnsweredInTimeIsAReasonToTryAgain(t *testing.T) {
 	r := newRig(t)
-	s := &replay{deps: r.deps(), p: followercounts.New(), name: followercounts.Name}
+	s := &replay{deps: r.deps(), p: followercounts.New(kinds.Builtin), name: followercounts.Name}
 	if err := s.lock(t.Context()); err != nil {
 		t.Fatal(err)
 	}

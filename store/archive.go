@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
 )
 
 // ArchiveConfig is the environment of the Archiver. That threads are archived after half a year is a choice: nearly everything is written in
@@ -52,6 +53,7 @@ const (
 // Archiver moves quiet threads to the archive, and back what was left half-way.
 type Archiver struct {
 	pool    *pgxpool.Pool
+	kinds   func() *kinds.Set
 	log     *slog.Logger
 	metrics *archiveMetrics
 
@@ -64,8 +66,9 @@ type archiveMetrics struct {
 	threads, comments, returned prometheus.Counter
 }
 
-// NewArchiver returns an Archiver on pool, one of the truth, which acts as postgres.RoleSystem. It starts nothing. reg may be nil.
-func NewArchiver(cfg ArchiveConfig, pool *pgxpool.Pool, log *slog.Logger, reg prometheus.Registerer) (*Archiver, error) {
+// NewArchiver returns an Archiver on pool, one of the truth, which acts as postgres.RoleSystem. kinds tells at each run which there are. It starts
+// nothing. reg may be nil.
+func NewArchiver(cfg ArchiveConfig, pool *pgxpool.Pool, kinds func() *kinds.Set, log *slog.Logger, reg prometheus.Registerer) (*Archiver, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -81,7 +84,7 @@ func NewArchiver(cfg ArchiveConfig, pool *pgxpool.Pool, log *slog.Logger, reg pr
 			}
 		}
 	}
-	return &Archiver{pool: pool, log: log.With("component", "comment-archive"), metrics: m, after: cfg.After, walkPage: walkPage, moveRows: moveRows}, nil
+	return &Archiver{pool: pool, kinds: kinds, log: log.With("component", "comment-archive"), metrics: m, after: cfg.After, walkPage: walkPage, moveRows: moveRows}, nil
 }
 
 const (
@@ -101,11 +104,11 @@ const (
 	quietRows = 5000
 )
 
-type thread struct{ tenant, post int64 }
+type thread struct{ tenant, object int64 }
 
 type stub struct {
-	TenantID, PostID, ArchiveID int64
-	State                       string
+	TenantID, ObjectID, ArchiveID int64
+	State                         string
 }
 
 // Run goes on with what an earlier run left, then looks at threads from where the last run ended, and archives those that are quiet. It
@@ -113,15 +116,27 @@ type stub struct {
 // point, the next run or the next writer goes on from there. A thread that cannot be moved, because somebody wrote by SQL what stands on the
 // other side, does not keep the others: the error comes last.
 func (a *Archiver) Run(ctx context.Context, lease Lease) error {
+	var errs []error
 	end := time.Now().Add(maxRun)
-	err := a.finish(ctx, lease, end)
+	for _, k := range a.kinds().AllChildren() {
+		err := a.run(ctx, lease, shapeOf(k), end)
+		errs = append(errs, err)
+		if err != nil && !stuck(err) {
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (a *Archiver) run(ctx context.Context, lease Lease, k childShape, end time.Time) error {
+	err := a.finish(ctx, lease, k, end)
 	if (err == nil || stuck(err)) && a.after > 0 {
-		if walked := a.walk(ctx, lease, end); walked != nil {
+		if walked := a.walk(ctx, lease, k, end); walked != nil {
 			err = errors.Join(err, walked)
 		}
 	}
 	if errors.Is(err, errUnsettled) && !stuck(err) {
-		a.log.WarnContext(ctx, "threads wait to be archived", "err", err)
+		a.log.WarnContext(ctx, "threads wait to be archived", "kind", k.Kind, "err", err)
 		return nil
 	}
 	return err
@@ -130,8 +145,8 @@ func (a *Archiver) Run(ctx context.Context, lease Lease) error {
 // stuck reports whether err is of threads alone that the database lets nobody move: the same comment stands on the other side.
 func stuck(err error) bool { return postgres.IsUnique(err, "") }
 
-func (a *Archiver) walk(ctx context.Context, lease Lease, end time.Time) (failed error) {
-	at, err := a.walked(ctx)
+func (a *Archiver) walk(ctx context.Context, lease Lease, k childShape, end time.Time) (failed error) {
+	at, err := a.walked(ctx, k)
 	if err != nil {
 		return err
 	}
@@ -141,18 +156,18 @@ func (a *Archiver) walk(ctx context.Context, lease Lease, end time.Time) (failed
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		page, last, n, err := a.look(ctx, at, a.walkPage)
+		page, last, n, err := a.look(ctx, k, at, a.walkPage)
 		if err != nil {
 			return err
 		}
 		looked += n
 		at = last
-		if err := a.archive(ctx, lease, &archive, page, at); stuck(err) {
+		if err := a.archive(ctx, lease, k, &archive, page, at); stuck(err) {
 			failed = errors.Join(failed, err)
 		} else if err != nil {
 			return err
 		}
-		if wrapped && (at.tenant > began.tenant || at.tenant == began.tenant && at.post >= began.post) {
+		if wrapped && (at.tenant > began.tenant || at.tenant == began.tenant && at.object >= began.object) {
 			return failed
 		}
 		if n < a.walkPage {
@@ -171,32 +186,41 @@ func (a *Archiver) Plan(ctx context.Context) (map[string]int64, error) {
 	if a.after == 0 {
 		return plan, nil
 	}
-	for at, n := (thread{}), a.walkPage; n == a.walkPage; {
-		var page []thread
-		var err error
-		if page, at, n, err = a.look(ctx, at, a.walkPage); err != nil {
+	for _, k := range a.kinds().AllChildren() {
+		if err := a.plan(ctx, shapeOf(k), plan); err != nil {
 			return nil, err
-		}
-		for _, t := range page {
-			quiet, comments, err := a.quiet(ctx, t)
-			if err != nil {
-				return nil, err
-			}
-			if quiet {
-				plan[CountThreadsArchived]++
-				plan[CountCommentsArchived] += comments
-			}
 		}
 	}
 	return plan, nil
 }
 
-// walkedSQL reads how far the search has come.
-// Index: comment_archive_walk_pkey.   Locks: none.
-const walkedSQL = `SELECT /* store.archive_walked */ after_tenant, after_post FROM comment_archive_walk`
+func (a *Archiver) plan(ctx context.Context, k childShape, plan map[string]int64) error {
+	for at, n := (thread{}), a.walkPage; n == a.walkPage; {
+		var page []thread
+		var err error
+		if page, at, n, err = a.look(ctx, k, at, a.walkPage); err != nil {
+			return err
+		}
+		for _, t := range page {
+			quiet, children, err := a.quiet(ctx, k, t)
+			if err != nil {
+				return err
+			}
+			if quiet {
+				plan[CountThreadsArchived]++
+				plan[CountCommentsArchived] += children
+			}
+		}
+	}
+	return nil
+}
 
-func (a *Archiver) walked(ctx context.Context) (at thread, err error) {
-	err = a.pool.QueryRow(ctx, walkedSQL).Scan(&at.tenant, &at.post)
+// walkedSQL reads how far the search has come.
+// Index: child_archive_walk_pkey.   Locks: none.
+const walkedSQL = `SELECT /* store.archive_walked */ after_tenant, after_object FROM child_archive_walk WHERE kind = '{{.Kind}}'`
+
+func (a *Archiver) walked(ctx context.Context, k childShape) (at thread, err error) {
+	err = a.pool.QueryRow(ctx, k.sql(walkedSQL)).Scan(&at.tenant, &at.object)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return thread{}, nil
 	}
@@ -206,30 +230,30 @@ func (a *Archiver) walked(ctx context.Context) (at thread, err error) {
 	return at, nil
 }
 
-// lookSQL goes from thread to thread, whatever number of comments each has, and says which may be quiet: the newest branch was not
+// lookSQL goes from thread to thread, whatever number of children each has, and says which may be quiet: the newest branch was not
 // written of late, and neither has the thread a stub nor was it brought back of late.
-// Index: comments_path_key or comments_slug_key, comments_path_key, archived_threads_pkey: probes for each thread.   Locks: none.
+// Index: children_KIND_path_key or children_KIND_object_idx, archived_threads_pkey: probes for each thread.   Locks: none.
 const lookSQL = `
 WITH RECURSIVE walk AS (
-  (SELECT tenant_id, post_id, 1 AS n FROM comments WHERE (tenant_id, post_id) > (@tenant::bigint, @post::bigint) ORDER BY tenant_id, post_id LIMIT 1)
+  (SELECT tenant_id, object_id, 1 AS n FROM {{.Table}} WHERE (tenant_id, object_id) > (@tenant::bigint, @object::bigint) ORDER BY tenant_id, object_id LIMIT 1)
   UNION ALL
-  SELECT c.tenant_id, c.post_id, w.n + 1
+  SELECT c.tenant_id, c.object_id, w.n + 1
     FROM walk w CROSS JOIN LATERAL (
-         SELECT tenant_id, post_id FROM comments WHERE (tenant_id, post_id) > (w.tenant_id, w.post_id) ORDER BY tenant_id, post_id LIMIT 1) c
+         SELECT tenant_id, object_id FROM {{.Table}} WHERE (tenant_id, object_id) > (w.tenant_id, w.object_id) ORDER BY tenant_id, object_id LIMIT 1) c
    WHERE w.n < @limit::int
 )
-SELECT /* store.archive_look */ w.tenant_id, w.post_id, l.updated_at < now() - @after::interval AND NOT EXISTS (
+SELECT /* store.archive_look */ w.tenant_id, w.object_id, l.updated_at < now() - @after::interval AND NOT EXISTS (
          SELECT FROM archived_threads a
-          WHERE a.tenant_id = w.tenant_id AND a.post_id = w.post_id AND (a.state <> 'RETURNED' OR a.returned_at >= now() - @after::interval) OFFSET 0)
+          WHERE a.tenant_id = w.tenant_id AND a.kind = '{{.Kind}}' AND a.object_id = w.object_id AND (a.state <> 'RETURNED' OR a.returned_at >= now() - @after::interval) OFFSET 0)
   FROM walk w CROSS JOIN LATERAL (
-       SELECT updated_at FROM comments c WHERE c.tenant_id = w.tenant_id AND c.post_id = w.post_id ORDER BY path DESC LIMIT 1) l
+       SELECT updated_at FROM {{.Table}} c WHERE c.tenant_id = w.tenant_id AND c.object_id = w.object_id ORDER BY {{.Order}} DESC LIMIT 1) l
  ORDER BY w.n`
 
 // look returns which of the next threads may be quiet, the last one looked at (none at the end of the table), and how many it were.
-func (a *Archiver) look(ctx context.Context, at thread, limit int) (page []thread, last thread, n int, err error) {
-	rows, _ := a.pool.Query(ctx, lookSQL, pgx.StrictNamedArgs{"tenant": at.tenant, "post": at.post, "after": a.after, "limit": limit})
+func (a *Archiver) look(ctx context.Context, k childShape, at thread, limit int) (page []thread, last thread, n int, err error) {
+	rows, _ := a.pool.Query(ctx, k.sql(lookSQL), pgx.StrictNamedArgs{"tenant": at.tenant, "object": at.object, "after": a.after, "limit": limit})
 	var quiet bool
-	_, err = pgx.ForEachRow(rows, []any{&last.tenant, &last.post, &quiet}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&last.tenant, &last.object, &quiet}, func() error {
 		n++
 		if quiet {
 			page = append(page, last)
@@ -237,7 +261,7 @@ func (a *Archiver) look(ctx context.Context, at thread, limit int) (page []threa
 		return nil
 	})
 	if err != nil {
-		return nil, at, 0, fmt.Errorf("look at %d threads after post %d of tenant %d: %w", limit, at.post, at.tenant, err)
+		return nil, at, 0, fmt.Errorf("look at %d threads after object %d of tenant %d: %w", limit, at.object, at.tenant, err)
 	}
 	if n < limit {
 		last = thread{}
@@ -245,24 +269,27 @@ func (a *Archiver) look(ctx context.Context, at thread, limit int) (page []threa
 	return page, last, n, nil
 }
 
-// quietSQL looks at some comments of a thread, from the end on.
-// Index: comments_path_key, one range.   Locks: none.
+// quietSQL looks at some children of a thread, from the end on.
+// Index: children_KIND_path_key or children_KIND_object_idx, one range.   Locks: none.
 const quietSQL = `
-SELECT /* store.archive_quiet */ count(*), coalesce(bool_or(updated_at >= now() - @after::interval), false), coalesce(min(path), '')
-  FROM (SELECT updated_at, path FROM comments WHERE tenant_id = @tenant::bigint AND post_id = @post::bigint AND path < @before::text COLLATE "C"
-         ORDER BY path DESC LIMIT @limit) page`
+SELECT /* store.archive_quiet */ count(*), coalesce(bool_or(updated_at >= now() - @after::interval), false), coalesce(min(at::text), '')
+  FROM (SELECT updated_at, {{.Order}} AS at FROM {{.Table}} WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint
+           AND {{if .Threaded}}path < @before::text COLLATE "C"{{else}}child_id < @before::text::uuid{{end}} ORDER BY {{.Order}} DESC LIMIT @limit) page`
 
 // quiet reports whether nothing in the thread was written of late, and how many comments it has if so.
-func (a *Archiver) quiet(ctx context.Context, t thread) (quiet bool, comments int64, err error) {
+func (a *Archiver) quiet(ctx context.Context, k childShape, t thread) (quiet bool, comments int64, err error) {
 	before := "~" // sorts after every path
+	if !k.Threaded {
+		before = "ffffffff-ffff-ffff-ffff-ffffffffffff"
+	}
 	for {
 		var n int64
 		var written bool
-		err := a.pool.QueryRow(ctx, quietSQL, pgx.StrictNamedArgs{
-			"tenant": t.tenant, "post": t.post, "after": a.after, "before": before, "limit": quietRows,
+		err := a.pool.QueryRow(ctx, k.sql(quietSQL), pgx.StrictNamedArgs{
+			"tenant": t.tenant, "object": t.object, "after": a.after, "before": before, "limit": quietRows,
 		}).Scan(&n, &written, &before)
 		if err != nil {
-			return false, 0, fmt.Errorf("look whether the thread of post %d of tenant %d is quiet: %w", t.post, t.tenant, err)
+			return false, 0, fmt.Errorf("look whether the thread under %d of tenant %d is quiet: %w", t.object, t.tenant, err)
 		}
 		comments += n
 		if written {
@@ -275,10 +302,10 @@ func (a *Archiver) quiet(ctx context.Context, t thread) (quiet bool, comments in
 }
 
 // archive moves those of page that are quiet.
-func (a *Archiver) archive(ctx context.Context, lease Lease, archive *int64, page []thread, at thread) error {
+func (a *Archiver) archive(ctx context.Context, lease Lease, k childShape, archive *int64, page []thread, at thread) error {
 	var quiet []thread
 	for _, t := range page {
-		is, _, err := a.quiet(ctx, t)
+		is, _, err := a.quiet(ctx, k, t)
 		if err != nil {
 			return err
 		}
@@ -287,47 +314,47 @@ func (a *Archiver) archive(ctx context.Context, lease Lease, archive *int64, pag
 		}
 	}
 	if *archive == 0 && len(quiet) > 0 {
-		if err := a.pool.QueryRow(ctx, `SELECT nextval('comment_archive_id')`).Scan(archive); err != nil {
+		if err := a.pool.QueryRow(ctx, `SELECT nextval('child_archive_id')`).Scan(archive); err != nil {
 			return fmt.Errorf("take an archive id: %w", err)
 		}
 	}
-	stubs, err := a.mark(ctx, lease, *archive, quiet, at)
+	stubs, err := a.mark(ctx, lease, k, *archive, quiet, at)
 	if err != nil || len(stubs) == 0 {
 		return err
 	}
-	return a.move(ctx, lease, stubs)
+	return a.move(ctx, lease, k, stubs)
 }
 
 // markSQL sets the stubs that tell writers to bring threads back first.
 // Index: archived_threads_pkey, archived_threads_stub_idx.   Locks: none but the new rows.
 const markSQL = `
-INSERT /* store.archive_mark */ INTO archived_threads (tenant_id, post_id, archive_id)
-SELECT w.tenant_id, w.post_id, @archive::bigint FROM unnest(@tenants::bigint[], @posts::bigint[]) AS w(tenant_id, post_id) ORDER BY 1, 2
+INSERT /* store.archive_mark */ INTO archived_threads (tenant_id, kind, object_id, archive_id)
+SELECT w.tenant_id, '{{.Kind}}', w.object_id, @archive::bigint FROM unnest(@tenants::bigint[], @objects::bigint[]) AS w(tenant_id, object_id) ORDER BY 1, 3
     ON CONFLICT DO NOTHING
-RETURNING tenant_id, post_id, archive_id, state`
+RETURNING tenant_id, object_id, archive_id, state`
 
 // walkSQL keeps how far the search has come.
-// Index: comment_archive_walk_pkey.   Locks: the row.
+// Index: child_archive_walk_pkey.   Locks: the row.
 const walkSQL = `
-INSERT /* store.archive_walk */ INTO comment_archive_walk AS w (after_tenant, after_post) VALUES (@tenant, @post)
-    ON CONFLICT (singleton) DO UPDATE SET after_tenant = excluded.after_tenant, after_post = excluded.after_post`
+INSERT /* store.archive_walk */ INTO child_archive_walk AS w (kind, after_tenant, after_object) VALUES ('{{.Kind}}', @tenant, @object)
+    ON CONFLICT (kind) DO UPDATE SET after_tenant = excluded.after_tenant, after_object = excluded.after_object`
 
-func (a *Archiver) mark(ctx context.Context, lease Lease, archive int64, threads []thread, at thread) (stubs []stub, err error) {
-	tenants, posts := make([]int64, len(threads)), make([]int64, len(threads))
+func (a *Archiver) mark(ctx context.Context, lease Lease, k childShape, archive int64, threads []thread, at thread) (stubs []stub, err error) {
+	tenants, objects := make([]int64, len(threads)), make([]int64, len(threads))
 	for n, t := range threads {
-		tenants[n], posts[n] = t.tenant, t.post
+		tenants[n], objects[n] = t.tenant, t.object
 	}
 	err = postgres.InTx(ctx, a.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if err := lease.Fence(ctx, tx); err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, walkSQL, pgx.StrictNamedArgs{"tenant": at.tenant, "post": at.post}); err != nil {
+		if _, err := tx.Exec(ctx, k.sql(walkSQL), pgx.StrictNamedArgs{"tenant": at.tenant, "object": at.object}); err != nil {
 			return fmt.Errorf("keep how far the search for quiet threads has come: %w", err)
 		}
 		if len(threads) == 0 {
 			return nil
 		}
-		rows, _ := tx.Query(ctx, markSQL, pgx.StrictNamedArgs{"archive": archive, "tenants": tenants, "posts": posts})
+		rows, _ := tx.Query(ctx, k.sql(markSQL), pgx.StrictNamedArgs{"archive": archive, "tenants": tenants, "objects": objects})
 		stubs, err = pgx.CollectRows(rows, pgx.RowToStructByPos[stub])
 		if err != nil {
 			return fmt.Errorf("set %d stubs of archive %d: %w", len(threads), archive, err)
@@ -340,9 +367,9 @@ func (a *Archiver) mark(ctx context.Context, lease Lease, archive int64, threads
 	return stubs, a.at("marked")
 }
 
-// settle waits until no transaction runs that may insert a comment without having seen the stubs, which are committed. Such a one has
-// its id already: a create takes it in the statement before the one that looks for the stub and inserts (commentSurroundingsSQL,
-// commentCreateSQL). errUnsettled: a transaction of this server goes on for long.
+// settle waits until no transaction runs that may insert a child without having seen the stubs, which are committed. Such a one has
+// its id already: a create takes it in the statement before the one that looks for the stub and inserts (childSurroundingsSQL,
+// childCreateSQL). errUnsettled: a transaction of this server goes on for long.
 func (a *Archiver) settle(ctx context.Context) error {
 	var before string
 	if err := a.pool.QueryRow(ctx, `SELECT pg_snapshot_xmax(pg_current_snapshot())::text`).Scan(&before); err != nil {
@@ -375,12 +402,12 @@ func (a *Archiver) settle(ctx context.Context) error {
 var errUnsettled = fmt.Errorf("store: a transaction of the database's server has been running for more than %s", settleTimeout)
 
 // move archives threads whose stubs are ARCHIVING, but for those in which somebody wrote before their stub was seen.
-func (a *Archiver) move(ctx context.Context, lease Lease, stubs []stub) (failed error) {
+func (a *Archiver) move(ctx context.Context, lease Lease, k childShape, stubs []stub) (failed error) {
 	if err := a.settle(ctx); err != nil {
 		return err
 	}
 	for _, s := range stubs {
-		if err := a.moveThread(ctx, lease, s); stuck(err) {
+		if err := a.moveThread(ctx, lease, k, s); stuck(err) {
 			failed = errors.Join(failed, err)
 		} else if err != nil {
 			return err
@@ -389,21 +416,21 @@ func (a *Archiver) move(ctx context.Context, lease Lease, stubs []stub) (failed 
 	return failed
 }
 
-func (a *Archiver) moveThread(ctx context.Context, lease Lease, s stub) error {
-	quiet, _, err := a.quiet(ctx, thread{s.TenantID, s.PostID})
+func (a *Archiver) moveThread(ctx context.Context, lease Lease, k childShape, s stub) error {
+	quiet, _, err := a.quiet(ctx, k, thread{s.TenantID, s.ObjectID})
 	if err != nil {
 		return err
 	}
 	if !quiet || a.after == 0 {
-		_, err := a.bringBack(ctx, lease, s, returnedByJob)
+		_, err := a.bringBack(ctx, lease, k, s, returnedByJob)
 		return err
 	}
 	for more := true; more; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if more, err = a.moveSome(ctx, lease, s); err != nil {
-			return fmt.Errorf("archive the thread of post %d of tenant %d: %w", s.PostID, s.TenantID, err)
+		if more, err = a.moveSome(ctx, lease, k, s); err != nil {
+			return fmt.Errorf("archive the thread under %d of tenant %d: %w", s.ObjectID, s.TenantID, err)
 		}
 	}
 	return nil
@@ -414,35 +441,32 @@ func (a *Archiver) moveThread(ctx context.Context, lease Lease, s stub) error {
 // Index: archived_threads_pkey.   Locks: the stub.
 const moveLockSQL = `
 SELECT /* store.archive_lock */ set_config('synchronous_commit', 'off', true) FROM archived_threads
- WHERE tenant_id = @tenant::bigint AND post_id = @post::bigint AND archive_id = @archive::bigint AND state = 'ARCHIVING'
+ WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = @object::bigint AND archive_id = @archive::bigint AND state = 'ARCHIVING'
    FOR NO KEY UPDATE`
 
-// moveSQL moves the first comments of a thread to the archive, as they are. They are locked in key order, as writers lock them: one that
+// moveSQL moves the first children of a thread to the archive, as they are. They are locked in key order, as writers lock them: one that
 // began before the stub was there may still be at work.
-// Index: comments_path_key, comments_pkey.   Locks: the comments.
+// Index: children_KIND_path_key or children_KIND_object_idx, children_KIND_pkey.   Locks: the children.
 const moveSQL = `
 WITH page AS (
-  SELECT comment_id FROM comments WHERE tenant_id = @tenant::bigint AND post_id = @post::bigint ORDER BY path LIMIT @limit
+  SELECT child_id FROM {{.Table}} WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint ORDER BY {{.Order}} LIMIT @limit
 ), held AS (
-  SELECT c.comment_id FROM comments c JOIN page p ON c.tenant_id = @tenant::bigint AND c.comment_id = p.comment_id ORDER BY c.comment_id FOR UPDATE OF c
+  SELECT c.child_id FROM {{.Table}} c JOIN page p ON c.tenant_id = @tenant::bigint AND c.child_id = p.child_id ORDER BY c.child_id FOR UPDATE OF c
 ), gone AS (
-  DELETE FROM comments c USING held h WHERE c.tenant_id = @tenant::bigint AND c.comment_id = h.comment_id RETURNING c.*
+  DELETE FROM {{.Table}} c USING held h WHERE c.tenant_id = @tenant::bigint AND c.child_id = h.child_id RETURNING c.*
 )
-INSERT /* store.archive_move */ INTO comments_archive
-       (tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at)
-SELECT tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at
-  FROM gone`
+INSERT /* store.archive_move */ INTO {{.Archive}} (` + movedColumns + `) SELECT ` + movedColumns + ` FROM gone`
 
 // moveStateSQL keeps how far the move has come.
 // Index: archived_threads_pkey.   Locks: the stub.
 const moveStateSQL = `
 UPDATE /* store.archive_state */ archived_threads
-   SET state = CASE WHEN @all::boolean THEN 'ARCHIVED' ELSE state END, comments = comments + @moved
- WHERE tenant_id = @tenant::bigint AND post_id = @post::bigint AND archive_id = @archive::bigint`
+   SET state = CASE WHEN @all::boolean THEN 'ARCHIVED' ELSE state END, children = children + @moved
+ WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = @object::bigint AND archive_id = @archive::bigint`
 
 // moveSome moves up to moveRows comments of a thread in one transaction, and reports whether there may be more. A thread that somebody
 // has begun to bring back has none.
-func (a *Archiver) moveSome(ctx context.Context, lease Lease, s stub) (more bool, err error) {
+func (a *Archiver) moveSome(ctx context.Context, lease Lease, k childShape, s stub) (more bool, err error) {
 	var moved int64
 	var all bool
 	err = postgres.InTx(ctx, a.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
@@ -450,21 +474,21 @@ func (a *Archiver) moveSome(ctx context.Context, lease Lease, s stub) (more bool
 		if err := lease.Fence(ctx, tx); err != nil {
 			return err
 		}
-		tag, err := tx.Exec(ctx, moveLockSQL, pgx.StrictNamedArgs{"tenant": s.TenantID, "post": s.PostID, "archive": s.ArchiveID})
+		tag, err := tx.Exec(ctx, k.sql(moveLockSQL), pgx.StrictNamedArgs{"tenant": s.TenantID, "object": s.ObjectID, "archive": s.ArchiveID})
 		if err != nil {
 			return fmt.Errorf("lock the stub of the thread: %w", err)
 		}
 		if tag.RowsAffected() == 0 {
 			return nil
 		}
-		tag, err = tx.Exec(ctx, moveSQL, pgx.StrictNamedArgs{"tenant": s.TenantID, "post": s.PostID, "limit": a.moveRows})
+		tag, err = tx.Exec(ctx, k.sql(moveSQL), pgx.StrictNamedArgs{"tenant": s.TenantID, "object": s.ObjectID, "limit": a.moveRows})
 		if err != nil {
 			return fmt.Errorf("move up to %d comments: %w", a.moveRows, err)
 		}
 		moved = tag.RowsAffected()
 		all = moved < int64(a.moveRows)
-		_, err = tx.Exec(ctx, moveStateSQL, pgx.StrictNamedArgs{
-			"tenant": s.TenantID, "post": s.PostID, "archive": s.ArchiveID, "all": all, "moved": moved,
+		_, err = tx.Exec(ctx, k.sql(moveStateSQL), pgx.StrictNamedArgs{
+			"tenant": s.TenantID, "object": s.ObjectID, "archive": s.ArchiveID, "all": all, "moved": moved,
 		})
 		if err != nil {
 			return fmt.Errorf("keep the state of the move: %w", err)
@@ -486,7 +510,7 @@ func (a *Archiver) moveSome(ctx context.Context, lease Lease, s stub) (more bool
 }
 
 // bringBack brings a thread back, whatever state its stub is in, and returns how many comments it moved.
-func (a *Archiver) bringBack(ctx context.Context, lease Lease, s stub, by string) (moved int64, err error) {
+func (a *Archiver) bringBack(ctx context.Context, lease Lease, k childShape, s stub, by string) (moved int64, err error) {
 	for back := false; !back; {
 		if err := ctx.Err(); err != nil {
 			return moved, err
@@ -496,13 +520,13 @@ func (a *Archiver) bringBack(ctx context.Context, lease Lease, s stub, by string
 			if err := lease.Fence(ctx, tx); err != nil {
 				return err
 			}
-			if n, back, err = returnChunk(ctx, tx, s.TenantID, s.PostID, by, a.moveRows); err != nil {
+			if n, back, err = k.returnChunk(ctx, tx, s.TenantID, s.ObjectID, by, a.moveRows); err != nil {
 				return err
 			}
 			return a.at("returning")
 		})
 		if err != nil {
-			return moved, fmt.Errorf("bring back the thread of post %d of tenant %d: %w", s.PostID, s.TenantID, err)
+			return moved, fmt.Errorf("bring back the thread under %d of tenant %d: %w", s.ObjectID, s.TenantID, err)
 		}
 		moved += max(n, 0)
 		if back && n >= 0 {
@@ -519,14 +543,14 @@ func (a *Archiver) bringBack(ctx context.Context, lease Lease, s stub, by string
 // unfinishedSQL reads stubs of threads that are on their way.
 // Index: archived_threads_unfinished_idx, one range.   Locks: none.
 const unfinishedSQL = `
-SELECT /* store.archive_unfinished */ tenant_id, post_id, archive_id, state FROM archived_threads
- WHERE state IN ('ARCHIVING', 'RETURNING') AND (tenant_id, post_id) > (@tenant::bigint, @post::bigint)
- ORDER BY tenant_id, post_id LIMIT @limit`
+SELECT /* store.archive_unfinished */ tenant_id, object_id, archive_id, state FROM archived_threads
+ WHERE state IN ('ARCHIVING', 'RETURNING') AND kind = '{{.Kind}}' AND (tenant_id, object_id) > (@tenant::bigint, @object::bigint)
+ ORDER BY tenant_id, object_id LIMIT @limit`
 
 // finish goes on with threads that are on their way, there or back, each page of them once.
-func (a *Archiver) finish(ctx context.Context, lease Lease, end time.Time) (failed error) {
+func (a *Archiver) finish(ctx context.Context, lease Lease, k childShape, end time.Time) (failed error) {
 	for at, n := (thread{}), a.walkPage; n == a.walkPage && time.Now().Before(end); {
-		rows, _ := a.pool.Query(ctx, unfinishedSQL, pgx.StrictNamedArgs{"tenant": at.tenant, "post": at.post, "limit": a.walkPage})
+		rows, _ := a.pool.Query(ctx, k.sql(unfinishedSQL), pgx.StrictNamedArgs{"tenant": at.tenant, "object": at.object, "limit": a.walkPage})
 		stubs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[stub])
 		if err != nil {
 			return fmt.Errorf("read which threads are on their way: %w", err)
@@ -534,12 +558,12 @@ func (a *Archiver) finish(ctx context.Context, lease Lease, end time.Time) (fail
 		if n = len(stubs); n == 0 {
 			return failed
 		}
-		at = thread{stubs[n-1].TenantID, stubs[n-1].PostID}
+		at = thread{stubs[n-1].TenantID, stubs[n-1].ObjectID}
 		var there []stub
 		for _, s := range stubs {
 			if s.State == stateArchiving {
 				there = append(there, s)
-			} else if _, err := a.bringBack(ctx, lease, s, returnedByJob); stuck(err) {
+			} else if _, err := a.bringBack(ctx, lease, k, s, returnedByJob); stuck(err) {
 				failed = errors.Join(failed, err)
 			} else if err != nil {
 				return err
@@ -548,7 +572,7 @@ func (a *Archiver) finish(ctx context.Context, lease Lease, end time.Time) (fail
 		if len(there) == 0 {
 			continue
 		}
-		if err := a.move(ctx, lease, there); stuck(err) {
+		if err := a.move(ctx, lease, k, there); stuck(err) {
 			failed = errors.Join(failed, err)
 		} else if err != nil {
 			return err
@@ -560,13 +584,13 @@ func (a *Archiver) finish(ctx context.Context, lease Lease, end time.Time) (fail
 // archiveStubsSQL reads the threads of an archive id that are not back.
 // Index: archived_threads_archive_idx, one range.   Locks: none.
 const archiveStubsSQL = `
-SELECT /* store.archive_stubs */ tenant_id, post_id, archive_id, state FROM archived_threads
- WHERE archive_id = @archive AND (tenant_id, post_id) > (@tenant::bigint, @post::bigint) AND state <> 'RETURNED'
- ORDER BY tenant_id, post_id LIMIT @limit`
+SELECT /* store.archive_stubs */ tenant_id, object_id, archive_id, state FROM archived_threads
+ WHERE archive_id = @archive AND kind = '{{.Kind}}' AND (tenant_id, object_id) > (@tenant::bigint, @object::bigint) AND state <> 'RETURNED'
+ ORDER BY tenant_id, object_id LIMIT @limit`
 
-// Undo brings back every thread that the archive id has, and returns how many threads and comments those were. It may be repeated. The
+// Undo brings back every thread that the archive id has, and returns how many threads and children those were. It may be repeated. The
 // threads stay where they are for as long as if they had been written in just now. ErrNotFound: no thread was ever moved under that id.
-func (a *Archiver) Undo(ctx context.Context, lease Lease, archive int64) (threads, comments int64, err error) {
+func (a *Archiver) Undo(ctx context.Context, lease Lease, archive int64) (threads, children int64, err error) {
 	var known bool
 	var failed error
 	err = a.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM archived_threads WHERE archive_id = $1)`, archive).Scan(&known)
@@ -576,25 +600,36 @@ func (a *Archiver) Undo(ctx context.Context, lease Lease, archive int64) (thread
 	if !known {
 		return 0, 0, fmt.Errorf("archive %d: %w", archive, ErrNotFound)
 	}
+	for _, k := range a.kinds().AllChildren() {
+		t, c, err := a.undo(ctx, lease, shapeOf(k), archive)
+		threads, children, failed = threads+t, children+c, errors.Join(failed, err)
+		if err != nil && !stuck(err) {
+			return threads, children, err
+		}
+	}
+	return threads, children, failed
+}
+
+func (a *Archiver) undo(ctx context.Context, lease Lease, k childShape, archive int64) (threads, children int64, failed error) {
 	for at := (thread{}); ; {
-		rows, _ := a.pool.Query(ctx, archiveStubsSQL, pgx.StrictNamedArgs{"archive": archive, "tenant": at.tenant, "post": at.post, "limit": a.walkPage})
+		rows, _ := a.pool.Query(ctx, k.sql(archiveStubsSQL), pgx.StrictNamedArgs{"archive": archive, "tenant": at.tenant, "object": at.object, "limit": a.walkPage})
 		stubs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[stub])
 		if err != nil {
-			return threads, comments, fmt.Errorf("read the threads of archive %d: %w", archive, err)
+			return threads, children, fmt.Errorf("read the threads of archive %d: %w", archive, err)
 		}
 		if len(stubs) == 0 {
-			return threads, comments, failed
+			return threads, children, failed
 		}
 		for _, s := range stubs {
-			at = thread{s.TenantID, s.PostID}
-			n, err := a.bringBack(ctx, lease, s, returnedByUndo)
-			comments += n
+			at = thread{s.TenantID, s.ObjectID}
+			n, err := a.bringBack(ctx, lease, k, s, returnedByUndo)
+			children += n
 			if stuck(err) { // the others come back
 				failed = errors.Join(failed, err)
 				continue
 			}
 			if err != nil {
-				return threads, comments, err
+				return threads, children, err
 			}
 			threads++
 		}
@@ -613,7 +648,7 @@ type Archived struct {
 // archivesSQL sums up the newest archives.
 // Index: archived_threads_archive_idx, the ranges of those archives.   Locks: none.
 const archivesSQL = `
-SELECT /* store.archives */ archive_id, min(started_at), count(*), sum(comments)::bigint, count(*) FILTER (WHERE state = 'RETURNED')
+SELECT /* store.archives */ archive_id, min(started_at), count(*), sum(children)::bigint, count(*) FILTER (WHERE state = 'RETURNED')
   FROM archived_threads WHERE archive_id > (SELECT max(archive_id) FROM archived_threads) - @limit::bigint
  GROUP BY archive_id ORDER BY archive_id DESC`
 
@@ -630,45 +665,48 @@ func Archives(ctx context.Context, pool *pgxpool.Pool, limit int) ([]Archived, e
 
 // ArchiveFlaw is something about the archive that is not as it has to be.
 type ArchiveFlaw struct {
-	TenantID, PostID int64
-	Rule             string
+	Kind               string
+	TenantID, ObjectID int64
+	Rule               string
 }
 
 // archiveCheckSQL reads what breaks a rule.
-// Index: none: all archived comments.   Locks: none.
+// Index: none: all archived children of the kind.   Locks: none.
 const archiveCheckSQL = `
-WITH archived AS (SELECT tenant_id, post_id, count(*) AS comments FROM comments_archive GROUP BY 1, 2),
-     stubs AS (SELECT * FROM archived_threads WHERE state <> 'RETURNED')
-SELECT /* store.archive_check */ tenant_id, post_id, 'archived comments without a stub'
-  FROM archived WHERE NOT EXISTS (SELECT FROM stubs s WHERE s.tenant_id = archived.tenant_id AND s.post_id = archived.post_id)
+WITH archived AS (SELECT tenant_id, object_id, count(*) AS children FROM {{.Archive}} GROUP BY 1, 2),
+     stubs AS (SELECT * FROM archived_threads WHERE kind = '{{.Kind}}' AND state <> 'RETURNED')
+SELECT /* store.archive_check */ '{{.Kind}}', tenant_id, object_id, 'archived {{.Kind}}s without a stub'
+  FROM archived WHERE NOT EXISTS (SELECT FROM stubs s WHERE s.tenant_id = archived.tenant_id AND s.object_id = archived.object_id)
 UNION ALL
-SELECT tenant_id, post_id, 'a thread that lacks archived comments'
-  FROM stubs LEFT JOIN archived USING (tenant_id, post_id) WHERE state = 'ARCHIVED' AND stubs.comments IS DISTINCT FROM archived.comments
+SELECT '{{.Kind}}', tenant_id, object_id, 'a thread that lacks archived {{.Kind}}s'
+  FROM stubs LEFT JOIN archived USING (tenant_id, object_id) WHERE state = 'ARCHIVED' AND stubs.children IS DISTINCT FROM archived.children
 UNION ALL
-SELECT c.tenant_id, c.post_id, 'a comment that is archived and is not'
-  FROM comments_archive a JOIN comments c USING (tenant_id, comment_id)
+SELECT '{{.Kind}}', c.tenant_id, c.object_id, 'a {{.Kind}} that is archived and is not'
+  FROM {{.Archive}} a JOIN {{.Table}} c USING (tenant_id, child_id)
 UNION ALL
-SELECT tenant_id, post_id, 'comments beside an archived thread'
-  FROM stubs s WHERE state = 'ARCHIVED' AND EXISTS (SELECT FROM comments c WHERE c.tenant_id = s.tenant_id AND c.post_id = s.post_id)`
+SELECT '{{.Kind}}', tenant_id, object_id, '{{.Kind}}s beside an archived thread'
+  FROM stubs s WHERE state = 'ARCHIVED' AND EXISTS (SELECT FROM {{.Table}} c WHERE c.tenant_id = s.tenant_id AND c.object_id = s.object_id)`
 
-// CheckArchive reports what about the archive breaks a rule: each comment is in one place, each archived one has a stub, and of an
-// archived thread all comments are archived. It returns how many comments the archive has. The pool acts as postgres.RoleSystem.
-func CheckArchive(ctx context.Context, pool *pgxpool.Pool, report func(ArchiveFlaw)) (comments int64, err error) {
+// CheckArchive reports what about the archive breaks a rule: each child is in one place, each archived one has a stub, and of an
+// archived thread all children are archived. It returns how many children the archive has. The pool acts as postgres.RoleSystem.
+func CheckArchive(ctx context.Context, pool *pgxpool.Pool, set *kinds.Set, report func(ArchiveFlaw)) (children int64, err error) {
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		rows, _ := tx.Query(ctx, archiveCheckSQL)
-		flaws, err := pgx.CollectRows(rows, pgx.RowToStructByPos[ArchiveFlaw])
-		if err != nil {
-			return err
+		for _, k := range set.AllChildren() {
+			rows, _ := tx.Query(ctx, shapeOf(k).sql(archiveCheckSQL))
+			flaws, err := pgx.CollectRows(rows, pgx.RowToStructByPos[ArchiveFlaw])
+			if err != nil {
+				return err
+			}
+			for _, f := range flaws {
+				report(f)
+			}
 		}
-		for _, f := range flaws {
-			report(f)
-		}
-		return tx.QueryRow(ctx, `SELECT count(*) FROM comments_archive`).Scan(&comments)
+		return tx.QueryRow(ctx, `SELECT count(*) FROM children_archive`).Scan(&children)
 	})
 	if err != nil {
-		return 0, fmt.Errorf("check the archive of comments: %w", err)
+		return 0, fmt.Errorf("check the archive of children: %w", err)
 	}
-	return comments, nil
+	return children, nil
 }
 
 // at tells a test which step is done; what it returns ends the work there.

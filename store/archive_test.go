@@ -18,6 +18,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 )
 
 // free is a hold that anybody has.
@@ -56,7 +57,7 @@ func openArchived(t *testing.T) archived {
 
 func (a archived) newArchiver() *Archiver {
 	a.t.Helper()
-	archiver, err := NewArchiver(ArchiveConfig{After: time.Hour}, a.system, testkit.Logger(a.t), nil)
+	archiver, err := NewArchiver(ArchiveConfig{After: time.Hour}, a.system, kinds.Builtin, testkit.Logger(a.t), nil)
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -77,15 +78,15 @@ func (a archived) run() map[string]int64 {
 func (a archived) thread(tenant, post int64, n int) (ids []string) {
 	a.t.Helper()
 	for i := range n {
-		c := NewComment{Meta: Meta{Actor: "tester"}, PostID: post, AuthorID: int64(i%3 + 1), Body: fmt.Sprint("comment ", i), Key: fmt.Sprint(post, "/", i)}
+		c := NewChild{Meta: Meta{Actor: "tester"}, Object: post, AuthorID: int64(i%3 + 1), Body: fmt.Sprint("comment ", i), Key: fmt.Sprint(post, "/", i)}
 		if i%4 > 0 {
-			c.ParentID = ids[i-1]
+			c.ReplyTo = ids[i-1]
 		}
-		out, err := a.Create(a.t.Context(), tenant, []NewComment{c})
+		out, err := a.CreateChildren(a.t.Context(), tenant, commentKind, []NewChild{c})
 		if err != nil || out[0].Err != nil {
 			a.t.Fatal(err, out)
 		}
-		ids = append(ids, out[0].Comment.CommentID)
+		ids = append(ids, out[0].Child.ID)
 	}
 	return ids
 }
@@ -94,10 +95,10 @@ func (a archived) thread(tenant, post int64, n int) (ids []string) {
 func (a archived) places() string {
 	a.t.Helper()
 	rows, _ := a.system.Query(a.t.Context(), `
-		SELECT concat_ws(' ', tenant_id || '/' || post_id, sum(here) || '+' || sum(there),
-		       (SELECT state FROM archived_threads a WHERE a.tenant_id = c.tenant_id AND a.post_id = c.post_id ORDER BY archive_id DESC LIMIT 1))
-		  FROM (SELECT tenant_id, post_id, 1 AS here, 0 AS there FROM comments UNION ALL SELECT tenant_id, post_id, 0, 1 FROM comments_archive) c
-		 GROUP BY tenant_id, post_id ORDER BY tenant_id, post_id`)
+		SELECT concat_ws(' ', tenant_id || '/' || object_id, sum(here) || '+' || sum(there),
+		       (SELECT state FROM archived_threads a WHERE a.tenant_id = c.tenant_id AND a.kind = c.kind AND a.object_id = c.object_id ORDER BY archive_id DESC LIMIT 1))
+		  FROM (SELECT tenant_id, kind, object_id, 1 AS here, 0 AS there FROM children UNION ALL SELECT tenant_id, kind, object_id, 0, 1 FROM children_archive) c
+		 GROUP BY tenant_id, kind, object_id ORDER BY tenant_id, kind, object_id`)
 	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		a.t.Fatal(err)
@@ -107,7 +108,7 @@ func (a archived) places() string {
 
 func (a archived) check() {
 	a.t.Helper()
-	if _, err := CheckArchive(a.t.Context(), a.system, func(f ArchiveFlaw) { a.t.Errorf("tenant %d, post %d: %s", f.TenantID, f.PostID, f.Rule) }); err != nil {
+	if _, err := CheckArchive(a.t.Context(), a.system, kinds.Builtin(), func(f ArchiveFlaw) { a.t.Errorf("tenant %d, post %d: %s", f.TenantID, f.ObjectID, f.Rule) }); err != nil {
 		a.t.Error(err)
 	}
 }
@@ -125,14 +126,14 @@ func TestAnArchivedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T)
 	ctx, m := t.Context(), Meta{Actor: "tester"}
 	ids := a.thread(1, 5, 8)
 	theirs := a.thread(2, 5, 2) // another tenant's
-	before := map[string]event.Comment{}
+	before := map[string]event.Child{}
 	for _, id := range ids {
 		var err error
-		if before[id], err = a.GetComment(ctx, 1, id); err != nil {
+		if before[id], err = a.GetChild(ctx, 1, commentKind, id); err != nil {
 			t.Fatal(err)
 		}
 	}
-	states, err := a.States(ctx, 1, []event.Ref{{Type: event.AggregateComment, Comment: ids[0]}, {Type: event.AggregateComment, Comment: ids[1]}})
+	states, err := a.States(ctx, 1, kinds.Builtin(), []event.Ref{{Type: event.AggregateComment, Child: ids[0]}, {Type: event.AggregateComment, Child: ids[1]}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +145,7 @@ func TestAnArchivedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T)
 	var state *StateError
 	var stale *StaleError
 	last := ids[7]
-	unchanged := func(name string, write func() ([]CommentOutcome, error), ok func(CommentOutcome) bool) {
+	unchanged := func(name string, write func() ([]ChildOutcome, error), ok func(ChildOutcome) bool) {
 		t.Helper()
 		out, err := write()
 		if err != nil || !ok(out[0]) {
@@ -152,50 +153,50 @@ func TestAnArchivedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T)
 		}
 		a.want("1/5 0+8 ARCHIVED, 2/5 0+2 ARCHIVED")
 	}
-	unchanged("reads", func() ([]CommentOutcome, error) {
+	unchanged("reads", func() ([]ChildOutcome, error) {
 		for id, want := range before {
-			if got, err := a.GetComment(ctx, 1, id); err != nil || !cmp.Equal(got, want) {
+			if got, err := a.GetChild(ctx, 1, commentKind, id); err != nil || !cmp.Equal(got, want) {
 				t.Errorf("got %+v, %v, want %+v", got, err, want)
 			}
-			if _, err := a.GetComment(ctx, 2, id); !errors.Is(err, ErrNotFound) {
+			if _, err := a.GetChild(ctx, 2, commentKind, id); !errors.Is(err, ErrNotFound) {
 				t.Errorf("another tenant got %v", err)
 			}
 		}
-		got, err := a.States(ctx, 1, []event.Ref{{Type: event.AggregateComment, Comment: ids[0]}, {Type: event.AggregateComment, Comment: ids[1]}})
+		got, err := a.States(ctx, 1, kinds.Builtin(), []event.Ref{{Type: event.AggregateComment, Child: ids[0]}, {Type: event.AggregateComment, Child: ids[1]}})
 		if len(got) != 2 || len(states) != 2 || err != nil {
 			t.Errorf("%d states, %v", len(got), err)
 		}
-		return []CommentOutcome{{}}, nil
-	}, func(CommentOutcome) bool { return true })
-	unchanged("a create with a key of before", func() ([]CommentOutcome, error) {
-		return a.Create(ctx, 1, []NewComment{{Meta: m, PostID: 5, AuthorID: 2, ParentID: ids[0], Body: "comment 1", Key: "5/1"}})
-	}, func(o CommentOutcome) bool { return o.Replayed && cmp.Equal(o.Comment, before[ids[1]]) })
-	unchanged("another create with that key", func() ([]CommentOutcome, error) {
-		return a.Create(ctx, 1, []NewComment{{Meta: m, PostID: 5, AuthorID: 2, ParentID: ids[0], Body: "another", Key: "5/1"}})
-	}, func(o CommentOutcome) bool { return errors.Is(o.Err, ErrKeyReused) })
-	unchanged("a stale edit", func() ([]CommentOutcome, error) {
-		return a.Edit(ctx, 1, []CommentEdit{{Meta: m, CommentID: last, IfVersion: 2, Body: "x"}})
-	}, func(o CommentOutcome) bool { return errors.As(o.Err, &stale) && stale.Current.Version == 1 })
-	unchanged("an edit to the same body", func() ([]CommentOutcome, error) {
-		return a.Edit(ctx, 1, []CommentEdit{{Meta: m, CommentID: last, IfVersion: 1, Body: "comment 7"}})
-	}, func(o CommentOutcome) bool { return o.Err == nil && !o.Changed && o.Comment.Version == 1 })
-	unchanged("another tenant's edit", func() ([]CommentOutcome, error) {
-		return a.Edit(ctx, 2, []CommentEdit{{Meta: m, CommentID: last, IfVersion: 1, Body: "x"}})
-	}, func(o CommentOutcome) bool { return errors.Is(o.Err, ErrNotFound) })
+		return []ChildOutcome{{}}, nil
+	}, func(ChildOutcome) bool { return true })
+	unchanged("a create with a key of before", func() ([]ChildOutcome, error) {
+		return a.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: m, Object: 5, AuthorID: 2, ReplyTo: ids[0], Body: "comment 1", Key: "5/1"}})
+	}, func(o ChildOutcome) bool { return o.Replayed && cmp.Equal(o.Child, before[ids[1]]) })
+	unchanged("another create with that key", func() ([]ChildOutcome, error) {
+		return a.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: m, Object: 5, AuthorID: 2, ReplyTo: ids[0], Body: "another", Key: "5/1"}})
+	}, func(o ChildOutcome) bool { return errors.Is(o.Err, ErrKeyReused) })
+	unchanged("a stale edit", func() ([]ChildOutcome, error) {
+		return a.EditChildren(ctx, 1, commentKind, []ChildEdit{{Meta: m, ID: last, IfVersion: 2, Body: new("x")}})
+	}, func(o ChildOutcome) bool { return errors.As(o.Err, &stale) && stale.Current.Version == 1 })
+	unchanged("an edit to the same body", func() ([]ChildOutcome, error) {
+		return a.EditChildren(ctx, 1, commentKind, []ChildEdit{{Meta: m, ID: last, IfVersion: 1, Body: new("comment 7")}})
+	}, func(o ChildOutcome) bool { return o.Err == nil && !o.Changed && o.Child.Version == 1 })
+	unchanged("another tenant's edit", func() ([]ChildOutcome, error) {
+		return a.EditChildren(ctx, 2, commentKind, []ChildEdit{{Meta: m, ID: last, IfVersion: 1, Body: new("x")}})
+	}, func(o ChildOutcome) bool { return errors.Is(o.Err, ErrNotFound) })
 
 	version := int64(1)
-	for name, write := range map[string]func() ([]CommentOutcome, error){
-		"an edit": func() ([]CommentOutcome, error) {
-			return a.Edit(ctx, 1, []CommentEdit{{Meta: m, CommentID: last, IfVersion: version, Body: fmt.Sprint("edit ", version)}})
+	for name, write := range map[string]func() ([]ChildOutcome, error){
+		"an edit": func() ([]ChildOutcome, error) {
+			return a.EditChildren(ctx, 1, commentKind, []ChildEdit{{Meta: m, ID: last, IfVersion: version, Body: new(fmt.Sprint("edit ", version))}})
 		},
-		"a moderation": func() ([]CommentOutcome, error) {
-			return a.Moderate(ctx, 1, []CommentModeration{{Meta: m, CommentID: last, IfVersion: version, State: event.ModerationApproved}})
+		"a moderation": func() ([]ChildOutcome, error) {
+			return a.ModerateChildren(ctx, 1, commentKind, []ChildModeration{{Meta: m, ID: last, IfVersion: version, State: event.ModerationApproved}})
 		},
-		"a reply": func() ([]CommentOutcome, error) {
-			return a.Create(ctx, 1, []NewComment{{Meta: m, PostID: 5, AuthorID: 9, ParentID: ids[2], Body: "reply"}})
+		"a reply": func() ([]ChildOutcome, error) {
+			return a.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: m, Object: 5, AuthorID: 9, ReplyTo: ids[2], Body: "reply"}})
 		},
-		"a first comment among others": func() ([]CommentOutcome, error) {
-			out, err := a.Create(ctx, 1, []NewComment{{Meta: m, PostID: 5, AuthorID: 9, Body: "first"}, {Meta: m, PostID: 6, AuthorID: 9, Body: "another"}})
+		"a first comment among others": func() ([]ChildOutcome, error) {
+			out, err := a.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: m, Object: 5, AuthorID: 9, Body: "first"}, {Meta: m, Object: 6, AuthorID: 9, Body: "another"}})
 			return out, err
 		},
 	} {
@@ -204,8 +205,8 @@ func TestAnArchivedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T)
 			t.Errorf("%s: %+v, %v", name, out, err)
 			continue
 		}
-		if out[0].Comment.CommentID == last {
-			version = out[0].Comment.Version
+		if out[0].Child.ID == last {
+			version = out[0].Child.Version
 		}
 		if got := a.places(); !strings.Contains(got, "+0 RETURNED, ") || !strings.Contains(got, "2/5 0+2 ARCHIVED") {
 			t.Errorf("%s leaves %s", name, got)
@@ -213,24 +214,24 @@ func TestAnArchivedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T)
 		a.check()
 		a.run()
 	}
-	if out, err := a.Delete(ctx, 1, []CommentDelete{{Meta: m, CommentID: last, IfVersion: version}}); err != nil || out[0].Comment.Version != 4 {
+	if out, err := a.DeleteChildren(ctx, 1, commentKind, []ChildDelete{{Meta: m, ID: last, IfVersion: version}}); err != nil || out[0].Child.Version != 4 {
 		t.Errorf("a deletion: %+v, %v", out, err)
 	}
 	a.run()
 	before5 := a.places()
-	if out, err := a.Delete(ctx, 1, []CommentDelete{{Meta: m, CommentID: last}}); err != nil || !errors.As(out[0].Err, &state) {
+	if out, err := a.DeleteChildren(ctx, 1, commentKind, []ChildDelete{{Meta: m, ID: last}}); err != nil || !errors.As(out[0].Err, &state) {
 		t.Errorf("a second deletion: %+v, %v", out, err)
 	}
-	if _, err := a.SetThreads(ctx, 1, []ThreadSettings{{Meta: m, PostID: 5, Locked: true}}); err != nil {
+	if _, err := a.SetThreads(ctx, 1, commentKind, []ThreadSettings{{Meta: m, Object: 5, Locked: true}}); err != nil {
 		t.Error(err)
 	}
-	if out, err := a.Create(ctx, 1, []NewComment{{Meta: m, PostID: 5, AuthorID: 9, Body: "late"}}); err != nil || !errors.Is(out[0].Err, ErrThreadLocked) {
+	if out, err := a.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: m, Object: 5, AuthorID: 9, Body: "late"}}); err != nil || !errors.Is(out[0].Err, ErrThreadLocked) {
 		t.Errorf("a comment in a locked thread: %+v, %v", out, err)
 	}
 	a.want(before5)
 	// A slice that has one comment twice, and one of another thread that is archived: each in its order.
-	out, err := a.Edit(ctx, 2, []CommentEdit{{Meta: m, CommentID: theirs[0], Body: "one"}, {Meta: m, CommentID: theirs[0], Body: "two"}, {Meta: m, CommentID: theirs[1], IfVersion: 7, Body: "x"}})
-	if err != nil || out[0].Comment.Version != 2 || out[1].Comment.Body != "two" || out[1].Comment.Version != 3 || !errors.As(out[2].Err, &stale) {
+	out, err := a.EditChildren(ctx, 2, commentKind, []ChildEdit{{Meta: m, ID: theirs[0], Body: new("one")}, {Meta: m, ID: theirs[0], Body: new("two")}, {Meta: m, ID: theirs[1], IfVersion: 7, Body: new("x")}})
+	if err != nil || out[0].Child.Version != 2 || out[1].Child.Body != "two" || out[1].Child.Version != 3 || !errors.As(out[2].Err, &stale) {
 		t.Errorf("a slice: %+v, %v", out, err)
 	}
 	if n := a.ThreadsReturned(); n != 6 {
@@ -288,7 +289,7 @@ func TestTheArchiverWaitsForACreateThatHasNotSeenItsStub(t *testing.T) {
 	owner := db.Pool(t, postgres.RoleOwner)
 	for _, sql := range []string{
 		`CREATE FUNCTION wait_here() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock_shared(77); RETURN NEW; END $$`,
-		`CREATE TRIGGER wait_here BEFORE INSERT ON comments FOR EACH ROW EXECUTE FUNCTION wait_here()`,
+		`CREATE TRIGGER wait_here BEFORE INSERT ON children_comment FOR EACH ROW EXECUTE FUNCTION wait_here()`,
 	} {
 		if _, err := owner.Exec(ctx, sql); err != nil {
 			t.Fatal(err)
@@ -312,7 +313,7 @@ func TestTheArchiverWaitsForACreateThatHasNotSeenItsStub(t *testing.T) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() {
-		out, err := a.Create(ctx, 1, []NewComment{{Meta: Meta{Actor: "tester"}, PostID: 5, AuthorID: 1, ParentID: ids[0], Body: "late"}})
+		out, err := a.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: Meta{Actor: "tester"}, Object: 5, AuthorID: 1, ReplyTo: ids[0], Body: "late"}})
 		if err != nil || !out[0].Changed {
 			t.Errorf("%+v, %v", out, err)
 		}
@@ -338,13 +339,15 @@ func TestAnInsertLooksForAStubItself(t *testing.T) {
 	a.thread(1, 5, 4)
 	a.run()
 	a.want("1/5 0+4 ARCHIVED")
-	todo := []creation{{in: NewComment{Meta: Meta{Actor: "tester"}, PostID: 5, AuthorID: 1, Body: "late"}, moderation: event.ModerationNone}}
-	if err := todo[0].prepare(); err != nil {
+	todo := []creation{{in: NewChild{Meta: Meta{Actor: "tester"}, Object: 5, AuthorID: 1, Body: "late"}, moderation: event.ModerationNone}}
+	if err := todo[0].prepare(a.children(commentKind)); err != nil {
 		t.Fatal(err)
 	}
 	var archived *archivedError
-	out := make([]CommentOutcome, 1)
-	err := a.write(t.Context(), 1, 0, func(tx *unit) error { return a.insert(t.Context(), tx, 1, todo, []int{0}, out) })
+	out := make([]ChildOutcome, 1)
+	err := a.write(t.Context(), 1, 0, func(tx *unit) error {
+		return a.insert(t.Context(), tx, 1, a.children(commentKind), todo, []int{0}, out)
+	})
 	if err != nil || !errors.As(out[0].Err, &archived) {
 		t.Errorf("got %+v, %v", out, err)
 	}
@@ -361,7 +364,7 @@ func TestAnArchiverThatDiesAtAnyStepLosesNothing(t *testing.T) {
 	whole := func() {
 		t.Helper()
 		for i, id := range ids {
-			if c, err := a.GetComment(t.Context(), 1, id); err != nil || c.Body != fmt.Sprint("comment ", i) {
+			if c, err := a.GetChild(t.Context(), 1, commentKind, id); err != nil || c.Body != fmt.Sprint("comment ", i) {
 				t.Fatalf("comment %d: %+v, %v", i, c, err)
 			}
 		}
@@ -450,7 +453,7 @@ func TestALongThreadComesBackOverSeveralAttempts(t *testing.T) {
 	a.run()
 	a.Store.returnBudget = 0
 	edit := func() error {
-		_, err := a.Edit(t.Context(), 1, []CommentEdit{{Meta: Meta{Actor: "tester"}, CommentID: ids[0], Body: "x"}})
+		_, err := a.EditChildren(t.Context(), 1, commentKind, []ChildEdit{{Meta: Meta{Actor: "tester"}, ID: ids[0], Body: new("x")}})
 		return err
 	}
 	if err := edit(); !errors.Is(err, ErrThreadReturning) {
@@ -476,7 +479,7 @@ func TestALongThreadComesBackOverSeveralAttempts(t *testing.T) {
 	// The archiver finishes what writers have begun and given up.
 	a.run()
 	if err := postgres.InTx(t.Context(), a.system, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		_, _, err := returnChunk(t.Context(), tx, 1, 1, returnedByWrite, 3)
+		_, _, err := shapeOf(commentKind).returnChunk(t.Context(), tx, 1, 1, returnedByWrite, 3)
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -492,12 +495,12 @@ func TestAThreadThatCannotBeMovedKeepsNoOther(t *testing.T) {
 	a.thread(1, 1, 7)
 	a.run()
 	// Somebody imports once more what was archived since; then the thread is on its way back.
-	const columns = `tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, created_at`
-	if _, err := a.system.Exec(t.Context(), `INSERT INTO comments (`+columns+`) SELECT `+columns+` FROM comments_archive ORDER BY path DESC LIMIT 1`); err != nil {
+	const columns = `tenant_id, child_id, object_id, parent_id, slug, path, author_id, body, created_at`
+	if _, err := a.system.Exec(t.Context(), `INSERT INTO children_comment (`+columns+`) SELECT `+columns+` FROM children_archive_comment ORDER BY path DESC LIMIT 1`); err != nil {
 		t.Fatal(err)
 	}
 	if err := postgres.InTx(t.Context(), a.system, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		_, _, err := returnChunk(t.Context(), tx, 1, 1, returnedByWrite, 3)
+		_, _, err := shapeOf(commentKind).returnChunk(t.Context(), tx, 1, 1, returnedByWrite, 3)
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -521,7 +524,7 @@ func TestAThreadThatCannotBeMovedKeepsNoOther(t *testing.T) {
 		t.Errorf("undone: %d threads, %v", threads, err)
 	}
 	where("1/1 7+1 RETURNING, 1/2 3+0 RETURNED, 2/1 3+0 RETURNED")
-	if _, err := a.system.Exec(t.Context(), `DELETE FROM comments c USING comments_archive a WHERE c.comment_id = a.comment_id`); err != nil {
+	if _, err := a.system.Exec(t.Context(), `DELETE FROM children_comment c USING children_archive_comment a WHERE c.child_id = a.child_id`); err != nil {
 		t.Fatal(err)
 	}
 	a.archiver.after = time.Hour
@@ -536,13 +539,13 @@ func TestAnErasureFindsWhatComesBackMeanwhile(t *testing.T) {
 		a.run()
 		a.thread(1, 2, 2)
 		met, system := false, New(a.system, nil)
-		err := system.AuthorComments(t.Context(), 1, 1, func(all []AuthorComment) error {
+		err := system.AuthorChildren(t.Context(), 1, commentKind, 1, func(all []AuthorChild) error {
 			for range chunks { // when the first of the two tables was read
 				if met {
 					break
 				}
 				if err := postgres.InTx(t.Context(), a.system, pgx.TxOptions{}, func(tx pgx.Tx) error {
-					_, _, err := returnChunk(t.Context(), tx, 1, 1, returnedByWrite, 3)
+					_, _, err := shapeOf(commentKind).returnChunk(t.Context(), tx, 1, 1, returnedByWrite, 3)
 					return err
 				}); err != nil {
 					return err
@@ -551,9 +554,9 @@ func TestAnErasureFindsWhatComesBackMeanwhile(t *testing.T) {
 			met = true
 			var ids []string
 			for _, c := range all {
-				ids = append(ids, c.CommentID)
+				ids = append(ids, c.ID)
 			}
-			_, err := system.Erase(t.Context(), 1, ids, false, Meta{Actor: "tester"}, (&free{}).Fence)
+			_, err := system.EraseChildren(t.Context(), 1, commentKind, ids, false, Meta{Actor: "tester"}, (&free{}).Fence)
 			return err
 		})
 		var left, erased int
@@ -603,21 +606,21 @@ func TestWritersSeeNoArchive(t *testing.T) {
 	}
 	type known struct {
 		mu   sync.Mutex
-		all  map[string]event.Comment // the newest outcome of each
+		all  map[string]event.Child // the newest outcome of each
 		ids  []string
 		keys map[string]string // what a key has made
 		made map[string]int    // how often
 	}
 	models := map[int64]*known{}
 	for tenant := int64(1); tenant <= tenants; tenant++ {
-		k := &known{all: map[string]event.Comment{}, keys: map[string]string{}, made: map[string]int{}}
+		k := &known{all: map[string]event.Child{}, keys: map[string]string{}, made: map[string]int{}}
 		models[tenant] = k
 		for n := range uint64(writers) {
 			rng := rand.New(rand.NewPCG(seed, uint64(tenant)<<8+n))
 			wg.Go(func() {
 				for i := range writes {
 					k.mu.Lock()
-					var c event.Comment
+					var c event.Child
 					if len(k.ids) > 0 {
 						c = k.all[k.ids[rng.IntN(len(k.ids))]]
 					}
@@ -626,21 +629,21 @@ func TestWritersSeeNoArchive(t *testing.T) {
 					kind, version := rng.IntN(10), int64(rng.IntN(2))*c.Version
 					key := fmt.Sprint(rng.IntN(20))
 					for {
-						var out []CommentOutcome
+						var out []ChildOutcome
 						var err error
 						switch {
-						case kind < 2 || c.CommentID == "":
-							out, err = a.Create(ctx, tenant, []NewComment{{Meta: m, PostID: 1 + int64(len(key))%posts, AuthorID: 1, Body: "keyed " + key, Key: key}})
+						case kind < 2 || c.ID == "":
+							out, err = a.CreateChildren(ctx, tenant, commentKind, []NewChild{{Meta: m, Object: 1 + int64(len(key))%posts, AuthorID: 1, Body: "keyed " + key, Key: key}})
 						case kind < 6:
-							out, err = a.Create(ctx, tenant, []NewComment{{Meta: m, PostID: int64(c.PostID), ParentID: c.CommentID, AuthorID: 2, Body: "reply"},
-								{Meta: m, PostID: 1 + rng.Int64N(posts), AuthorID: 2, Body: "beside"}})
+							out, err = a.CreateChildren(ctx, tenant, commentKind, []NewChild{{Meta: m, Object: int64(c.Parent), ReplyTo: c.ID, AuthorID: 2, Body: "reply"},
+								{Meta: m, Object: 1 + rng.Int64N(posts), AuthorID: 2, Body: "beside"}})
 						case kind < 8:
-							out, err = a.Edit(ctx, tenant, []CommentEdit{{Meta: m, CommentID: c.CommentID, IfVersion: version, Body: fmt.Sprint(n, "/", i)}})
+							out, err = a.EditChildren(ctx, tenant, commentKind, []ChildEdit{{Meta: m, ID: c.ID, IfVersion: version, Body: new(fmt.Sprint(n, "/", i))}})
 						case kind < 9:
 							state := []string{event.ModerationApproved, event.ModerationHidden, event.ModerationRemoved}[rng.IntN(3)]
-							out, err = a.Moderate(ctx, tenant, []CommentModeration{{Meta: m, CommentID: c.CommentID, IfVersion: version, State: state}})
+							out, err = a.ModerateChildren(ctx, tenant, commentKind, []ChildModeration{{Meta: m, ID: c.ID, IfVersion: version, State: state}})
 						default:
-							out, err = a.Delete(ctx, tenant, []CommentDelete{{Meta: m, CommentID: c.CommentID, IfVersion: version}})
+							out, err = a.DeleteChildren(ctx, tenant, commentKind, []ChildDelete{{Meta: m, ID: c.ID, IfVersion: version}})
 						}
 						if errors.Is(err, ErrThreadReturning) {
 							returned.Add(1)
@@ -663,8 +666,8 @@ func TestWritersSeeNoArchive(t *testing.T) {
 								t.Errorf("kind %d, version %d: %v", kind, version, o.Err)
 								continue
 							}
-							id := o.Comment.CommentID
-							if kind < 2 || c.CommentID == "" {
+							id := o.Child.ID
+							if kind < 2 || c.ID == "" {
 								if made, ok := k.keys[key]; ok && made != id {
 									t.Errorf("key %s made %s and %s", key, made, id)
 								}
@@ -675,16 +678,16 @@ func TestWritersSeeNoArchive(t *testing.T) {
 							}
 							if old, ok := k.all[id]; !ok {
 								k.ids = append(k.ids, id)
-								k.all[id] = o.Comment
-							} else if o.Changed && o.Comment.Version > old.Version {
-								k.all[id] = o.Comment
+								k.all[id] = o.Child
+							} else if o.Changed && o.Child.Version > old.Version {
+								k.all[id] = o.Child
 							}
 						}
 						k.mu.Unlock()
 						break
 					}
-					if c.CommentID != "" && rng.IntN(3) == 0 {
-						if got, err := a.GetComment(ctx, tenant, c.CommentID); err != nil || got.Version < c.Version || got.Path != c.Path {
+					if c.ID != "" && rng.IntN(3) == 0 {
+						if got, err := a.GetChild(ctx, tenant, commentKind, c.ID); err != nil || got.Version < c.Version || got.Path != c.Path {
 							t.Errorf("read %+v, %v, after %+v", got, err, c)
 						}
 					}
@@ -696,7 +699,7 @@ func TestWritersSeeNoArchive(t *testing.T) {
 	stop()
 	movers.Wait()
 	var moved int64
-	if err := a.system.QueryRow(t.Context(), `SELECT sum(comments)::bigint FROM archived_threads`).Scan(&moved); err != nil {
+	if err := a.system.QueryRow(t.Context(), `SELECT sum(children)::bigint FROM archived_threads`).Scan(&moved); err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("%d comments moved, %d threads returned by writers, %d answers that they are returning", moved, a.ThreadsReturned(), returned.Load())
@@ -707,7 +710,7 @@ func TestWritersSeeNoArchive(t *testing.T) {
 		t.Helper()
 		for tenant, k := range models {
 			for id, want := range k.all {
-				if got, err := a.GetComment(t.Context(), tenant, id); err != nil || !cmp.Equal(got, want) {
+				if got, err := a.GetChild(t.Context(), tenant, commentKind, id); err != nil || !cmp.Equal(got, want) {
 					t.Errorf("got %+v, %v, want %+v", got, err, want)
 				}
 			}

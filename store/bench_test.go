@@ -19,14 +19,14 @@ func BenchmarkWrites(b *testing.B) {
 	var n atomic.Int64
 	for name, write := range map[string]func(i int64) error{
 		"follow": func(i int64) error {
-			out, err := s.Follow(ctx, tenant, []store.FollowWrite{{Meta: meta(), FollowerID: i, FolloweeID: 1 << 40}})
+			out, err := s.PutEdges(ctx, tenant, follows, []store.EdgeWrite{{Meta: meta(), From: i, To: 1 << 40}})
 			if err == nil && !out[0].Changed {
 				err = fmt.Errorf("%+v", out[0])
 			}
 			return err
 		},
 		"create": func(i int64) error {
-			out, err := s.Create(ctx, tenant, []store.NewComment{{Meta: meta(), PostID: 1 + i%1000, AuthorID: i, Body: "a comment", Key: fmt.Sprint(i)}})
+			out, err := s.CreateChildren(ctx, tenant, commentKind, []store.NewChild{{Meta: meta(), Object: 1 + i%1000, AuthorID: i, Body: "a comment", Key: fmt.Sprint(i)}})
 			if err == nil && !out[0].Changed {
 				err = fmt.Errorf("%+v", out[0])
 			}

@@ -25,7 +25,7 @@ func lateFlush(delay time.Duration) []string {
 }
 
 type answer struct {
-	out []store.FollowOutcome
+	out []store.EdgeOutcome
 	err error
 }
 
@@ -33,7 +33,7 @@ type answer struct {
 func start(f fixture, follower int64) chan answer {
 	told := make(chan answer, 1)
 	go func() {
-		out, err := f.Follow(context.Background(), tenant, []store.FollowWrite{{Meta: meta(), FollowerID: follower, FolloweeID: 2}})
+		out, err := f.PutEdges(context.Background(), tenant, follows, []store.EdgeWrite{{Meta: meta(), From: follower, To: 2}})
 		told <- answer{out, err}
 	}()
 	return told
@@ -46,10 +46,10 @@ func (f fixture) made(t *testing.T, follower int64, a answer) bool {
 		t.Log(a.err)
 		return false
 	}
-	if a.err != nil || !a.out[0].Changed || a.out[0].Follow.Version != 1 {
+	if a.err != nil || !a.out[0].Changed || a.out[0].Edge.Version != 1 {
 		t.Errorf("follow: %+v, %v", a.out, a.err)
 	}
-	if got, err := f.GetFollow(t.Context(), tenant, follower, 2); err != nil || got.Version != 1 {
+	if got, err := f.GetEdge(t.Context(), tenant, follows, follower, 2); err != nil || got.Version != 1 {
 		t.Errorf("the follow that was answered: %+v, %v", got, err)
 	}
 	var events int
@@ -251,28 +251,28 @@ func (l *crashLoad) write(ctx context.Context, t *testing.T, w int64) {
 		bg := context.WithoutCancel(ctx) // what was begun is awaited
 		switch r.IntN(4) {
 		case 0, 1:
-			writes := make([]store.FollowWrite, 1+r.IntN(4)/3*2)
+			writes := make([]store.EdgeWrite, 1+r.IntN(4)/3*2)
 			for i := range writes {
-				writes[i] = store.FollowWrite{Meta: meta(), FollowerID: id + int64(i), FolloweeID: 1}
+				writes[i] = store.EdgeWrite{Meta: meta(), From: id + int64(i), To: 1}
 			}
-			var out []store.FollowOutcome
-			out, err = s.Follow(bg, tenant, writes)
+			var out []store.EdgeOutcome
+			out, err = s.PutEdges(bg, tenant, follows, writes)
 			for i := range out {
 				ack(out[i].Changed, "follow %d 1 1", id+int64(i))
 			}
 		case 2:
-			c := store.NewComment{Meta: meta(), PostID: id, AuthorID: 1, Body: "hello"}
+			c := store.NewChild{Meta: meta(), Object: id, AuthorID: 1, Body: "hello"}
 			if r.IntN(2) == 0 {
 				c.Key = fmt.Sprint(id)
 			}
-			var out []store.CommentOutcome
-			out, err = s.Create(bg, tenant, []store.NewComment{c})
+			var out []store.ChildOutcome
+			out, err = s.CreateChildren(bg, tenant, commentKind, []store.NewChild{c})
 			for _, o := range out {
-				ack(o.Changed && o.Err == nil, "comment %d %s 1", id, o.Comment.CommentID)
+				ack(o.Changed && o.Err == nil, "comment %d %s 1", id, o.Child.ID)
 			}
 		case 3:
 			var out []store.ThreadOutcome
-			out, err = s.SetThreads(bg, tenant, []store.ThreadSettings{{Meta: meta(), PostID: id, Title: "title"}})
+			out, err = s.SetThreads(bg, tenant, commentKind, []store.ThreadSettings{{Meta: meta(), Object: id, Title: "title"}})
 			for _, o := range out {
 				ack(o.Changed && o.Err == nil, "thread %d 1", id)
 			}

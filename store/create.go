@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -12,35 +13,39 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
 )
 
 // Errors of creates.
 var (
-	// ErrParentUnknown reports a parent that is not a comment of that post.
-	ErrParentUnknown = errors.New("store: the parent is not a comment of this post")
+	// ErrParentUnknown reports a parent that is not a child of that object.
+	ErrParentUnknown = errors.New("store: the parent is not a child of this object")
 	// ErrParentGone reports a parent that is not visible.
 	ErrParentGone = errors.New("store: the parent is not visible")
-	// ErrThreadLocked reports a post whose thread takes no more comments.
+	// ErrThreadLocked reports an object whose thread takes no more children.
 	ErrThreadLocked = errors.New("store: the thread is locked")
 	// ErrTooDeep reports a parent at MaxDepth.
 	ErrTooDeep = fmt.Errorf("store: replies nest at most %d deep", MaxDepth)
-	// ErrKeyReused reports an idempotency key that made another comment.
+	// ErrKeyReused reports an idempotency key that made another child.
 	ErrKeyReused = errors.New("store: the idempotency key was used with another request")
-	// ErrKeyOrphaned reports an idempotency key whose comment is missing: somebody has deleted the row by hand.
-	ErrKeyOrphaned = errors.New("store: the comment that the idempotency key made is missing")
+	// ErrKeyOrphaned reports an idempotency key whose child is missing: somebody has deleted the row by hand.
+	ErrKeyOrphaned = errors.New("store: the child that the idempotency key made is missing")
 )
 
-// NewComment is a comment to create.
-type NewComment struct {
+// NewChild is a child to create.
+type NewChild struct {
 	Meta
-	PostID   int64
-	AuthorID int64
-	ParentID string // of a reply: the UUID, in lower case, of a comment of the same post
-	Body     string // trimmed before it is kept
+	Object     int64 // that it is a child of
+	AuthorID   int64
+	ReplyTo    string          // of a reply, in a threaded kind: the UUID, in lower case, of a child of the same object
+	Body       string          // trimmed before it is kept
+	Attributes json.RawMessage // checked, and kept in one form (kinds.Child.Check)
 
 	// Key makes the create idempotent: with the same author and key the first result is given again. 1 to 255 visible ASCII
 	// characters, or empty for none.
 	Key string
+
+	err error // what is wrong with the attributes
 }
 
 // MaxKeyLen bounds an idempotency key.
@@ -56,17 +61,17 @@ func ValidKey(s string) bool {
 	return s != "" && len(s) <= MaxKeyLen
 }
 
-// CommentOutcome is what became of one write of a comment.
-type CommentOutcome struct {
-	Comment  event.Comment // as it is now; of a replayed create, as it was first
-	Changed  bool          // whether this write changed it, and so made an event
-	Replayed bool          // whether an earlier create with the same key had made it
-	Err      error         // one of this package's errors: nothing was written
+// ChildOutcome is what became of one write of a child.
+type ChildOutcome struct {
+	Child    event.Child // as it is now; of a replayed create, as it was first
+	Changed  bool        // whether this write changed it, and so made an event
+	Replayed bool        // whether an earlier create with the same key had made it
+	Err      error       // one of this package's errors: nothing was written
 }
 
-// creation is a NewComment on its way.
+// creation is a NewChild on its way.
 type creation struct {
-	in         NewComment
+	in         NewChild
 	body       string
 	id         string
 	hash       []byte
@@ -75,16 +80,19 @@ type creation struct {
 	parentAt   *time.Time
 }
 
-func (c *creation) prepare() error {
+func (c *creation) prepare(k *childKind) error {
 	in := &c.in
 	if err := checkMeta(in.Meta); err != nil {
 		return err
 	}
-	if in.PostID <= 0 || in.AuthorID <= 0 {
-		return fmt.Errorf("%w: post %d, author %d", ErrInvalid, in.PostID, in.AuthorID)
+	if in.Object <= 0 || in.AuthorID <= 0 {
+		return fmt.Errorf("%w: object %d, author %d", ErrInvalid, in.Object, in.AuthorID)
 	}
-	if in.ParentID != "" {
-		if err := checkUUID("parent", in.ParentID); err != nil {
+	if in.ReplyTo != "" {
+		if !k.Threaded {
+			return fmt.Errorf("%w: nobody replies to a %s", ErrInvalid, k.Kind)
+		}
+		if err := checkUUID("parent", in.ReplyTo); err != nil {
 			return err
 		}
 	}
@@ -95,55 +103,79 @@ func (c *creation) prepare() error {
 	if c.body, err = trimBody(in.Body); err != nil {
 		return err
 	}
+	if in.err != nil {
+		return in.err
+	}
 	id, err := uuid.NewV7()
 	if err != nil {
-		return fmt.Errorf("make a comment id: %w", err)
+		return fmt.Errorf("make an id: %w", err)
 	}
 	c.id = id.String()
-	h := sha256.Sum256(fmt.Appendf(nil, "%d\n%s\n%s", in.PostID, in.ParentID, c.body))
+	h := sha256.Sum256(fmt.Appendf(nil, "%d\n%s\n%s%s", in.Object, in.ReplyTo, in.Attributes, c.body)) // attributes are an object, or nothing
 	c.hash = h[:]
 	return nil
 }
 
-// Create makes comments. A comment of a premoderated thread starts PENDING. created_at is the database's clock, and later than
+// checkAttributes brings the attributes of a write into their one form.
+func checkAttributes(k kinds.Child, attributes json.RawMessage) (json.RawMessage, error) {
+	switch {
+	case len(k.Attributes) > 0:
+		return k.Check(attributes)
+	case attributes != nil:
+		return nil, fmt.Errorf("%w: a %s has no attributes", ErrInvalid, k.Name)
+	}
+	return nil, nil
+}
+
+// CreateChildren makes children. One of a premoderated thread starts PENDING. created_at is the database's clock, and later than
 // the parent's.
 //
-// A create with a key takes its key row first: a concurrent equal one waits there and then gives the same result.
+// A create with a key takes its key row first: a concurrent equal one waits there and then gives the same result. In a kind that allows an author one
+// child of an object, a second one is a *TakenError, which has the first.
 //
 // A thread that is archived is brought back first, which may part a slice into several transactions; ErrThreadReturning, of the call or of an
 // outcome, says that nothing was written because that takes longer.
-func (s *Store) Create(ctx context.Context, tenant int64, comments []NewComment) ([]CommentOutcome, error) {
-	return bringingBack(ctx, s, tenant, comments, s.lanes.create.do)
+func (s *Store) CreateChildren(ctx context.Context, tenant int64, k kinds.Child, children []NewChild) ([]ChildOutcome, error) {
+	c, todo := s.children(k), slices.Clone(children)
+	for i := range todo {
+		todo[i].Attributes, todo[i].err = checkAttributes(k, todo[i].Attributes)
+	}
+	return bringingBack(ctx, s, tenant, c, todo, c.create.do)
 }
 
-// entity names the key: what has none waits for nobody.
-func (c NewComment) entity() any {
-	if c.Key == "" {
+// entity names what a create may wait for: the place that an author has with an object, or the key; what has neither waits for nobody.
+func (k *childKind) entity(c NewChild) any {
+	switch {
+	case k.OnePerAuthor:
+		return authorPlace{c.AuthorID, c.Object}
+	case c.Key == "":
 		return nil
 	}
 	return authorKey{c.AuthorID, c.Key}
 }
+
+type authorPlace struct{ author, object int64 }
 
 type authorKey struct {
 	author int64
 	key    string
 }
 
-func (s *Store) create(ctx context.Context, tenant int64, comments []NewComment, lockTimeout time.Duration) ([]CommentOutcome, error) {
-	todo := make([]creation, len(comments))
-	out := make([]CommentOutcome, len(comments))
+func (s *Store) create(ctx context.Context, tenant int64, k *childKind, children []NewChild, lockTimeout time.Duration) ([]ChildOutcome, error) {
+	todo := make([]creation, len(children))
+	out := make([]ChildOutcome, len(children))
 	type key struct {
 		authorKey
 		alone int // tells items without a key apart
 	}
-	turns := rounds(len(comments), func(i int) (key, bool) {
-		todo[i].in = comments[i]
-		out[i].Err = todo[i].prepare()
-		k := key{authorKey: authorKey{comments[i].AuthorID, comments[i].Key}}
-		if k.key == "" {
-			k.alone = i
+	turns := rounds(len(children), func(i int) (key, bool) {
+		todo[i].in = children[i]
+		out[i].Err = todo[i].prepare(k)
+		of := key{authorKey: authorKey{children[i].AuthorID, children[i].Key}}
+		if of.key == "" {
+			of.alone = i
 		}
-		return k, out[i].Err == nil
+		return of, out[i].Err == nil
 	})
 	if len(turns) == 0 {
 		return out, nil
@@ -151,31 +183,31 @@ func (s *Store) create(ctx context.Context, tenant int64, comments []NewComment,
 	err := s.write(ctx, tenant, lockTimeout, func(tx *unit) error {
 		for _, turn := range turns {
 			for _, i := range turn {
-				out[i] = CommentOutcome{} // a second attempt starts afresh
+				out[i] = ChildOutcome{} // a second attempt starts afresh
 			}
-			if err := s.createTurn(ctx, tx, tenant, todo, turn, out); err != nil {
+			if err := s.createTurn(ctx, tx, tenant, k, todo, turn, out); err != nil {
 				return err
 			}
 		}
 		return inOrder(turns, out)
 	})
 	if err != nil {
-		return nil, fmt.Errorf("create %d comments of tenant %d: %w", len(comments), tenant, err)
+		return nil, fmt.Errorf("create %d children of the kind %s of tenant %d: %w", len(children), k.Kind, tenant, err)
 	}
 	return out, nil
 }
 
-func (s *Store) createTurn(ctx context.Context, tx *unit, tenant int64, todo []creation, turn []int, out []CommentOutcome) error {
+func (s *Store) createTurn(ctx context.Context, tx *unit, tenant int64, k *childKind, todo []creation, turn []int, out []ChildOutcome) error {
 	// What the surroundings allow. Nothing is locked: a reply whose parent goes while it is being written counts as written before.
-	refused, err := surroundings(ctx, tx, tenant, todo, turn)
+	refused, err := k.surroundings(ctx, tx, tenant, todo, turn)
 	if err != nil {
 		return err
 	}
-	fresh, known, err := takeKeys(ctx, tx, tenant, todo, turn)
+	fresh, known, err := k.takeKeys(ctx, tx, tenant, todo, turn)
 	if err != nil {
 		return err
 	}
-	if err := replay(ctx, tx, tenant, todo, known, out); err != nil {
+	if err := k.replay(ctx, tx, tenant, todo, known, out); err != nil {
 		return err
 	}
 	var write, release []int
@@ -186,7 +218,7 @@ func (s *Store) createTurn(ctx context.Context, tx *unit, tenant int64, todo []c
 			release = append(release, i)
 		}
 	}
-	if err := s.insert(ctx, tx, tenant, todo, write, out); err != nil {
+	if err := s.insert(ctx, tx, tenant, k, todo, write, out); err != nil {
 		return err
 	}
 	for _, i := range write {
@@ -194,14 +226,14 @@ func (s *Store) createTurn(ctx context.Context, tx *unit, tenant int64, todo []c
 			release = append(release, i)
 		}
 	}
-	if err := releaseKeys(ctx, tx, tenant, todo, release); err != nil {
+	if err := k.releaseKeys(ctx, tx, tenant, todo, release); err != nil {
 		return err
 	}
 	for _, i := range write {
 		if !out[i].Changed {
 			continue
 		}
-		e, err := commentEvent(tenant, out[i].Comment, event.Created, todo[i].in.Meta)
+		e, err := k.event(tenant, out[i].Child, event.Created, todo[i].in.Meta)
 		if err != nil {
 			return err
 		}
@@ -210,19 +242,23 @@ func (s *Store) createTurn(ctx context.Context, tx *unit, tenant int64, todo []c
 	return nil
 }
 
-// commentSurroundingsSQL reads what decides over creates: the thread's settings, whether it is archived, and the parent. OFFSET 0 keeps
-// each look-up a probe per item: a plain join is planned as a scan of the tenant's comments while the tables have no statistics. The
+// childSurroundingsSQL reads what decides over creates: the thread's settings, whether it is archived, and the parent. OFFSET 0 keeps
+// each look-up a probe per item: a plain join is planned as a scan of the tenant's children while the tables have no statistics. The
 // transaction gets its id here, before the statement that inserts: the archiver waits for the transactions that have one (ADR 0008).
-// Index: threads_head_idx, archived_threads_stub_idx, comments_pkey.   Locks: none.
-const commentSurroundingsSQL = `
-SELECT /* store.comment_surroundings */ w.ord::int,
-       coalesce((t.object ->> 'locked')::boolean, false), coalesce((t.object ->> 'premoderated')::boolean, false),
-       a.archived IS NOT NULL, p.path, p.created_at, p.author_state, p.moderation_state
-  FROM unnest(@post_ids::bigint[], @parent_ids::uuid[]) WITH ORDINALITY AS w(post_id, parent_id, ord)
+// Index: threads_head_idx, archived_threads_stub_idx, children_KIND_pkey.   Locks: none.
+const childSurroundingsSQL = `
+SELECT /* store.child_surroundings */ w.ord::int,
+       {{if .Moderated}}coalesce((t.object ->> 'locked')::boolean, false), coalesce((t.object ->> 'premoderated')::boolean, false){{else}}false, false{{end}},
+       a.archived IS NOT NULL, {{if .Threaded}}p.path, p.created_at, p.author_state, p.moderation_state{{else}}NULL::text, NULL::timestamptz, NULL::text, NULL::text{{end}}
+  FROM unnest(@object_ids::bigint[], @reply_tos::uuid[]) WITH ORDINALITY AS w(object_id, reply_to, ord)
  CROSS JOIN pg_current_xact_id()
-  LEFT JOIN LATERAL (SELECT object FROM threads WHERE tenant_id = @tenant::bigint AND post_id = w.post_id AND version_state = 'LATEST' OFFSET 0) t ON true
-  LEFT JOIN LATERAL (SELECT true AS archived FROM archived_threads WHERE tenant_id = @tenant::bigint AND post_id = w.post_id AND state <> 'RETURNED' OFFSET 0) a ON true
-  LEFT JOIN LATERAL (SELECT * FROM comments WHERE tenant_id = @tenant::bigint AND comment_id = w.parent_id OFFSET 0) p ON p.post_id = w.post_id`
+{{- if .Moderated}}
+  LEFT JOIN LATERAL (SELECT object FROM threads WHERE tenant_id = @tenant::bigint AND post_id = w.object_id AND kind = '{{.Kind}}' AND version_state = 'LATEST' OFFSET 0) t ON true
+{{- end}}
+  LEFT JOIN LATERAL (SELECT true AS archived FROM archived_threads WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = w.object_id AND state <> 'RETURNED' OFFSET 0) a ON true
+{{- if .Threaded}}
+  LEFT JOIN LATERAL (SELECT * FROM {{.Table}} WHERE tenant_id = @tenant::bigint AND child_id = w.reply_to OFFSET 0) p ON p.object_id = w.object_id
+{{- end}}`
 
 type surroundingsRow struct {
 	Ord             int
@@ -236,18 +272,18 @@ type surroundingsRow struct {
 }
 
 // surroundings fills in the first moderation state and the parent's place, and returns why items cannot be written.
-func surroundings(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, turn []int) (map[int]error, error) {
-	posts, parents := make([]int64, len(turn)), make([]*string, len(turn))
+func (s childShape) surroundings(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, turn []int) (map[int]error, error) {
+	objects, parents := make([]int64, len(turn)), make([]*string, len(turn))
 	for n, i := range turn {
-		posts[n] = todo[i].in.PostID
-		if todo[i].in.ParentID != "" {
-			parents[n] = &todo[i].in.ParentID
+		objects[n] = todo[i].in.Object
+		if todo[i].in.ReplyTo != "" {
+			parents[n] = &todo[i].in.ReplyTo
 		}
 	}
-	rows, _ := tx.Query(ctx, commentSurroundingsSQL, pgx.StrictNamedArgs{"tenant": tenant, "post_ids": posts, "parent_ids": parents})
+	rows, _ := tx.Query(ctx, s.sql(childSurroundingsSQL), pgx.StrictNamedArgs{"tenant": tenant, "object_ids": objects, "reply_tos": parents})
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[surroundingsRow])
 	if err != nil {
-		return nil, fmt.Errorf("read the surroundings of %d comments: %w", len(turn), err)
+		return nil, fmt.Errorf("read the surroundings of %d children: %w", len(turn), err)
 	}
 	refused := make(map[int]error)
 	for _, r := range got {
@@ -261,8 +297,8 @@ func surroundings(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation,
 		case r.Locked:
 			refused[i] = ErrThreadLocked
 		case r.Archived:
-			refused[i] = &archivedError{posts: []int64{c.in.PostID}}
-		case c.in.ParentID == "":
+			refused[i] = &archivedError{objects: []int64{c.in.Object}}
+		case c.in.ReplyTo == "":
 		case r.Path == nil:
 			refused[i] = ErrParentUnknown
 		case !event.Visible(*r.AuthorState, *r.ModerationState):
@@ -276,19 +312,19 @@ func surroundings(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation,
 	return refused, nil
 }
 
-// commentKeysSQL takes the keys that nobody has. It waits for a transaction that is taking one of them.
-// Index: comment_keys_pkey.   Locks: the keys, in key order.
-const commentKeysSQL = `
-INSERT /* store.comment_keys */ INTO comment_keys (tenant_id, author_id, idempotency_key, request_hash, comment_id, moderation_state)
-SELECT @tenant::bigint, w.author_id, w.key, w.hash, w.comment_id, w.moderation_state
-  FROM unnest(@author_ids::bigint[], @keys::text[], @hashes::bytea[], @comment_ids::uuid[], @moderation_states::text[])
-    AS w(author_id, key, hash, comment_id, moderation_state)
+// childKeysSQL takes the keys that nobody has. It waits for a transaction that is taking one of them.
+// Index: child_keys_pkey.   Locks: the keys, in key order.
+const childKeysSQL = `
+INSERT /* store.child_keys */ INTO child_keys (tenant_id, kind, author_id, idempotency_key, request_hash, child_id, moderation_state)
+SELECT @tenant::bigint, '{{.Kind}}', w.author_id, w.key, w.hash, w.child_id, w.moderation_state
+  FROM unnest(@author_ids::bigint[], @keys::text[], @hashes::bytea[], @child_ids::uuid[], @moderation_states::text[])
+    AS w(author_id, key, hash, child_id, moderation_state)
  ORDER BY w.author_id, w.key COLLATE "C"
 ON CONFLICT DO NOTHING
-RETURNING comment_id::text`
+RETURNING child_id::text`
 
-// takeKeys parts the items into those that are to be written and those whose key has made a comment before.
-func takeKeys(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, turn []int) (fresh, known []int, err error) {
+// takeKeys parts the items into those that are to be written and those whose key has made a child before.
+func (s childShape) takeKeys(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, turn []int) (fresh, known []int, err error) {
 	var keyed []int
 	for _, i := range turn {
 		if todo[i].in.Key != "" {
@@ -298,8 +334,8 @@ func takeKeys(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, tur
 	taken := make(map[string]bool, len(keyed))
 	if len(keyed) > 0 {
 		authors, keys, hashes, ids, moderation := keyArgs(todo, keyed)
-		rows, _ := tx.Query(ctx, commentKeysSQL, pgx.StrictNamedArgs{
-			"tenant": tenant, "author_ids": authors, "keys": keys, "hashes": hashes, "comment_ids": ids, "moderation_states": moderation,
+		rows, _ := tx.Query(ctx, s.sql(childKeysSQL), pgx.StrictNamedArgs{
+			"tenant": tenant, "author_ids": authors, "keys": keys, "hashes": hashes, "child_ids": ids, "moderation_states": moderation,
 		})
 		got, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if err != nil {
@@ -328,31 +364,31 @@ func keyArgs(todo []creation, items []int) (authors []int64, keys []string, hash
 	return authors, keys, hashes, ids, moderation
 }
 
-// commentReplaySQL reads what keys made. The comment's own row, archived or not, tells only what never changes.
-// Index: comment_keys_pkey, comments_pkey, comments_archive_pkey.   Locks: none.
-const commentReplaySQL = `
-SELECT /* store.comment_replay */ w.ord::int, k.request_hash, k.moderation_state, c.comment_id::text, c.slug, c.path, c.created_at
+// childReplaySQL reads what keys made. The child's own row, archived or not, tells only what never changes.
+// Index: child_keys_pkey, children_KIND_pkey, children_archive_KIND_pkey.   Locks: none.
+const childReplaySQL = `
+SELECT /* store.child_replay */ w.ord::int, k.request_hash, k.moderation_state, c.child_id::text, c.slug, c.path, c.created_at
   FROM unnest(@author_ids::bigint[], @keys::text[]) WITH ORDINALITY AS w(author_id, key, ord)
-  JOIN comment_keys k ON k.tenant_id = @tenant::bigint AND k.author_id = w.author_id AND k.idempotency_key = w.key
-  LEFT JOIN all_comments c ON c.tenant_id = @tenant::bigint AND c.comment_id = k.comment_id`
+  JOIN child_keys k ON k.tenant_id = @tenant::bigint AND k.kind = '{{.Kind}}' AND k.author_id = w.author_id AND k.idempotency_key = w.key
+  LEFT JOIN {{.All}} c ON c.tenant_id = @tenant::bigint AND c.child_id = k.child_id`
 
 type replayRow struct {
 	Ord             int
 	RequestHash     []byte
 	ModerationState string
-	CommentID       *string
+	ID              *string
 	Slug            *string
 	Path            *string
 	CreatedAt       *time.Time
 }
 
-// replay gives the first result of each key again: version 1 with the body of the request, which is the same.
-func replay(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, known []int, out []CommentOutcome) error {
+// replay gives the first result of each key again: version 1 with the body and attributes of the request, which is the same.
+func (s childShape) replay(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, known []int, out []ChildOutcome) error {
 	if len(known) == 0 {
 		return nil
 	}
 	authors, keys, _, _, _ := keyArgs(todo, known)
-	rows, _ := tx.Query(ctx, commentReplaySQL, pgx.StrictNamedArgs{"tenant": tenant, "author_ids": authors, "keys": keys})
+	rows, _ := tx.Query(ctx, s.sql(childReplaySQL), pgx.StrictNamedArgs{"tenant": tenant, "author_ids": authors, "keys": keys})
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[replayRow])
 	if err != nil {
 		return fmt.Errorf("read %d idempotency keys: %w", len(known), err)
@@ -366,13 +402,13 @@ func replay(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, known
 		switch {
 		case !slices.Equal(r.RequestHash, c.hash):
 			out[i].Err = ErrKeyReused
-		case r.CommentID == nil:
+		case r.ID == nil:
 			out[i].Err = fmt.Errorf("replay key %q of author %d: %w", c.in.Key, c.in.AuthorID, ErrKeyOrphaned)
 		default:
 			out[i].Replayed = true
-			out[i].Comment = event.Comment{
-				CommentID: *r.CommentID, PostID: event.ID(c.in.PostID), ParentID: c.in.ParentID, Slug: *r.Slug, Path: *r.Path,
-				AuthorID: event.ID(c.in.AuthorID), Body: c.body, AuthorState: event.AuthorActive, ModerationState: r.ModerationState,
+			out[i].Child = event.Child{
+				ID: *r.ID, Parent: event.ID(c.in.Object), ReplyTo: c.in.ReplyTo, Slug: orEmpty(r.Slug), Path: orEmpty(r.Path),
+				AuthorID: event.ID(c.in.AuthorID), Body: c.body, Attributes: c.in.Attributes, AuthorState: event.AuthorActive, ModerationState: r.ModerationState,
 				Version: 1, CreatedAt: wireTime(*r.CreatedAt), UpdatedAt: wireTime(*r.CreatedAt),
 			}
 		}
@@ -380,106 +416,164 @@ func replay(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, known
 	return nil
 }
 
-// commentReleaseSQL gives back the keys of creates that were refused after all, so that a later try may succeed.
-// Index: comment_keys_pkey.   Locks: rows of this transaction.
-const commentReleaseSQL = `
-DELETE /* store.comment_release */ FROM comment_keys k
+// childReleaseSQL gives back the keys of creates that were refused after all, so that a later try may succeed.
+// Index: child_keys_pkey.   Locks: rows of this transaction.
+const childReleaseSQL = `
+DELETE /* store.child_release */ FROM child_keys k
  USING unnest(@author_ids::bigint[], @keys::text[]) AS w(author_id, key)
- WHERE k.tenant_id = @tenant::bigint AND k.author_id = w.author_id AND k.idempotency_key = w.key`
+ WHERE k.tenant_id = @tenant::bigint AND k.kind = '{{.Kind}}' AND k.author_id = w.author_id AND k.idempotency_key = w.key`
 
-func releaseKeys(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, items []int) error {
+func (s childShape) releaseKeys(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, items []int) error {
 	if len(items) == 0 {
 		return nil
 	}
 	authors, keys, _, _, _ := keyArgs(todo, items)
-	_, err := tx.Exec(ctx, commentReleaseSQL, pgx.StrictNamedArgs{"tenant": tenant, "author_ids": authors, "keys": keys})
+	_, err := tx.Exec(ctx, s.sql(childReleaseSQL), pgx.StrictNamedArgs{"tenant": tenant, "author_ids": authors, "keys": keys})
 	if err != nil {
 		return fmt.Errorf("release %d idempotency keys: %w", len(items), err)
 	}
 	return nil
 }
 
-// commentCreateSQL inserts comments, but for those whose slug the post has or whose thread is archived. The subquery reads the clock once
-// for each.
-// Index: comments_pkey, comments_slug_key, comments_path_key, archived_threads_stub_idx.   Locks: none but the new rows.
-const commentCreateSQL = `
-INSERT /* store.comment_create */ INTO comments AS c
-       (tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, moderation_state, created_at, updated_at)
-SELECT @tenant::bigint, n.comment_id, n.post_id, n.parent_id, n.slug,
-       n.parent_path || lpad(to_hex((extract(epoch FROM n.at) * 1000000)::bigint), 14, '0') || n.slug,
-       n.author_id, n.body, n.moderation_state, n.at, n.at
-  FROM (SELECT w.*, GREATEST(clock_timestamp(), w.parent_at + interval '1 microsecond') AS at
-          FROM unnest(@comment_ids::uuid[], @post_ids::bigint[], @parent_ids::uuid[], @slugs::text[], @parent_paths::text[],
-                      @parent_ats::timestamptz[], @author_ids::bigint[], @bodies::text[], @moderation_states::text[])
-            AS w(comment_id, post_id, parent_id, slug, parent_path, parent_at, author_id, body, moderation_state)) n
- WHERE NOT EXISTS (SELECT FROM archived_threads a WHERE a.tenant_id = @tenant::bigint AND a.post_id = n.post_id AND a.state <> 'RETURNED' OFFSET 0)
-ON CONFLICT ON CONSTRAINT comments_slug_key DO NOTHING
-RETURNING ` + commentColumns
+// childCreateSQL inserts children, but for those whose slug the object has, whose author has one of the object, or whose thread is archived. The
+// subquery reads the clock once for each. Places of authors are taken in their order: a statement waits for one that another one has.
+// Index: children_KIND_pkey, archived_threads_stub_idx; threaded: children_KIND_slug_key, children_KIND_path_key, else children_KIND_object_idx; one per
+// author: children_KIND_author_key.   Locks: none but the new rows.
+const childCreateSQL = `
+INSERT /* store.child_create */ INTO {{.Table}} AS c
+       (tenant_id, child_id, object_id, {{if .Threaded}}parent_id, slug, path, {{end}}author_id, body, {{if .Attributes}}attributes, {{end}}moderation_state, created_at, updated_at)
+SELECT @tenant::bigint, n.child_id, n.object_id,
+       {{if .Threaded}}n.reply_to, n.slug, n.parent_path || lpad(to_hex((extract(epoch FROM n.at) * 1000000)::bigint), 14, '0') || n.slug, {{end -}}
+       n.author_id, n.body, {{if .Attributes}}n.attributes::jsonb, {{end}}n.moderation_state, n.at, n.at
+  FROM (SELECT w.*, {{if .Threaded}}GREATEST(clock_timestamp(), w.parent_at + interval '1 microsecond'){{else}}clock_timestamp(){{end}} AS at
+          FROM unnest(@child_ids::uuid[], @object_ids::bigint[], @author_ids::bigint[], @bodies::text[], @moderation_states::text[]
+                      {{- if .Threaded}}, @reply_tos::uuid[], @slugs::text[], @parent_paths::text[], @parent_ats::timestamptz[]{{end}}
+                      {{- if .Attributes}}, @attributes::text[]{{end}}) {{if .OnePerAuthor}}WITH ORDINALITY {{end -}}
+            AS w(child_id, object_id, author_id, body, moderation_state
+                 {{- if .Threaded}}, reply_to, slug, parent_path, parent_at{{end}}{{if .Attributes}}, attributes{{end}}{{if .OnePerAuthor}}, ord{{end}})) n
+ WHERE NOT EXISTS (SELECT FROM archived_threads a WHERE a.tenant_id = @tenant::bigint AND a.kind = '{{.Kind}}' AND a.object_id = n.object_id AND a.state <> 'RETURNED' OFFSET 0)
+{{- if .OnePerAuthor}}
+ ORDER BY n.object_id, n.author_id, n.ord
+ON CONFLICT DO NOTHING
+{{- else if .Threaded}}
+ON CONFLICT (tenant_id, object_id, slug) DO NOTHING
+{{- end}}
+RETURNING ` + childColumns
 
-// maxSlugs is how often a comment gets another slug: with 2^40 of them a post of a million comments needs a second one once in
-// a million creates.
-const maxSlugs = 5
+// childTakenSQL reads which children have the places that creates want.
+// Index: children_KIND_author_key.   Locks: none.
+const childTakenSQL = `
+SELECT /* store.child_taken */ ` + childColumns + `
+  FROM unnest(@object_ids::bigint[], @author_ids::bigint[]) AS w(object_id, author_id)
+ CROSS JOIN LATERAL (SELECT * FROM {{.Table}} WHERE tenant_id = @tenant::bigint AND object_id = w.object_id AND author_id = w.author_id AND author_state = 'ACTIVE' OFFSET 0) c`
 
-func (s *Store) insert(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, write []int, out []CommentOutcome) error {
+// maxInserts is how often an insert is tried anew for the children that it left out. With 2^40 slugs a thread of a million children needs a second
+// one once in a million creates; and who had an author's place may have left it since.
+const maxInserts = 5
+
+func (s *Store) insert(ctx context.Context, tx pgx.Tx, tenant int64, k *childKind, todo []creation, write []int, out []ChildOutcome) error {
 	for attempt := 1; len(write) > 0; attempt++ {
-		if attempt > maxSlugs {
-			return fmt.Errorf("insert %d comments: no free slug in %d attempts", len(write), maxSlugs)
+		if attempt > maxInserts {
+			return fmt.Errorf("insert %d children: no free slug in %d attempts", len(write), maxInserts)
 		}
-		left, err := s.tryInsert(ctx, tx, tenant, todo, write, out)
+		left, err := s.tryInsert(ctx, tx, tenant, k, todo, write, out)
 		if err != nil {
 			return err
 		}
 		if len(left) == 0 {
 			break
 		}
-		posts := make([]int64, len(left))
+		objects, authors := make([]int64, len(left)), make([]int64, len(left))
 		for n, i := range left {
-			posts[n] = todo[i].in.PostID
+			objects[n], authors[n] = todo[i].in.Object, todo[i].in.AuthorID
 		}
-		archived, err := archivedPosts(ctx, tx, tenant, posts)
+		archived, err := k.archived(ctx, tx, tenant, objects)
+		if err != nil {
+			return err
+		}
+		taken, err := k.taken(ctx, tx, tenant, objects, authors)
 		if err != nil {
 			return err
 		}
 		write = slices.DeleteFunc(left, func(i int) bool {
-			if !slices.Contains(archived, todo[i].in.PostID) {
-				return false
+			first, ok := taken[authorPlace{todo[i].in.AuthorID, todo[i].in.Object}]
+			switch {
+			case slices.Contains(archived, todo[i].in.Object):
+				out[i].Err = &archivedError{objects: []int64{todo[i].in.Object}}
+			case ok:
+				out[i].Err = &TakenError{Child: first}
 			}
-			out[i].Err = &archivedError{posts: []int64{todo[i].in.PostID}}
-			return true
+			return out[i].Err != nil
 		})
 	}
 	return nil
 }
 
-// tryInsert inserts comments with new slugs and returns those whose slug was taken, or whose thread was archived just now.
-func (s *Store) tryInsert(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, write []int, out []CommentOutcome) ([]int, error) {
+// taken returns the children that have these places.
+func (s childShape) taken(ctx context.Context, tx pgx.Tx, tenant int64, objects, authors []int64) (map[authorPlace]event.Child, error) {
+	if !s.OnePerAuthor {
+		return nil, nil
+	}
+	rows, _ := tx.Query(ctx, s.sql(childTakenSQL), pgx.StrictNamedArgs{"tenant": tenant, "object_ids": objects, "author_ids": authors})
+	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[childRow])
+	if err != nil {
+		return nil, fmt.Errorf("read who has %d places: %w", len(objects), err)
+	}
+	by := make(map[authorPlace]event.Child, len(got))
+	for _, r := range got {
+		by[authorPlace{r.AuthorID, r.Object}] = r.wire()
+	}
+	return by, nil
+}
+
+// tryInsert inserts children, with new slugs, and returns those that were left out.
+func (s *Store) tryInsert(ctx context.Context, tx pgx.Tx, tenant int64, k *childKind, todo []creation, write []int, out []ChildOutcome) ([]int, error) {
 	n := len(write)
 	var (
-		posts, authors               = make([]int64, n), make([]int64, n)
-		ids, slugs, bodies, parentAt = make([]string, n), make([]string, n), make([]string, n), make([]*time.Time, n)
-		parents, moderation          = make([]*string, n), make([]string, n)
-		parentPaths                  = make([]string, n)
-		index                        = make(map[string]int, n)
+		objects, authors        = make([]int64, n), make([]int64, n)
+		ids, bodies, moderation = make([]string, n), make([]string, n), make([]string, n)
+		index                   = make(map[string]int, n)
 	)
-	for k, i := range write {
+	for m, i := range write {
 		c := &todo[i]
-		ids[k], posts[k], authors[k], slugs[k], bodies[k], moderation[k] = c.id, c.in.PostID, c.in.AuthorID, s.slug(), c.body, c.moderation
-		if c.in.ParentID != "" {
-			parents[k], parentPaths[k], parentAt[k] = &c.in.ParentID, c.parentPath+"/", c.parentAt
-		}
+		ids[m], objects[m], authors[m], bodies[m], moderation[m] = c.id, c.in.Object, c.in.AuthorID, c.body, c.moderation
 		index[c.id] = i
 	}
-	rows, _ := tx.Query(ctx, commentCreateSQL, pgx.StrictNamedArgs{
-		"tenant": tenant, "comment_ids": ids, "post_ids": posts, "parent_ids": parents, "slugs": slugs, "parent_paths": parentPaths,
-		"parent_ats": parentAt, "author_ids": authors, "bodies": bodies, "moderation_states": moderation,
-	})
-	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[commentRow])
+	args := pgx.StrictNamedArgs{"tenant": tenant, "child_ids": ids, "object_ids": objects, "author_ids": authors, "bodies": bodies, "moderation_states": moderation}
+	if k.Threaded {
+		slugs, parents, parentPaths, parentAts := make([]string, n), make([]*string, n), make([]string, n), make([]*time.Time, n)
+		for m, i := range write {
+			c := &todo[i]
+			slugs[m] = s.slug()
+			if c.in.ReplyTo != "" {
+				parents[m], parentPaths[m], parentAts[m] = &c.in.ReplyTo, c.parentPath+"/", c.parentAt
+			}
+		}
+		args["slugs"], args["reply_tos"], args["parent_paths"], args["parent_ats"] = slugs, parents, parentPaths, parentAts
+	}
+	if k.Attributes {
+		attributes := make([]*string, n)
+		for m, i := range write {
+			attributes[m] = text(todo[i].in.Attributes)
+		}
+		args["attributes"] = attributes
+	}
+	rows, _ := tx.Query(ctx, k.sql(childCreateSQL), args)
+	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[childRow])
 	if err != nil {
-		return nil, fmt.Errorf("insert %d comments: %w", n, err)
+		return nil, fmt.Errorf("insert %d children: %w", n, err)
 	}
 	for _, r := range got {
-		i := index[r.CommentID]
-		out[i].Comment, out[i].Changed = r.wire(), true
+		i := index[r.ID]
+		out[i].Child, out[i].Changed = r.wire(), true
 	}
 	return slices.DeleteFunc(slices.Clone(write), func(i int) bool { return out[i].Changed }), nil
+}
+
+// text is JSON as a parameter, nil for none.
+func text(j json.RawMessage) *string {
+	if j == nil {
+		return nil
+	}
+	return new(string(j))
 }

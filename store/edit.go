@@ -1,8 +1,11 @@
 package store
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -11,105 +14,131 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
 )
 
-// AnyVersion as IfVersion writes whatever version the comment has.
+// AnyVersion as IfVersion writes whatever version the child has.
 const AnyVersion = 0
 
-// CommentEdit replaces a comment's body.
-type CommentEdit struct {
+// ChildEdit replaces a child's body, its attributes, or both.
+type ChildEdit struct {
 	Meta
-	CommentID string // a UUID in lower case
-	IfVersion int64  // the version that the writer saw, or AnyVersion
-	Body      string // trimmed before it is kept
+	ID         string          // a UUID in lower case
+	IfVersion  int64           // the version that the writer saw, or AnyVersion
+	Body       *string         // trimmed before it is kept; nil leaves it
+	Attributes json.RawMessage // all of them, checked as in a create; nil leaves them
+
+	err error // what is wrong with the attributes
 }
 
-// CommentDelete is an author's withdrawal of a comment. It is final.
-type CommentDelete struct {
+// ChildDelete is an author's withdrawal of a child. It is final.
+type ChildDelete struct {
 	Meta
-	CommentID string // a UUID in lower case
+	ID        string // a UUID in lower case
 	IfVersion int64  // the version that the writer saw, or AnyVersion
 }
 
-// heldSQL names the comments of @comment_ids, with what each is to be given, and locks those that exist in key order: an UPDATE alone
-// locks in the order of its plan. A thread that is archived has to be brought back first, even where the comment has not been moved.
-// Index: comments_pkey, archived_threads_stub_idx.
+// heldSQL names the children of @child_ids, with what each is to be given, and locks those that exist in key order: an UPDATE alone
+// locks in the order of its plan. A thread that is archived has to be brought back first, even where the child has not been moved.
+// Index: children_KIND_pkey, archived_threads_stub_idx.
 const heldSQL = `
 WITH wanted AS (
-  SELECT * FROM unnest(@comment_ids::uuid[], @if_versions::bigint[], @values::text[]) AS w(comment_id, if_version, value)
+  SELECT * FROM unnest(@child_ids::uuid[], @if_versions::bigint[], @values::text[]{{if .Attributes}}, @attributes::text[]{{end}})
+    AS w(child_id, if_version, value{{if .Attributes}}, attributes{{end}})
 ), held AS (
   SELECT w.*
-    FROM comments c JOIN wanted w ON c.tenant_id = @tenant::bigint AND c.comment_id = w.comment_id
-   WHERE NOT EXISTS (SELECT FROM archived_threads a WHERE a.tenant_id = @tenant::bigint AND a.post_id = c.post_id AND a.state <> 'RETURNED' OFFSET 0)
-   ORDER BY c.comment_id
+    FROM {{.Table}} c JOIN wanted w ON c.tenant_id = @tenant::bigint AND c.child_id = w.child_id
+   WHERE NOT EXISTS (SELECT FROM archived_threads a WHERE a.tenant_id = @tenant::bigint AND a.kind = '{{.Kind}}' AND a.object_id = c.object_id AND a.state <> 'RETURNED' OFFSET 0)
+   ORDER BY c.child_id
      FOR NO KEY UPDATE OF c
 )`
 
-// commentEditSQL replaces bodies, where the version is the expected one, the author and moderation left the comment, and the
-// body differs.
-// Index: comments_pkey.   Locks: the comments, in key order, whether or not they change.
-const commentEditSQL = heldSQL + `
-UPDATE /* store.comment_edit */ comments c
-   SET body = h.value, version = c.version + 1, updated_at = GREATEST(now(), c.updated_at)
+// childEditSQL replaces bodies and attributes, where the version is the expected one, the author and moderation left the child, and
+// something differs.
+// Index: children_KIND_pkey.   Locks: the children, in key order, whether or not they change.
+const childEditSQL = heldSQL + `
+UPDATE /* store.child_edit */ {{.Table}} c
+   SET body = {{if .Attributes}}coalesce(h.value, c.body), attributes = coalesce(h.attributes::jsonb, c.attributes){{else}}h.value{{end}},
+       version = c.version + 1, updated_at = GREATEST(now(), c.updated_at)
   FROM held h
- WHERE c.tenant_id = @tenant::bigint AND c.comment_id = h.comment_id AND (h.if_version = 0 OR c.version = h.if_version)
-   AND c.author_state = 'ACTIVE' AND c.moderation_state NOT IN ('HIDDEN', 'REMOVED') AND c.body <> h.value
-RETURNING ` + commentColumns
+ WHERE c.tenant_id = @tenant::bigint AND c.child_id = h.child_id AND (h.if_version = 0 OR c.version = h.if_version)
+   AND c.author_state = 'ACTIVE' AND c.moderation_state NOT IN ('HIDDEN', 'REMOVED')
+   AND {{if .Attributes}}(c.body <> h.value OR h.attributes IS NOT NULL AND c.attributes IS DISTINCT FROM h.attributes::jsonb){{else}}c.body <> h.value{{end}}
+RETURNING ` + childColumns
 
-// Edit replaces the bodies of comments. The outcome's error is ErrNotFound, a *StaleError, a *StateError, or says what is wrong
-// with the body. An edit to the body that the comment has changes nothing and makes no event.
-func (s *Store) Edit(ctx context.Context, tenant int64, edits []CommentEdit) ([]CommentOutcome, error) {
-	return bringingBack(ctx, s, tenant, edits, s.lanes.edit.do)
+// EditChildren replaces the bodies and attributes of children. The outcome's error is ErrNotFound, a *StaleError, a *StateError, or says what is wrong
+// with the body or the attributes (*kinds.AttributeError). An edit to what the child has changes nothing and makes no event.
+func (s *Store) EditChildren(ctx context.Context, tenant int64, k kinds.Child, edits []ChildEdit) ([]ChildOutcome, error) {
+	c, todo := s.children(k), slices.Clone(edits)
+	for i := range todo {
+		if todo[i].Attributes != nil {
+			todo[i].Attributes, todo[i].err = checkAttributes(k, todo[i].Attributes)
+		}
+	}
+	return bringingBack(ctx, s, tenant, c, todo, c.edit.do)
 }
 
-func (s *Store) edit(ctx context.Context, tenant int64, edits []CommentEdit, lockTimeout time.Duration) ([]CommentOutcome, error) {
+func (s *Store) edit(ctx context.Context, tenant int64, k *childKind, edits []ChildEdit, lockTimeout time.Duration) ([]ChildOutcome, error) {
 	changes := make([]change, len(edits))
 	for i, e := range edits {
-		body, err := trimBody(e.Body)
-		changes[i] = change{meta: e.Meta, id: e.CommentID, ifVersion: e.IfVersion, value: body, err: err}
+		c := change{meta: e.Meta, id: e.ID, ifVersion: e.IfVersion, attributes: e.Attributes, err: e.err}
+		switch {
+		case e.Body != nil:
+			body, err := trimBody(*e.Body)
+			c.value = &body
+			if c.err == nil {
+				c.err = err
+			}
+		case e.Attributes == nil && c.err == nil:
+			c.err = fmt.Errorf("%w: an edit of nothing", ErrInvalid)
+		}
+		changes[i] = c
 	}
-	return s.change(ctx, tenant, changes, lockTimeout, changeKind{
-		event: event.Edited, sql: commentEditSQL,
-		allowed: func(c event.Comment) bool {
+	return s.change(ctx, tenant, k, changes, lockTimeout, changeKind{
+		event: event.Edited, sql: childEditSQL,
+		allowed: func(c event.Child) bool {
 			return c.AuthorState == event.AuthorActive && c.ModerationState != event.ModerationHidden && c.ModerationState != event.ModerationRemoved
 		},
-		has: func(c event.Comment, value string) bool { return c.Body == value },
+		has: func(c event.Child, to change) bool {
+			return (to.value == nil || c.Body == *to.value) && (to.attributes == nil || bytes.Equal(c.Attributes, to.attributes))
+		},
 	})
 }
 
-// commentDeleteSQL withdraws comments, where the version is the expected one and the author had left it. The row stays: replies
+// childDeleteSQL withdraws children, where the version is the expected one and the author had left it. The row stays: replies
 // hang on it, and so does its permalink.
-// Index: comments_pkey.   Locks: the comments, in key order, whether or not they change.
-const commentDeleteSQL = heldSQL + `
-UPDATE /* store.comment_delete */ comments c
+// Index: children_KIND_pkey.   Locks: the children, in key order, whether or not they change.
+const childDeleteSQL = heldSQL + `
+UPDATE /* store.child_delete */ {{.Table}} c
    SET author_state = 'DELETED', version = c.version + 1, updated_at = GREATEST(now(), c.updated_at)
   FROM held h
- WHERE c.tenant_id = @tenant::bigint AND c.comment_id = h.comment_id AND (h.if_version = 0 OR c.version = h.if_version)
+ WHERE c.tenant_id = @tenant::bigint AND c.child_id = h.child_id AND (h.if_version = 0 OR c.version = h.if_version)
    AND c.author_state = 'ACTIVE'
-RETURNING ` + commentColumns
+RETURNING ` + childColumns
 
-// Delete withdraws comments for their author. The outcome's error is ErrNotFound, a *StaleError or a *StateError: deleted or
-// erased comments cannot be deleted again. What moderation did to a comment does not keep its author from deleting it.
-func (s *Store) Delete(ctx context.Context, tenant int64, deletes []CommentDelete) ([]CommentOutcome, error) {
-	return bringingBack(ctx, s, tenant, deletes, s.lanes.delete.do)
+// DeleteChildren withdraws children for their author. The outcome's error is ErrNotFound, a *StaleError or a *StateError: deleted or
+// erased children cannot be deleted again. What moderation did to a child does not keep its author from deleting it.
+func (s *Store) DeleteChildren(ctx context.Context, tenant int64, k kinds.Child, deletes []ChildDelete) ([]ChildOutcome, error) {
+	c := s.children(k)
+	return bringingBack(ctx, s, tenant, c, deletes, c.delete.do)
 }
 
-func (s *Store) delete(ctx context.Context, tenant int64, deletes []CommentDelete, lockTimeout time.Duration) ([]CommentOutcome, error) {
+func (s *Store) delete(ctx context.Context, tenant int64, k *childKind, deletes []ChildDelete, lockTimeout time.Duration) ([]ChildOutcome, error) {
 	changes := make([]change, len(deletes))
 	for i, d := range deletes {
-		changes[i] = change{meta: d.Meta, id: d.CommentID, ifVersion: d.IfVersion}
+		changes[i] = change{meta: d.Meta, id: d.ID, ifVersion: d.IfVersion}
 	}
-	return s.change(ctx, tenant, changes, lockTimeout, changeKind{
-		event: event.Deleted, sql: commentDeleteSQL,
-		allowed: func(c event.Comment) bool { return c.AuthorState == event.AuthorActive },
-		has:     func(event.Comment, string) bool { return false }, // what is deleted is not allowed
+	return s.change(ctx, tenant, k, changes, lockTimeout, changeKind{
+		event: event.Deleted, sql: childDeleteSQL,
+		allowed: func(c event.Child) bool { return c.AuthorState == event.AuthorActive },
+		has:     func(event.Child, change) bool { return false }, // what is deleted is not allowed
 	})
 }
 
-// CommentModeration is a moderator's decision on a comment.
-type CommentModeration struct {
+// ChildModeration is a moderator's decision on a child.
+type ChildModeration struct {
 	Meta
-	CommentID string // a UUID in lower case
+	ID        string // a UUID in lower case
 	IfVersion int64  // the version that the moderator saw, or AnyVersion
 	State     string // event.ModerationApproved, event.ModerationHidden or event.ModerationRemoved
 	Reason    string // why, for the event and the history: see ValidReason
@@ -126,28 +155,32 @@ func plainText(s string) bool {
 	return utf8.ValidString(s) && strings.IndexFunc(s, unicode.IsControl) < 0
 }
 
-// commentModerateSQL moves comments on the moderator's axis, where the version is the expected one, the author left the comment,
+// childModerateSQL moves children on the moderator's axis, where the version is the expected one, the author left the child,
 // and the state is another.
-// Index: comments_pkey.   Locks: the comments, in key order, whether or not they change.
-const commentModerateSQL = heldSQL + `
-UPDATE /* store.comment_moderate */ comments c
+// Index: children_KIND_pkey.   Locks: the children, in key order, whether or not they change.
+const childModerateSQL = heldSQL + `
+UPDATE /* store.child_moderate */ {{.Table}} c
    SET moderation_state = h.value, version = c.version + 1, updated_at = GREATEST(now(), c.updated_at)
   FROM held h
- WHERE c.tenant_id = @tenant::bigint AND c.comment_id = h.comment_id AND (h.if_version = 0 OR c.version = h.if_version)
+ WHERE c.tenant_id = @tenant::bigint AND c.child_id = h.child_id AND (h.if_version = 0 OR c.version = h.if_version)
    AND c.author_state = 'ACTIVE' AND c.moderation_state <> h.value
-RETURNING ` + commentColumns
+RETURNING ` + childColumns
 
-// Moderate approves, hides or removes comments, whatever moderation state they have: approving undoes what moderation did. The
+// ModerateChildren approves, hides or removes comments, whatever moderation state they have: approving undoes what moderation did. The
 // outcome's error is ErrNotFound, a *StaleError or a *StateError: what its author withdrew is not moderated. The state that the
-// comment has changes nothing and makes no event, whatever the reason. The event has the reason; the truth does not keep it.
-func (s *Store) Moderate(ctx context.Context, tenant int64, moderations []CommentModeration) ([]CommentOutcome, error) {
-	return bringingBack(ctx, s, tenant, moderations, s.lanes.moderate.do)
+// child has changes nothing and makes no event, whatever the reason. The event has the reason; the truth does not keep it.
+func (s *Store) ModerateChildren(ctx context.Context, tenant int64, k kinds.Child, moderations []ChildModeration) ([]ChildOutcome, error) {
+	c := s.children(k)
+	return bringingBack(ctx, s, tenant, c, moderations, c.moderate.do)
 }
 
-func (s *Store) moderate(ctx context.Context, tenant int64, moderations []CommentModeration, lockTimeout time.Duration) ([]CommentOutcome, error) {
+func (s *Store) moderate(ctx context.Context, tenant int64, k *childKind, moderations []ChildModeration, lockTimeout time.Duration) ([]ChildOutcome, error) {
 	changes := make([]change, len(moderations))
 	for i, m := range moderations {
-		changes[i] = change{meta: m.Meta, id: m.CommentID, ifVersion: m.IfVersion, value: m.State, reason: m.Reason}
+		changes[i] = change{meta: m.Meta, id: m.ID, ifVersion: m.IfVersion, value: &m.State, reason: m.Reason}
+		if !k.Moderated {
+			changes[i].err = fmt.Errorf("%w: nobody moderates a %s", ErrInvalid, k.Kind)
+		}
 		switch m.State {
 		case event.ModerationApproved, event.ModerationHidden, event.ModerationRemoved:
 		default:
@@ -157,20 +190,21 @@ func (s *Store) moderate(ctx context.Context, tenant int64, moderations []Commen
 			changes[i].err = fmt.Errorf("%w: reason of %d bytes", ErrInvalid, len(m.Reason))
 		}
 	}
-	return s.change(ctx, tenant, changes, lockTimeout, changeKind{
-		event: event.Moderated, sql: commentModerateSQL,
-		allowed: func(c event.Comment) bool { return c.AuthorState == event.AuthorActive },
-		has:     func(c event.Comment, value string) bool { return c.ModerationState == value },
+	return s.change(ctx, tenant, k, changes, lockTimeout, changeKind{
+		event: event.Moderated, sql: childModerateSQL,
+		allowed: func(c event.Child) bool { return c.AuthorState == event.AuthorActive },
+		has:     func(c event.Child, to change) bool { return c.ModerationState == *to.value },
 	})
 }
 
 type change struct {
-	meta      Meta
-	id        string
-	ifVersion int64
-	value     string // what the comment is to be given: a body, a moderation state
-	reason    string
-	err       error
+	meta       Meta
+	id         string
+	ifVersion  int64
+	value      *string // what the child is to be given: a body, a moderation state
+	attributes json.RawMessage
+	reason     string
+	err        error
 }
 
 func (c change) check() error {
@@ -180,20 +214,20 @@ func (c change) check() error {
 	if err := checkMeta(c.meta); err != nil {
 		return err
 	}
-	return checkUUID("comment", c.id)
+	return checkUUID("child", c.id)
 }
 
 // changeKind is one kind of change: its guarded statement, and the parts of the guard that tell why it let nothing through.
 type changeKind struct {
 	event   string
 	sql     string
-	allowed func(c event.Comment) bool               // whether its states allow it
-	has     func(c event.Comment, value string) bool // whether it is as it is to be
+	allowed func(c event.Child) bool            // whether its states allow it
+	has     func(c event.Child, to change) bool // whether it is as it is to be
 }
 
 // change runs one guarded transition.
-func (s *Store) change(ctx context.Context, tenant int64, changes []change, lockTimeout time.Duration, kind changeKind) ([]CommentOutcome, error) {
-	out := make([]CommentOutcome, len(changes))
+func (s *Store) change(ctx context.Context, tenant int64, k *childKind, changes []change, lockTimeout time.Duration, kind changeKind) ([]ChildOutcome, error) {
+	out := make([]ChildOutcome, len(changes))
 	turns := rounds(len(changes), func(i int) (string, bool) {
 		out[i].Err = changes[i].check()
 		return changes[i].id, out[i].Err == nil
@@ -204,39 +238,44 @@ func (s *Store) change(ctx context.Context, tenant int64, changes []change, lock
 	err := s.write(ctx, tenant, lockTimeout, func(tx *unit) error {
 		for _, turn := range turns {
 			for _, i := range turn {
-				out[i] = CommentOutcome{} // a second attempt starts afresh
+				out[i] = ChildOutcome{} // a second attempt starts afresh
 			}
-			if err := changeTurn(ctx, tx, tenant, changes, turn, kind, out); err != nil {
+			if err := k.changeTurn(ctx, tx, tenant, changes, turn, kind, out); err != nil {
 				return err
 			}
 		}
 		return inOrder(turns, out)
 	})
 	if err != nil {
-		return nil, fmt.Errorf("comment %s, %d of tenant %d: %w", kind.event, len(changes), tenant, err)
+		return nil, fmt.Errorf("%s %s, %d of tenant %d: %w", k.Kind, kind.event, len(changes), tenant, err)
 	}
 	return out, nil
 }
 
-func changeTurn(ctx context.Context, tx *unit, tenant int64, changes []change, turn []int, kind changeKind, out []CommentOutcome) error {
+func (s childShape) changeTurn(ctx context.Context, tx *unit, tenant int64, changes []change, turn []int, kind changeKind, out []ChildOutcome) error {
 	n := len(turn)
-	ids, versions, values := make([]string, n), make([]int64, n), make([]string, n)
+	ids, versions, values := make([]string, n), make([]int64, n), make([]*string, n)
 	index := make(map[string]int, n)
-	for k, i := range turn {
-		ids[k], versions[k], values[k] = changes[i].id, changes[i].ifVersion, changes[i].value
-		index[ids[k]] = i
+	attributes := make([]*string, n)
+	for m, i := range turn {
+		ids[m], versions[m], values[m], attributes[m] = changes[i].id, changes[i].ifVersion, changes[i].value, text(changes[i].attributes)
+		index[ids[m]] = i
 	}
-	rows, _ := tx.Query(ctx, kind.sql, pgx.StrictNamedArgs{"tenant": tenant, "comment_ids": ids, "if_versions": versions, "values": values})
-	changed, err := pgx.CollectRows(rows, pgx.RowToStructByPos[commentRow])
+	args := pgx.StrictNamedArgs{"tenant": tenant, "child_ids": ids, "if_versions": versions, "values": values}
+	if s.Attributes {
+		args["attributes"] = attributes
+	}
+	rows, _ := tx.Query(ctx, s.sql(kind.sql), args)
+	changed, err := pgx.CollectRows(rows, pgx.RowToStructByPos[childRow])
 	if err != nil {
-		return fmt.Errorf("write %d comments: %w", n, err)
+		return fmt.Errorf("write %d children: %w", n, err)
 	}
 	for _, r := range changed {
-		i := index[r.CommentID]
-		out[i] = CommentOutcome{Comment: r.wire(), Changed: true}
-		c := out[i].Comment
+		i := index[r.ID]
+		out[i] = ChildOutcome{Child: r.wire(), Changed: true}
+		c := out[i].Child
 		c.Reason = changes[i].reason
-		e, err := commentEvent(tenant, c, kind.event, changes[i].meta)
+		e, err := s.event(tenant, c, kind.event, changes[i].meta)
 		if err != nil {
 			return err
 		}
@@ -246,7 +285,7 @@ func changeTurn(ctx context.Context, tx *unit, tenant int64, changes []change, t
 		return nil
 	}
 	// The statement locked what exists, so this is what its guard saw; but for what is archived, or was until just now.
-	current, err := getComments(ctx, tx, tenant, ids)
+	current, err := s.get(ctx, tx, tenant, ids)
 	if err != nil {
 		return err
 	}
@@ -263,10 +302,10 @@ func changeTurn(ctx context.Context, tx *unit, tenant int64, changes []change, t
 			out[i].Err = &StaleError{Current: c}
 		case !kind.allowed(c):
 			out[i].Err = &StateError{Current: c}
-		case kind.has(c, changes[i].value):
-			out[i].Comment = c
+		case kind.has(c, changes[i]):
+			out[i].Child = c
 		default: // nothing speaks against it but that the statement did not see it
-			out[i].Err = &archivedError{posts: []int64{row.PostID}}
+			out[i].Err = &archivedError{objects: []int64{row.Object}}
 		}
 	}
 	return nil

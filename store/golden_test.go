@@ -107,16 +107,16 @@ func TestEveryShapeOfThreadSettingsEverStoredIsReadAndGoesOn(t *testing.T) {
 			t.Fatalf("the test does not say what %s holds", file)
 		}
 		post := int64(want[0].Object.PostID)
-		got, err := s.ThreadVersions(t.Context(), tenant, post, math.MaxInt64, 10)
+		got, err := s.ThreadVersions(t.Context(), tenant, commentKind, post, math.MaxInt64, 10)
 		if diff := cmp.Diff(want, got); diff != "" || err != nil {
 			t.Errorf("%s: versions (-want +got): %v\n%s", file, err, diff)
 		}
 		inForce := want[0].Object
 		inForce.Actor = ""
-		if now, err := s.GetThread(t.Context(), tenant, post); err != nil || now != inForce {
+		if now, err := s.GetThread(t.Context(), tenant, commentKind, post); err != nil || now != inForce {
 			t.Errorf("%s: in force is %+v, %v: want %+v", file, now, err, inForce)
 		}
-		out, err := s.SetThreads(t.Context(), tenant, []ThreadSettings{{Meta: Meta{Actor: "ann"}, PostID: post, IfVersion: &inForce.Version, Title: "Next"}})
+		out, err := s.SetThreads(t.Context(), tenant, commentKind, []ThreadSettings{{Meta: Meta{Actor: "ann"}, Object: post, IfVersion: &inForce.Version, Title: "Next"}})
 		if err != nil || out[0].Err != nil || !out[0].Changed || out[0].Thread.Version != inForce.Version+1 {
 			t.Errorf("%s: the next version: %+v, %v", file, out, err)
 		}

@@ -70,12 +70,12 @@ func TestAnAnswerLostAtCommitIsFoundOut(t *testing.T) {
 			var wg sync.WaitGroup
 			for i := range int64(n) {
 				wg.Go(func() {
-					if out := f.follow(t, 100+i, 2); !out.Changed || out.Follow.Version != 1 {
+					if out := f.follow(t, 100+i, 2); !out.Changed || out.Edge.Version != 1 {
 						t.Errorf("follow %d: %+v", i, out)
 					}
 				})
 				wg.Go(func() {
-					out := f.create(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "hello", Key: fmt.Sprint(i)})
+					out := f.create(t, store.NewChild{Object: 1, AuthorID: 1, Body: "hello", Key: fmt.Sprint(i)})
 					if !out.Changed || out.Replayed || out.Err != nil {
 						t.Errorf("create %d: %+v", i, out)
 					}
@@ -130,7 +130,7 @@ func TestACommitThatArrivesLateIsWaitedFor(t *testing.T) {
 	f := fixture{through(t, db, 4, func(c net.Conn) net.Conn { return &lateCommit{c, &armed, asked, &late} }), db.Pool(t, postgres.RoleSystem)}
 	f.follow(t, 1, 2)
 	armed.Store(true)
-	if out := f.follow(t, 3, 2); !out.Changed || out.Follow.Version != 1 {
+	if out := f.follow(t, 3, 2); !out.Changed || out.Edge.Version != 1 {
 		t.Errorf("%+v", out)
 	}
 	late.Wait()
@@ -194,12 +194,12 @@ func TestAWriteThatTheDatabaseRefusesFailsAlone(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range int64(n) {
 		wg.Go(func() {
-			w := store.FollowWrite{Meta: meta(), FollowerID: 10 + i, FolloweeID: 2}
+			w := store.EdgeWrite{Meta: meta(), From: 10 + i, To: 2}
 			poison := i%20 == 7
 			if poison {
 				w.TraceParent = "\x00" // no text of PostgreSQL's
 			}
-			out, err := f.Follow(t.Context(), tenant, []store.FollowWrite{w})
+			out, err := f.PutEdges(t.Context(), tenant, follows, []store.EdgeWrite{w})
 			if poison != (err != nil) || !poison && !out[0].Changed {
 				t.Errorf("follow %d: %+v, %v", i, out, err)
 			}
@@ -220,9 +220,9 @@ func TestRandomWritersOfTheSameEntitiesAgreeWithTheEvents(t *testing.T) {
 	db := testkit.Postgres(t)
 	stores := []fixture{on(t, db), on(t, db)}
 	f := stores[0]
-	var comments []event.Comment
+	var comments []event.Child
 	for range 5 {
-		comments = append(comments, f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "0"}))
+		comments = append(comments, f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "0"}))
 	}
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -247,22 +247,22 @@ func TestRandomWritersOfTheSameEntitiesAgreeWithTheEvents(t *testing.T) {
 				if r.IntN(8) == 0 {
 					n = 1 + r.IntN(5)
 				}
-				var follows []store.FollowWrite
-				var edits []store.CommentEdit
+				var pairs []store.EdgeWrite
+				var edits []store.ChildEdit
 				for range n {
-					follows = append(follows, store.FollowWrite{Meta: meta(), FollowerID: 1 + r.Int64N(5), FolloweeID: 100})
-					edits = append(edits, store.CommentEdit{Meta: meta(), CommentID: comments[r.IntN(len(comments))].CommentID, Body: fmt.Sprint(worker, i, r.IntN(2))})
+					pairs = append(pairs, store.EdgeWrite{Meta: meta(), From: 1 + r.Int64N(5), To: 100})
+					edits = append(edits, store.ChildEdit{Meta: meta(), ID: comments[r.IntN(len(comments))].ID, Body: new(fmt.Sprint(worker, i, r.IntN(2)))})
 				}
 				var err error
-				var out []store.FollowOutcome
-				var edited []store.CommentOutcome
+				var out []store.EdgeOutcome
+				var edited []store.ChildOutcome
 				switch r.IntN(3) {
 				case 0:
-					out, err = s.Follow(t.Context(), tenant, follows)
+					out, err = s.PutEdges(t.Context(), tenant, follows, pairs)
 				case 1:
-					out, err = s.Unfollow(t.Context(), tenant, follows)
+					out, err = s.RemoveEdges(t.Context(), tenant, follows, pairs)
 				default:
-					edited, err = s.Edit(t.Context(), tenant, edits)
+					edited, err = s.EditChildren(t.Context(), tenant, commentKind, edits)
 				}
 				if err != nil {
 					t.Error(err)
@@ -270,12 +270,12 @@ func TestRandomWritersOfTheSameEntitiesAgreeWithTheEvents(t *testing.T) {
 				}
 				for _, o := range out {
 					if o.Changed {
-						changed(o.Follow.FollowerID.String(), o.Follow.Version)
+						changed(o.Edge.From.String(), o.Edge.Version)
 					}
 				}
 				for _, o := range edited {
 					if o.Changed {
-						changed(o.Comment.CommentID, o.Comment.Version)
+						changed(o.Child.ID, o.Child.Version)
 					}
 				}
 			}

@@ -1,6 +1,8 @@
 package store
 
 import (
+	"fmt"
+	"maps"
 	"strings"
 	"testing"
 
@@ -9,25 +11,57 @@ import (
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 )
 
+// makeKinds makes what the kinds of the set need that are not built in.
+func makeKinds(t *testing.T, db *testkit.DB, set *kinds.Set) {
+	t.Helper()
+	for _, k := range set.AllChildren() {
+		if _, err := db.Pool(t, postgres.RoleSystem).Exec(t.Context(), `SELECT make_child_kind($1, $2, $3, $4, $5, $6, $7)`,
+			k.Name, k.Plural, k.Names().ID, k.Names().Parent, k.Threaded, k.OnePerAuthor, k.Partitions); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// childSQL are the statements about children, as templates.
+var childSQL = map[string]string{
+	"childGet": childGetSQL, "childSurroundings": childSurroundingsSQL, "childKeys": childKeysSQL, "childReplay": childReplaySQL, "childRelease": childReleaseSQL,
+	"childCreate": childCreateSQL, "childTaken": childTakenSQL, "childEdit": childEditSQL, "childDelete": childDeleteSQL, "childModerate": childModerateSQL,
+	"returnLock": returnLockSQL, "returnMove": returnMoveSQL, "returnState": returnStateSQL, "archived": archivedSQL,
+	"walked": walkedSQL, "look": lookSQL, "quiet": quietSQL, "mark": markSQL, "walk": walkSQL, "moveLock": moveLockSQL, "move": moveSQL,
+	"moveState": moveStateSQL, "unfinished": unfinishedSQL, "archiveStubs": archiveStubsSQL, "archiveCheck": archiveCheckSQL, "scanChildren": scanChildrenSQL, "scanObjects": scanObjectsSQL, "scanObject": scanObjectSQL,
+}
+
 func TestStatements(t *testing.T) {
-	pool := testkit.Postgres(t).Pool(t, postgres.RoleAPI)
-	conn, err := pool.Acquire(t.Context())
+	db := testkit.Postgres(t)
+	makeKinds(t, db, testSet)
+	conn, err := db.Pool(t, postgres.RoleAPI).Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	for name, sql := range map[string]string{
-		"follow": followSQL, "unfollow": unfollowSQL, "getFollows": getFollowsSQL, "commentGet": commentGetSQL,
-		"commentSurroundings": commentSurroundingsSQL, "commentKeys": commentKeysSQL, "commentReplay": commentReplaySQL,
-		"commentRelease": commentReleaseSQL, "commentCreate": commentCreateSQL, "commentEdit": commentEditSQL,
-		"commentDelete": commentDeleteSQL, "commentModerate": commentModerateSQL, "threadsGet": threadsGetSQL,
-		"scanFollows": scanFollowsSQL, "countFollows": CountFollowsSQL, "scanThreads": scanThreadsSQL, "scanThread": scanThreadSQL, "scanComments": scanCommentsSQL, "scanSettings": scanSettingsSQL,
-		"returnLock": returnLockSQL, "returnMove": returnMoveSQL, "returnState": returnStateSQL, "archivedPosts": archivedPostsSQL,
-		"walked": walkedSQL, "look": lookSQL, "quiet": quietSQL, "mark": markSQL, "walk": walkSQL, "moveLock": moveLockSQL, "move": moveSQL,
-		"moveState": moveStateSQL, "unfinished": unfinishedSQL, "archiveStubs": archiveStubsSQL, "archives": archivesSQL, "archiveCheck": archiveCheckSQL,
-	} {
+	all := map[string]string{
+		"threadsGet": threadsGetSQL,
+		"scanEdges":  scanEdgesSQL, "countEdges": CountEdgesSQL, "scanSettings": scanSettingsSQL,
+		"authorKeys": authorKeysSQL, "blankKeys": blankKeysSQL, "archives": archivesSQL,
+	}
+	for _, k := range testSet.AllChildren() {
+		for name, sql := range childSQL {
+			all[name+" of "+k.Name] = shapeOf(k).sql(sql)
+		}
+		for _, table := range shapeOf(k).tables() {
+			all["authorChildren of "+table] = strings.ReplaceAll(authorChildrenSQL, "{table}", table)
+			all["childErase of "+table] = strings.ReplaceAll(childEraseSQL, "{table}", table)
+		}
+	}
+	for _, e := range testSet.AllEdges() {
+		k := newEdgeKind(e.Name)
+		maps.Copy(all, map[string]string{e.Name + " put": k.putSQL, e.Name + " remove": k.removeSQL, e.Name + " get": k.getSQL,
+			e.Name + " lock": k.lockSQL, e.Name + " insert": k.insertSQL, e.Name + " update": k.updateSQL})
+	}
+	for name, sql := range all {
 		positional, _, err := pgx.NamedArgs{}.RewriteQuery(t.Context(), conn.Conn(), sql, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -48,24 +82,24 @@ func TestATakenSlugIsReplaced(t *testing.T) {
 		return slug
 	}
 	m := Meta{Actor: "tester"}
-	out, err := s.Create(t.Context(), 1, []NewComment{
-		{Meta: m, PostID: 1, AuthorID: 1, Body: "a"}, {Meta: m, PostID: 1, AuthorID: 1, Body: "b"}, {Meta: m, PostID: 1, AuthorID: 1, Body: "c"},
+	out, err := s.CreateChildren(t.Context(), 1, commentKind, []NewChild{
+		{Meta: m, Object: 1, AuthorID: 1, Body: "a"}, {Meta: m, Object: 1, AuthorID: 1, Body: "b"}, {Meta: m, Object: 1, AuthorID: 1, Body: "c"},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	slugs := map[string]int{}
 	for _, o := range out {
-		slugs[o.Comment.Slug]++
+		slugs[o.Child.Slug]++
 	}
 	if diff := cmp.Diff(map[string]int{"aaaaaaaa": 1, "bbbbbbbb": 1, "cccccccc": 1}, slugs); diff != "" {
 		t.Errorf("slugs (-want +got):\n%s", diff)
 	}
 	s.slug = func() string { return "aaaaaaaa" }
-	if _, err := s.Create(t.Context(), 1, []NewComment{{Meta: m, PostID: 1, AuthorID: 1, Body: "d"}}); err == nil {
+	if _, err := s.CreateChildren(t.Context(), 1, commentKind, []NewChild{{Meta: m, Object: 1, AuthorID: 1, Body: "d"}}); err == nil {
 		t.Error("no free slug: no error")
 	}
-	if out, err := s.Create(t.Context(), 1, []NewComment{{Meta: m, PostID: 2, AuthorID: 1, Body: "d"}}); err != nil || out[0].Comment.Slug != "aaaaaaaa" {
+	if out, err := s.CreateChildren(t.Context(), 1, commentKind, []NewChild{{Meta: m, Object: 2, AuthorID: 1, Body: "d"}}); err != nil || out[0].Child.Slug != "aaaaaaaa" {
 		t.Errorf("another post may have the slug: %+v, %v", out, err)
 	}
 }
@@ -83,48 +117,79 @@ func TestRounds(t *testing.T) {
 func TestHotStatementsUseTheirIndexes(t *testing.T) {
 	db := testkit.Postgres(t)
 	ctx := t.Context()
-	for _, sql := range []string{
+	makeKinds(t, db, testSet)
+	fill := []string{
 		`INSERT INTO follows (tenant_id, follower_id, followee_id) SELECT 1, g / 10 + 1, 1000000 + g FROM generate_series(1, 30000) g`,
-		`INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body)
-			SELECT 1, gen_random_uuid(), g / 100 + 1, lpad(g::text, 8, '0'), lpad(g::text, 22, '0'), 1, 'x' FROM generate_series(1, 30000) g`,
-		`INSERT INTO comment_keys (tenant_id, author_id, idempotency_key, request_hash, comment_id)
-			SELECT 1, g / 10 + 1, g::text, '', gen_random_uuid() FROM generate_series(1, 30000) g`,
+		`INSERT INTO child_keys (tenant_id, kind, author_id, idempotency_key, request_hash, child_id)
+			SELECT 1, k, g / 10 + 1, g::text, '', gen_random_uuid() FROM generate_series(1, 30000) g, unnest('{answer,comment,message,review}'::text[]) k`,
 		`INSERT INTO threads (tenant_id, object, metadata)
-			SELECT 1, jsonb_build_object('post_id', g / 3), jsonb_build_object('version_id', g, 'created_by', 't', 'last_update_time', now(),
+			SELECT 1, jsonb_build_object('post_id', g / 3, 'kind', 'answer') - CASE g % 2 WHEN 0 THEN 'kind' ELSE '' END, jsonb_build_object('version_id', g, 'created_by', 't', 'last_update_time', now(),
 			       'version_state', CASE g % 3 WHEN 2 THEN 'LATEST' ELSE 'ARCHIVED' END) FROM generate_series(1, 30000) g`,
-		`INSERT INTO comments_archive (tenant_id, comment_id, post_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at)
-			SELECT 1, gen_random_uuid(), 100000 + g / 100, lpad(g::text, 8, '0'), lpad(g::text, 22, '0'), 1, 'x', 'ACTIVE', 'NONE', 1, now(), now() FROM generate_series(1, 30000) g`,
-		`INSERT INTO archived_threads (tenant_id, post_id, archive_id, state, comments, returned_at, returned_by)
-			SELECT 1, 100000 + g, 1, CASE g % 2 WHEN 0 THEN 'ARCHIVED' ELSE 'RETURNED' END, 1, now(), 'write' FROM generate_series(1, 30000) g`,
-		`ANALYZE follows, comments, comment_keys, threads, comments_archive, archived_threads`,
-	} {
+		`INSERT INTO archived_threads (tenant_id, kind, object_id, archive_id, state, children, returned_at, returned_by)
+			SELECT 1, k, 100000 + g, 1, CASE g % 2 WHEN 0 THEN 'ARCHIVED' ELSE 'RETURNED' END, 1, now(), 'write' FROM generate_series(1, 30000) g, unnest('{answer,comment,message,review}'::text[]) k`,
+	}
+	for _, k := range testSet.AllChildren() {
+		names, values := "", ""
+		if k.Threaded {
+			names, values = ", slug, path", ", lpad(g::text, 8, '0'), lpad(g::text, 22, '0')"
+		}
+		fill = append(fill,
+			fmt.Sprintf(`INSERT INTO %s (tenant_id, child_id, object_id, author_id, body%s) SELECT 1, gen_random_uuid(), g / 100 + 1, g, 'x'%s FROM generate_series(1, 30000) g`,
+				shapeOf(k).Table(), names, values),
+			fmt.Sprintf(`INSERT INTO %s (tenant_id, child_id, object_id, author_id, body, author_state, moderation_state, version, created_at, updated_at%s)
+				SELECT 1, gen_random_uuid(), 100000 + g / 100, g, 'x', 'ACTIVE', 'NONE', 1, now(), now()%s FROM generate_series(1, 30000) g`, shapeOf(k).Archive(), names, values))
+	}
+	for _, sql := range append(fill, `ANALYZE edges, children, child_keys, threads, children_archive, archived_threads`) {
 		if _, err := db.Pool(t, postgres.RoleOwner).Exec(ctx, sql); err != nil {
 			t.Fatal(err)
 		}
 	}
 	pool := db.Pool(t, postgres.RoleAPI)
-	for name, c := range map[string]struct{ sql, args string }{ // args in the order in which the statement names them
-		"unfollow":            {unfollowSQL, `'{1,2}', '{5,6}', 1`},
-		"getFollows":          {getFollowsSQL, `'{1,2}', '{5,6}', 1`},
-		"commentGet":          {commentGetSQL, `1, '{00000000-0000-7000-8000-000000000000}'`},
-		"commentEdit":         {commentEditSQL, `'{00000000-0000-7000-8000-000000000000}', '{1}', '{x}', 1`},
-		"commentDelete":       {commentDeleteSQL, `'{00000000-0000-7000-8000-000000000000}', '{1}', '{x}', 1`},
-		"commentModerate":     {commentModerateSQL, `'{00000000-0000-7000-8000-000000000000}', '{1}', '{HIDDEN}', 1`},
-		"threadsGet":          {threadsGetSQL, `'{1,2}', 1`},
-		"commentSurroundings": {commentSurroundingsSQL, `'{1}', '{00000000-0000-7000-8000-000000000000}', 1`},
-		"commentReplay":       {commentReplaySQL, `'{1}', '{k}', 1`},
-		"commentCreate":       {commentCreateSQL, `1, '{00000000-0000-7000-8000-000000000000}', '{1}', '{NULL}', '{abcdefgh}', '{""}', '{NULL}', '{1}', '{x}', '{NONE}'`},
-		"archivedPosts":       {archivedPostsSQL, `1, '{1,2}'`},
-		"returnLock":          {returnLockSQL, `1, 100002`},
-		"returnMove":          {returnMoveSQL, `1, 100002, 1000`},
-		"returnState":         {returnStateSQL, `true, 'write', 1, 100002, 1`},
-		// What the archiver runs has these plans for its role too: the policies are simpler.
-		"look":         {lookSQL, `1, 1, 200, '1 hour'`},
-		"quiet":        {quietSQL, `'1 hour', 1, 1, '~', 5000`},
-		"moveLock":     {moveLockSQL, `1, 100002, 1`},
-		"unfinished":   {unfinishedSQL, `1, 1, 200`},
-		"archiveStubs": {archiveStubsSQL, `1, 1, 1, 200`},
-	} {
+	follow := newEdgeKind("follow")
+	type statement struct{ name, sql, args string } // args in the order in which the statement names them
+	all := []statement{
+		{"removeEdges", follow.removeSQL, `'{1,2}', '{5,6}', '{0,0}', 1`},
+		{"getEdges", follow.getSQL, `'{1,2}', '{5,6}', 1`},
+		{"lockEdges", follow.lockSQL, `'{1,2}', '{5,6}', 1`},
+		{"updateEdges", follow.updateSQL, `'{1,2}', '{5,6}', '{NULL,NULL}', 1`},
+		{"threadsGet", threadsGetSQL, `'{1,2}', 1, 'comment'`},
+	}
+	for _, k := range testSet.AllChildren() {
+		const id = `'{00000000-0000-7000-8000-000000000000}'`
+		given, attributes, threaded, before := `'{x}'`, "", "", `'ffffffff-ffff-ffff-ffff-ffffffffffff'`
+		if len(k.Attributes) > 0 {
+			given, attributes = given+`, '{"{}"}'`, `, '{"{}"}'`
+		}
+		if k.Threaded {
+			threaded, before = `, '{NULL}', '{abcdefgh}', '{""}', '{NULL}'`, `'~'`
+		}
+		for _, s := range []statement{
+			{"childGet", childGetSQL, `1, ` + id},
+			{"childEdit", childEditSQL, id + `, '{1}', ` + given + `, 1`},
+			{"childDelete", childDeleteSQL, id + `, '{1}', ` + given + `, 1`},
+			{"childModerate", childModerateSQL, id + `, '{1}', ` + strings.Replace(given, "x", "HIDDEN", 1) + `, 1`},
+			{"childSurroundings", childSurroundingsSQL, `'{1}', ` + id + `, 1`},
+			{"childReplay", childReplaySQL, `'{1}', '{k}', 1`},
+			{"childCreate", childCreateSQL, `1, ` + id + `, '{1}', '{1}', '{x}', '{NONE}'` + threaded + attributes},
+			{"archived", archivedSQL, `1, '{1,2}'`},
+			{"returnLock", returnLockSQL, `1, 100002`},
+			{"returnMove", returnMoveSQL, `1, 100002, 1000`},
+			{"returnState", returnStateSQL, `true, 'write', 1, 100002, 1`},
+			// What the archiver runs has these plans for its role too: the policies are simpler.
+			{"look", lookSQL, `1, 1, 200, '1 hour'`},
+			{"quiet", quietSQL, `'1 hour', 1, 1, ` + before + `, 5000`},
+			{"moveLock", moveLockSQL, `1, 100002, 1`},
+			{"unfinished", unfinishedSQL, `1, 1, 200`},
+			{"archiveStubs", archiveStubsSQL, `1, 1, 1, 200`},
+		} {
+			all = append(all, statement{s.name + " of " + k.Name, shapeOf(k).sql(s.sql), s.args})
+		}
+		if k.OnePerAuthor {
+			all = append(all, statement{"childTaken of " + k.Name, shapeOf(k).sql(childTakenSQL), `'{1}', '{1}', 1`})
+		}
+	}
+	for _, c := range all {
+		name := c.name
 		for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
 			err := postgres.InTenant(ctx, pool, 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
 				positional, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, tx.Conn(), c.sql, nil)
@@ -142,7 +207,7 @@ func TestHotStatementsUseTheirIndexes(t *testing.T) {
 					return err
 				}
 				plan := strings.Join(lines, "\n")
-				for _, table := range []string{"follows", "comments", "comment_keys", "threads", "archived_threads"} { // and comments_archive, by its beginning
+				for _, table := range []string{"follows", "children", "child_keys", "threads", "archived_threads"} { // and the partitions, by their beginning
 					if strings.Contains(plan, "Seq Scan on "+table) {
 						t.Errorf("%s, %s, scans %s:\n%s", name, mode, table, plan)
 					}
@@ -162,7 +227,7 @@ func TestACreateProbesItsSurroundingsThoughThereAreNoStatistics(t *testing.T) {
 	db := testkit.Postgres(t)
 	ctx := t.Context()
 	for _, sql := range []string{
-		`ALTER TABLE comments SET (autovacuum_enabled = false)`,
+		`ALTER TABLE children_comment SET (autovacuum_enabled = false)`,
 		`INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body)
 			SELECT 1, gen_random_uuid(), g / 100 + 1, lpad(g::text, 8, '0'), lpad(g::text, 22, '0'), 1, 'x' FROM generate_series(1, 3000) g`,
 	} {
@@ -171,11 +236,11 @@ func TestACreateProbesItsSurroundingsThoughThereAreNoStatistics(t *testing.T) {
 		}
 	}
 	err := postgres.InTenant(ctx, db.Pool(t, postgres.RoleAPI), 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		rows, _ := tx.Query(ctx, "EXPLAIN "+commentSurroundingsSQL, pgx.QueryExecModeSimpleProtocol, pgx.StrictNamedArgs{
-			"tenant": int64(1), "post_ids": []int64{1}, "parent_ids": []string{"00000000-0000-7000-8000-000000000000"},
+		rows, _ := tx.Query(ctx, "EXPLAIN "+shapeOf(commentKind).sql(childSurroundingsSQL), pgx.QueryExecModeSimpleProtocol, pgx.StrictNamedArgs{
+			"tenant": int64(1), "object_ids": []int64{1}, "reply_tos": []string{"00000000-0000-7000-8000-000000000000"},
 		})
 		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		if plan := strings.Join(lines, "\n"); !strings.Contains(plan, "comments_pkey") {
+		if plan := strings.Join(lines, "\n"); !strings.Contains(plan, "children_comment_pkey") {
 			t.Errorf("the parent is looked for elsewhere:\n%s", plan)
 		}
 		return err

@@ -25,57 +25,57 @@ import (
 
 func TestModeration(t *testing.T) {
 	f := open(t)
-	c := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "words"})
-	hidden := f.moderation(t, c.CommentID, 1, event.ModerationHidden, "spam")
-	if !hidden.Changed || hidden.Comment.State() != "hidden" || hidden.Comment.Version != 2 || hidden.Comment.Path != c.Path {
+	c := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "words"})
+	hidden := f.moderation(t, c.ID, 1, event.ModerationHidden, "spam")
+	if !hidden.Changed || hidden.Child.State() != "hidden" || hidden.Child.Version != 2 || hidden.Child.Path != c.Path {
 		t.Errorf("hide: %+v", hidden)
 	}
-	if again := f.moderation(t, c.CommentID, 2, event.ModerationHidden, "another reason"); again.Err != nil || again.Changed || !cmp.Equal(again.Comment, hidden.Comment) {
+	if again := f.moderation(t, c.ID, 2, event.ModerationHidden, "another reason"); again.Err != nil || again.Changed || !cmp.Equal(again.Child, hidden.Child) {
 		t.Errorf("hide again: %+v", again)
 	}
 	var stale *store.StaleError
-	if out := f.moderation(t, c.CommentID, 1, event.ModerationApproved, ""); !errors.As(out.Err, &stale) || stale.Current.Version != 2 {
+	if out := f.moderation(t, c.ID, 1, event.ModerationApproved, ""); !errors.As(out.Err, &stale) || stale.Current.Version != 2 {
 		t.Errorf("a stale version: %+v", out)
 	}
-	if out := f.create(t, store.NewComment{PostID: 1, AuthorID: 2, Body: "x", ParentID: c.CommentID}); !errors.Is(out.Err, store.ErrParentGone) {
+	if out := f.create(t, store.NewChild{Object: 1, AuthorID: 2, Body: "x", ReplyTo: c.ID}); !errors.Is(out.Err, store.ErrParentGone) {
 		t.Errorf("a reply to what is hidden: %+v", out)
 	}
-	back := f.moderation(t, c.CommentID, 2, event.ModerationApproved, "")
-	if !back.Changed || !back.Comment.Visible() || back.Comment.Version != 3 || back.Comment.Body != "words" {
+	back := f.moderation(t, c.ID, 2, event.ModerationApproved, "")
+	if !back.Changed || !back.Child.Visible() || back.Child.Version != 3 || back.Child.Body != "words" {
 		t.Errorf("approve: %+v", back)
 	}
-	f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 2, Body: "reply", ParentID: c.CommentID})
-	if out := f.moderation(t, c.CommentID, store.AnyVersion, event.ModerationRemoved, "law"); !out.Changed || out.Comment.State() != "removed" {
+	f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 2, Body: "reply", ReplyTo: c.ID})
+	if out := f.moderation(t, c.ID, store.AnyVersion, event.ModerationRemoved, "law"); !out.Changed || out.Child.State() != "removed" {
 		t.Errorf("remove: %+v", out)
 	}
-	if out := f.delete(t, c.CommentID, 4); !out.Changed || out.Comment.State() != "deleted" || out.Comment.ModerationState != event.ModerationRemoved {
+	if out := f.delete(t, c.ID, 4); !out.Changed || out.Child.State() != "deleted" || out.Child.ModerationState != event.ModerationRemoved {
 		t.Errorf("its author's deletion: %+v", out)
 	}
 	var wrong *store.StateError
 	for _, state := range []string{event.ModerationApproved, event.ModerationHidden, event.ModerationRemoved} {
-		if out := f.moderation(t, c.CommentID, 5, state, ""); !errors.As(out.Err, &wrong) || wrong.Current.State() != "deleted" {
+		if out := f.moderation(t, c.ID, 5, state, ""); !errors.As(out.Err, &wrong) || wrong.Current.State() != "deleted" {
 			t.Errorf("%s of what its author deleted: %+v", state, out)
 		}
 	}
-	for name, m := range map[string]store.CommentModeration{
+	for name, m := range map[string]store.ChildModeration{
 		"a state that moderators do not give": {State: event.ModerationPending},
 		"a state that is none":                {State: "hidden"},
 		"a reason too long":                   {State: event.ModerationHidden, Reason: strings.Repeat("é", 501)},
 		"a reason with a line break":          {State: event.ModerationHidden, Reason: "a\nb"},
 		"a reason of bytes":                   {State: event.ModerationHidden, Reason: "\xff"},
 	} {
-		if out := f.moderation(t, c.CommentID, store.AnyVersion, m.State, m.Reason); !errors.Is(out.Err, store.ErrInvalid) {
+		if out := f.moderation(t, c.ID, store.AnyVersion, m.State, m.Reason); !errors.Is(out.Err, store.ErrInvalid) {
 			t.Errorf("%s: %+v", name, out)
 		}
 	}
-	if out, err := f.Moderate(t.Context(), tenant+1, []store.CommentModeration{{Meta: meta(), CommentID: c.CommentID, State: event.ModerationHidden}}); err != nil ||
+	if out, err := f.ModerateChildren(t.Context(), tenant+1, commentKind, []store.ChildModeration{{Meta: meta(), ID: c.ID, State: event.ModerationHidden}}); err != nil ||
 		!errors.Is(out[0].Err, store.ErrNotFound) {
 		t.Errorf("another tenant's moderator: %+v, %v", out, err)
 	}
 
-	f.set(t, store.ThreadSettings{PostID: 2, Premoderated: true})
-	waiting := f.mustCreate(t, store.NewComment{PostID: 2, AuthorID: 1, Body: "let me in"})
-	if out := f.moderation(t, waiting.CommentID, 1, event.ModerationApproved, ""); !out.Changed || !out.Comment.Visible() {
+	f.set(t, store.ThreadSettings{Object: 2, Premoderated: true})
+	waiting := f.mustCreate(t, store.NewChild{Object: 2, AuthorID: 1, Body: "let me in"})
+	if out := f.moderation(t, waiting.ID, 1, event.ModerationApproved, ""); !out.Changed || !out.Child.Visible() {
 		t.Errorf("approve what waits: %+v", out)
 	}
 
@@ -98,33 +98,33 @@ func version(v int64) *int64 { return &v }
 func TestThreadSettings(t *testing.T) {
 	f := open(t)
 	unset := event.Thread{PostID: 1}
-	if got, err := f.GetThread(t.Context(), tenant, 1); err != nil || got != unset {
+	if got, err := f.GetThread(t.Context(), tenant, commentKind, 1); err != nil || got != unset {
 		t.Errorf("what was never set: %+v, %v", got, err)
 	}
-	if out := f.set(t, store.ThreadSettings{PostID: 1, IfVersion: version(0), Title: " "}); out.Err != nil || out.Changed || out.Thread != unset {
+	if out := f.set(t, store.ThreadSettings{Object: 1, IfVersion: version(0), Title: " "}); out.Err != nil || out.Changed || out.Thread != unset {
 		t.Errorf("the defaults: %+v", out)
 	}
-	first := f.set(t, store.ThreadSettings{PostID: 1, IfVersion: version(0), Title: " Rules 👩‍👧 ", Premoderated: true})
+	first := f.set(t, store.ThreadSettings{Object: 1, IfVersion: version(0), Title: " Rules 👩‍👧 ", Premoderated: true})
 	if !first.Changed || first.Thread.Version != 1 || first.Thread.Title != "Rules 👩‍👧" || !first.Thread.Premoderate || first.Thread.Locked || first.Thread.UpdatedAt.IsZero() {
 		t.Errorf("set: %+v", first)
 	}
-	if got, err := f.GetThread(t.Context(), tenant, 1); err != nil || !cmp.Equal(got, first.Thread) {
+	if got, err := f.GetThread(t.Context(), tenant, commentKind, 1); err != nil || !cmp.Equal(got, first.Thread) {
 		t.Errorf("get: %+v, %v", got, err)
 	}
-	if out := f.set(t, store.ThreadSettings{PostID: 1, IfVersion: version(1), Title: "Rules 👩‍👧", Premoderated: true}); out.Err != nil || out.Changed || !cmp.Equal(out.Thread, first.Thread) {
+	if out := f.set(t, store.ThreadSettings{Object: 1, IfVersion: version(1), Title: "Rules 👩‍👧", Premoderated: true}); out.Err != nil || out.Changed || !cmp.Equal(out.Thread, first.Thread) {
 		t.Errorf("as it was: %+v", out)
 	}
 	for _, v := range []int64{0, 2, -1} {
 		var stale *store.StaleThreadError
-		if out := f.set(t, store.ThreadSettings{PostID: 1, IfVersion: version(v), Locked: true}); !errors.As(out.Err, &stale) || !cmp.Equal(stale.Current, first.Thread) {
+		if out := f.set(t, store.ThreadSettings{Object: 1, IfVersion: version(v), Locked: true}); !errors.As(out.Err, &stale) || !cmp.Equal(stale.Current, first.Thread) {
 			t.Errorf("stale version %d: %+v", v, out)
 		}
 	}
 	// A slice: one thread twice, one that is refused, one of its own.
-	out, err := f.SetThreads(t.Context(), tenant, []store.ThreadSettings{
-		{Meta: meta(), PostID: 1, IfVersion: version(1), Locked: true}, {Meta: meta(), PostID: 2}, {Meta: meta(), PostID: 3, Title: "a\x00"},
-		{Meta: meta(), PostID: 1, IfVersion: version(2)}, {Meta: meta(), PostID: 4, Locked: true}, {PostID: 5}, {Meta: meta(), PostID: 0},
-		{Meta: meta(), PostID: 6, Title: strings.Repeat("x", store.MaxTitleBytes+1)},
+	out, err := f.SetThreads(t.Context(), tenant, commentKind, []store.ThreadSettings{
+		{Meta: meta(), Object: 1, IfVersion: version(1), Locked: true}, {Meta: meta(), Object: 2}, {Meta: meta(), Object: 3, Title: "a\x00"},
+		{Meta: meta(), Object: 1, IfVersion: version(2)}, {Meta: meta(), Object: 4, Locked: true}, {Object: 5}, {Meta: meta(), Object: 0},
+		{Meta: meta(), Object: 6, Title: strings.Repeat("x", store.MaxTitleBytes+1)},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -138,7 +138,7 @@ func TestThreadSettings(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("a slice (-want +got):\n%s", diff)
 	}
-	if theirs, err := f.GetThread(t.Context(), tenant+1, 1); err != nil || theirs.Version != 0 {
+	if theirs, err := f.GetThread(t.Context(), tenant+1, commentKind, 1); err != nil || theirs.Version != 0 {
 		t.Errorf("another tenant's: %+v, %v", theirs, err)
 	}
 
@@ -159,25 +159,25 @@ func TestThreadSettings(t *testing.T) {
 
 func TestALockedThreadTakesNoMoreCommentsAndItsCommentsStayTheirAuthors(t *testing.T) {
 	f := open(t)
-	a := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "a", Key: "k"})
-	f.set(t, store.ThreadSettings{PostID: 1, Locked: true})
-	if out := f.create(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "b", ParentID: a.CommentID}); !errors.Is(out.Err, store.ErrThreadLocked) {
+	a := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "a", Key: "k"})
+	f.set(t, store.ThreadSettings{Object: 1, Locked: true})
+	if out := f.create(t, store.NewChild{Object: 1, AuthorID: 1, Body: "b", ReplyTo: a.ID}); !errors.Is(out.Err, store.ErrThreadLocked) {
 		t.Errorf("a reply: %+v", out)
 	}
-	if out := f.create(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "a", Key: "k"}); !out.Replayed || out.Comment.CommentID != a.CommentID {
+	if out := f.create(t, store.NewChild{Object: 1, AuthorID: 1, Body: "a", Key: "k"}); !out.Replayed || out.Child.ID != a.ID {
 		t.Errorf("a replay: %+v", out)
 	}
-	if out := f.edit(t, a.CommentID, 1, "b"); !out.Changed {
+	if out := f.edit(t, a.ID, 1, "b"); !out.Changed {
 		t.Errorf("an edit: %+v", out)
 	}
-	if out := f.moderation(t, a.CommentID, 2, event.ModerationHidden, ""); !out.Changed {
+	if out := f.moderation(t, a.ID, 2, event.ModerationHidden, ""); !out.Changed {
 		t.Errorf("a moderation: %+v", out)
 	}
-	if out := f.delete(t, a.CommentID, 3); !out.Changed {
+	if out := f.delete(t, a.ID, 3); !out.Changed {
 		t.Errorf("a deletion: %+v", out)
 	}
-	f.set(t, store.ThreadSettings{PostID: 1})
-	f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "c"})
+	f.set(t, store.ThreadSettings{Object: 1})
+	f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "c"})
 }
 
 func TestConcurrentSettingsOfOneVersionChangeItOnce(t *testing.T) {
@@ -188,7 +188,7 @@ func TestConcurrentSettingsOfOneVersionChangeItOnce(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range writers {
 			wg.Go(func() {
-				out, err := f.SetThreads(t.Context(), tenant, []store.ThreadSettings{{Meta: meta(), PostID: 1, IfVersion: version(v), Title: fmt.Sprint(v, " by ", i)}})
+				out, err := f.SetThreads(t.Context(), tenant, commentKind, []store.ThreadSettings{{Meta: meta(), Object: 1, IfVersion: version(v), Title: fmt.Sprint(v, " by ", i)}})
 				var stale *store.StaleThreadError
 				switch {
 				case err != nil:
@@ -238,23 +238,23 @@ func (f fixture) checkVersions(t *testing.T) {
 func TestConcurrentChangesOfOneCommentMakeOneEventEach(t *testing.T) {
 	f := open(t)
 	for range 5 {
-		c := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "start"})
+		c := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "start"})
 		var changes atomic.Int64
 		var wg sync.WaitGroup
 		for i := range 6 {
-			for name, write := range map[string]func() ([]store.CommentOutcome, error){
-				"edit": func() ([]store.CommentOutcome, error) {
-					return f.Edit(t.Context(), tenant, []store.CommentEdit{{Meta: meta(), CommentID: c.CommentID, Body: fmt.Sprint("edit ", i)}})
+			for name, write := range map[string]func() ([]store.ChildOutcome, error){
+				"edit": func() ([]store.ChildOutcome, error) {
+					return f.EditChildren(t.Context(), tenant, commentKind, []store.ChildEdit{{Meta: meta(), ID: c.ID, Body: new(fmt.Sprint("edit ", i))}})
 				},
-				"moderate": func() ([]store.CommentOutcome, error) {
+				"moderate": func() ([]store.ChildOutcome, error) {
 					state := []string{event.ModerationApproved, event.ModerationHidden, event.ModerationRemoved}[i%3]
-					return f.Moderate(t.Context(), tenant, []store.CommentModeration{{Meta: meta(), CommentID: c.CommentID, State: state}})
+					return f.ModerateChildren(t.Context(), tenant, commentKind, []store.ChildModeration{{Meta: meta(), ID: c.ID, State: state}})
 				},
-				"delete": func() ([]store.CommentOutcome, error) {
+				"delete": func() ([]store.ChildOutcome, error) {
 					if i < 5 {
 						return nil, nil
 					}
-					return f.Delete(t.Context(), tenant, []store.CommentDelete{{Meta: meta(), CommentID: c.CommentID}})
+					return f.DeleteChildren(t.Context(), tenant, commentKind, []store.ChildDelete{{Meta: meta(), ID: c.ID}})
 				},
 			} {
 				wg.Go(func() {
@@ -274,7 +274,7 @@ func TestConcurrentChangesOfOneCommentMakeOneEventEach(t *testing.T) {
 			}
 		}
 		wg.Wait()
-		got, err := f.GetComment(t.Context(), tenant, c.CommentID)
+		got, err := f.GetChild(t.Context(), tenant, commentKind, c.ID)
 		if err != nil || got.Version != 1+changes.Load() || got.State() != "deleted" {
 			t.Errorf("after %d changes: %+v, %v", changes.Load(), got, err)
 		}
@@ -329,7 +329,7 @@ func through(t *testing.T, db *testkit.DB, conns int32, wrap func(net.Conn) net.
 func TestRoundTripsOfSingleWrites(t *testing.T) {
 	var trips atomic.Int64
 	s := through(t, testkit.Postgres(t), 1, func(conn net.Conn) net.Conn { return &tripCount{Conn: conn, trips: &trips} })
-	var c event.Comment
+	var c event.Child
 	for round := range int64(2) { // in the first, statements are prepared
 		for _, w := range []struct {
 			name  string
@@ -337,20 +337,20 @@ func TestRoundTripsOfSingleWrites(t *testing.T) {
 			write func() error
 		}{
 			{"follow: begin, write, ask for the transaction's id, append and commit", 4, func() error {
-				_, err := s.Follow(t.Context(), tenant, []store.FollowWrite{{Meta: meta(), FollowerID: 1 + round, FolloweeID: 9}})
+				_, err := s.PutEdges(t.Context(), tenant, follows, []store.EdgeWrite{{Meta: meta(), From: 1 + round, To: 9}})
 				return err
 			}},
 			{"create: begin, look, take the key, write, ask, append and commit", 6, func() error {
-				out, err := s.Create(t.Context(), tenant, []store.NewComment{{Meta: meta(), PostID: 1, AuthorID: 1, Body: "a", Key: fmt.Sprint(round)}})
-				c = out[0].Comment
+				out, err := s.CreateChildren(t.Context(), tenant, commentKind, []store.NewChild{{Meta: meta(), Object: 1, AuthorID: 1, Body: "a", Key: fmt.Sprint(round)}})
+				c = out[0].Child
 				return err
 			}},
 			{"edit", 4, func() error {
-				_, err := s.Edit(t.Context(), tenant, []store.CommentEdit{{Meta: meta(), CommentID: c.CommentID, IfVersion: 1, Body: "b"}})
+				_, err := s.EditChildren(t.Context(), tenant, commentKind, []store.ChildEdit{{Meta: meta(), ID: c.ID, IfVersion: 1, Body: new("b")}})
 				return err
 			}},
 			{"delete", 4, func() error {
-				_, err := s.Delete(t.Context(), tenant, []store.CommentDelete{{Meta: meta(), CommentID: c.CommentID, IfVersion: 2}})
+				_, err := s.DeleteChildren(t.Context(), tenant, commentKind, []store.ChildDelete{{Meta: meta(), ID: c.ID, IfVersion: 2}})
 				return err
 			}},
 		} {
@@ -385,11 +385,11 @@ func TestAWriteWhoseCommitGotNoAnswerIsFoundOutAndSafeToRepeat(t *testing.T) {
 	f := on(t, db)
 	var armed atomic.Bool
 	s := through(t, db, 1, func(conn net.Conn) net.Conn { return &loseCommit{Conn: conn, armed: &armed} })
-	c := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "a"})
+	c := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "a"})
 
 	var stale *store.StaleError
-	moderate := func() ([]store.CommentOutcome, error) {
-		return s.Moderate(t.Context(), tenant, []store.CommentModeration{{Meta: meta(), CommentID: c.CommentID, IfVersion: 1, State: event.ModerationHidden}})
+	moderate := func() ([]store.ChildOutcome, error) {
+		return s.ModerateChildren(t.Context(), tenant, commentKind, []store.ChildModeration{{Meta: meta(), ID: c.ID, IfVersion: 1, State: event.ModerationHidden}})
 	}
 	armed.Store(true)
 	if out, err := moderate(); err != nil || !out[0].Changed || armed.Load() {
@@ -400,7 +400,7 @@ func TestAWriteWhoseCommitGotNoAnswerIsFoundOutAndSafeToRepeat(t *testing.T) {
 	}
 	var staleThread *store.StaleThreadError
 	set := func() ([]store.ThreadOutcome, error) {
-		return s.SetThreads(t.Context(), tenant, []store.ThreadSettings{{Meta: meta(), PostID: 1, IfVersion: version(0), Locked: true}})
+		return s.SetThreads(t.Context(), tenant, commentKind, []store.ThreadSettings{{Meta: meta(), Object: 1, IfVersion: version(0), Locked: true}})
 	}
 	armed.Store(true)
 	if out, err := set(); err != nil || !out[0].Changed || armed.Load() {
@@ -431,11 +431,11 @@ func TestAnySeriesOfWritesEqualsTheModel(t *testing.T) {
 		ctx := context.Background()
 		r.Repeat(map[string]func(*rapid.T){
 			"create": func(r *rapid.T) {
-				in := store.NewComment{Meta: meta(), PostID: post, AuthorID: 1, Body: "a"}
+				in := store.NewChild{Meta: meta(), Object: post, AuthorID: 1, Body: "a"}
 				var want error
 				if n := len(comments); n > 0 && rapid.Bool().Draw(r, "reply") {
 					p := comments[rapid.IntRange(0, n-1).Draw(r, "parent")]
-					in.ParentID = p.id
+					in.ReplyTo = p.id
 					if !event.Visible(p.author, p.moderation) {
 						want = store.ErrParentGone
 					}
@@ -443,12 +443,12 @@ func TestAnySeriesOfWritesEqualsTheModel(t *testing.T) {
 				if thread.Locked {
 					want = store.ErrThreadLocked
 				}
-				out, err := f.Create(ctx, tenant, []store.NewComment{in})
+				out, err := f.CreateChildren(ctx, tenant, commentKind, []store.NewChild{in})
 				if err != nil || !errors.Is(out[0].Err, want) {
 					r.Fatalf("create: %+v, %v: want %v", out, err, want)
 				}
 				if want == nil {
-					m := &model{out[0].Comment.CommentID, "a", event.AuthorActive, event.ModerationNone, 1}
+					m := &model{out[0].Child.ID, "a", event.AuthorActive, event.ModerationNone, 1}
 					if thread.Premoderated {
 						m.moderation = event.ModerationPending
 					}
@@ -462,20 +462,20 @@ func TestAnySeriesOfWritesEqualsTheModel(t *testing.T) {
 				m := comments[rapid.IntRange(0, len(comments)-1).Draw(r, "comment")]
 				next := *m
 				at := m.version - int64(rapid.IntRange(0, 3).Draw(r, "stale")/3)
-				var out []store.CommentOutcome
+				var out []store.ChildOutcome
 				var err error
 				allowed := m.author == event.AuthorActive
 				switch what := rapid.SampledFrom([]string{"edit", "delete", event.ModerationApproved, event.ModerationHidden, event.ModerationRemoved}).Draw(r, "what"); what {
 				case "edit":
 					allowed = allowed && m.moderation != event.ModerationHidden && m.moderation != event.ModerationRemoved
 					next.body = rapid.SampledFrom([]string{"a", "b"}).Draw(r, "body")
-					out, err = f.Edit(ctx, tenant, []store.CommentEdit{{Meta: meta(), CommentID: m.id, IfVersion: at, Body: next.body}})
+					out, err = f.EditChildren(ctx, tenant, commentKind, []store.ChildEdit{{Meta: meta(), ID: m.id, IfVersion: at, Body: new(next.body)}})
 				case "delete":
 					next.author = event.AuthorDeleted
-					out, err = f.Delete(ctx, tenant, []store.CommentDelete{{Meta: meta(), CommentID: m.id, IfVersion: at}})
+					out, err = f.DeleteChildren(ctx, tenant, commentKind, []store.ChildDelete{{Meta: meta(), ID: m.id, IfVersion: at}})
 				default:
 					next.moderation = what
-					out, err = f.Moderate(ctx, tenant, []store.CommentModeration{{Meta: meta(), CommentID: m.id, IfVersion: at, State: what}})
+					out, err = f.ModerateChildren(ctx, tenant, commentKind, []store.ChildModeration{{Meta: meta(), ID: m.id, IfVersion: at, State: what}})
 				}
 				if err != nil {
 					r.Fatal(err)
@@ -498,16 +498,16 @@ func TestAnySeriesOfWritesEqualsTheModel(t *testing.T) {
 					next.version++
 					*m = next
 				}
-				c := out[0].Comment
-				if got := (model{c.CommentID, c.Body, c.AuthorState, c.ModerationState, c.Version}); out[0].Err != nil || out[0].Changed != changed || got != *m {
+				c := out[0].Child
+				if got := (model{c.ID, c.Body, c.AuthorState, c.ModerationState, c.Version}); out[0].Err != nil || out[0].Changed != changed || got != *m {
 					r.Fatalf("got %+v, want %+v, changed %t", out[0], *m, changed)
 				}
 			},
 			"set": func(r *rapid.T) {
-				next := store.ThreadSettings{Meta: meta(), PostID: post, Locked: rapid.IntRange(0, 3).Draw(r, "lock") == 0, Premoderated: rapid.Bool().Draw(r, "premoderate")}
+				next := store.ThreadSettings{Meta: meta(), Object: post, Locked: rapid.IntRange(0, 3).Draw(r, "lock") == 0, Premoderated: rapid.Bool().Draw(r, "premoderate")}
 				changed := next.Locked != thread.Locked || next.Premoderated != thread.Premoderated
 				next.IfVersion = version(threadVersion)
-				out, err := f.SetThreads(ctx, tenant, []store.ThreadSettings{next})
+				out, err := f.SetThreads(ctx, tenant, commentKind, []store.ThreadSettings{next})
 				if changed {
 					threadVersion++
 				}

@@ -29,7 +29,7 @@ func TestRetentionChangesNothingThatHoldsForAThread(t *testing.T) {
 	f := open(t)
 	set := func(post int64, version *int64, locked bool) store.ThreadOutcome {
 		t.Helper()
-		out, err := f.SetThreads(t.Context(), tenant, []store.ThreadSettings{{Meta: meta(), PostID: post, IfVersion: version, Locked: locked}})
+		out, err := f.SetThreads(t.Context(), tenant, commentKind, []store.ThreadSettings{{Meta: meta(), Object: post, IfVersion: version, Locked: locked}})
 		if err != nil || out[0].Err != nil {
 			t.Fatal(err, out)
 		}
@@ -37,7 +37,7 @@ func TestRetentionChangesNothingThatHoldsForAThread(t *testing.T) {
 	}
 	inForce := func(post int64) event.Thread {
 		t.Helper()
-		got, err := f.GetThread(t.Context(), tenant, post)
+		got, err := f.GetThread(t.Context(), tenant, commentKind, post)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -65,7 +65,7 @@ func TestRetentionChangesNothingThatHoldsForAThread(t *testing.T) {
 	if got := inForce(1); got != before || inForce(2) != locked {
 		t.Errorf("deleted logically: %+v, want %+v", got, before)
 	}
-	versions, err := f.ThreadVersions(t.Context(), tenant, 1, math.MaxInt64, 10)
+	versions, err := f.ThreadVersions(t.Context(), tenant, commentKind, 1, math.MaxInt64, 10)
 	if err != nil || len(versions) != 3 || versions[0].Metadata.VersionState != versioned.Deleted || versions[0].Metadata.CreatedBy != versioned.RetentionCreator {
 		t.Errorf("versions: %+v, %v", versions, err)
 	}
@@ -81,7 +81,7 @@ func TestRetentionChangesNothingThatHoldsForAThread(t *testing.T) {
 	if got := inForce(1); got != purged || inForce(2) != locked {
 		t.Errorf("purged: %+v, want %+v", got, purged)
 	}
-	if got, err := f.GetThread(t.Context(), tenant+1, 1); err != nil || got.Version != 0 {
+	if got, err := f.GetThread(t.Context(), tenant+1, commentKind, 1); err != nil || got.Version != 0 {
 		t.Errorf("another tenant reads version %d, %v", got.Version, err)
 	}
 	// What comes next goes on from the version that consumers know.
@@ -117,7 +117,7 @@ func TestAThreadThatIsSetWhileRetentionTakesItIsSet(t *testing.T) {
 	}()
 	for p := range int64(60) {
 		for _, title := range []string{"a", "b"} {
-			out, err := f.SetThreads(t.Context(), tenant, []store.ThreadSettings{{Meta: meta(), PostID: p + 1, Title: title}})
+			out, err := f.SetThreads(t.Context(), tenant, commentKind, []store.ThreadSettings{{Meta: meta(), Object: p + 1, Title: title}})
 			if err != nil || !out[0].Changed {
 				t.Fatalf("post %d: %+v, %v", p+1, out, err)
 			}
@@ -128,7 +128,7 @@ func TestAThreadThatIsSetWhileRetentionTakesItIsSet(t *testing.T) {
 		t.Fatal(err)
 	}
 	for p := range int64(60) {
-		if got, err := f.GetThread(t.Context(), tenant, p+1); err != nil || got.Title != "b" || got.Version != 3 {
+		if got, err := f.GetThread(t.Context(), tenant, commentKind, p+1); err != nil || got.Title != "b" || got.Version != 3 {
 			t.Errorf("post %d: %+v, %v", p+1, got, err)
 		}
 	}

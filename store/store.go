@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/bits"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unicode"
@@ -28,8 +29,6 @@ var (
 	ErrNotFound = errors.New("store: not found")
 	// ErrInvalid reports a value that no caller should have let through, such as an id that is not positive.
 	ErrInvalid = errors.New("store: invalid value")
-	// ErrSelfFollow reports a user who would follow themself.
-	ErrSelfFollow = errors.New("store: a user cannot follow themself")
 )
 
 // Meta says who wrote an item, and within which trace.
@@ -45,19 +44,13 @@ type Store struct {
 	slug    func() string // random; a test makes it collide
 	threads *versioned.Table[event.Thread]
 
-	slots *slots // of single writes, which go in groups
-	lanes struct {
-		follow, unfollow *lanes[FollowWrite, FollowOutcome]
-		create           *lanes[NewComment, CommentOutcome]
-		edit             *lanes[CommentEdit, CommentOutcome]
-		delete           *lanes[CommentDelete, CommentOutcome]
-		moderate         *lanes[CommentModeration, CommentOutcome]
-		settings         *lanes[ThreadSettings, ThreadOutcome]
-	}
+	edges      edgeKinds
+	slots      *slots   // of single writes, which go in groups
+	childKinds sync.Map // *childKind by childShape
 
 	returnBudget time.Duration      // the constant; a test has less of it
 	moveRows     int                // likewise
-	returns      singleflight.Group // by tenant and post
+	returns      singleflight.Group // by tenant, kind and object
 	returned     atomic.Int64       // threads
 }
 
@@ -68,12 +61,6 @@ func New(pool *pgxpool.Pool, wake func(slot int)) *Store {
 		wake = func(int) {}
 	}
 	s := &Store{pool: pool, wake: wake, slug: newSlug, threads: threads(), slots: newSlots(pool), returnBudget: returnBudget, moveRows: moveRows}
-	s.lanes.follow, s.lanes.unfollow = newLanes(s.slots, FollowWrite.entity, s.follow), newLanes(s.slots, FollowWrite.entity, s.unfollow)
-	s.lanes.create = newLanes(s.slots, NewComment.entity, s.create)
-	s.lanes.edit = newLanes(s.slots, func(w CommentEdit) any { return w.CommentID }, s.edit)
-	s.lanes.delete = newLanes(s.slots, func(w CommentDelete) any { return w.CommentID }, s.delete)
-	s.lanes.moderate = newLanes(s.slots, func(w CommentModeration) any { return w.CommentID }, s.moderate)
-	s.lanes.settings = newLanes(s.slots, func(w ThreadSettings) any { return w.PostID }, s.set)
 	return s
 }
 

@@ -17,10 +17,17 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/store"
 )
 
+// commentKind is the kind that most tests of children are about.
+var commentKind = kinds.Builtin().Children["comment"]
+
 func TestMain(m *testing.M) { testkit.Main(m) }
+
+// follows is the kind of edges of most tests.
+var follows = kinds.Builtin().Edges["follow"]
 
 const tenant = 7
 
@@ -59,18 +66,18 @@ func (f fixture) events(t *testing.T) []told {
 	return all
 }
 
-func (f fixture) follow(t *testing.T, a, b int64) store.FollowOutcome {
+func (f fixture) follow(t *testing.T, a, b int64) store.EdgeOutcome {
 	t.Helper()
-	out, err := f.Follow(t.Context(), tenant, []store.FollowWrite{{Meta: meta(), FollowerID: a, FolloweeID: b}})
+	out, err := f.PutEdges(t.Context(), tenant, follows, []store.EdgeWrite{{Meta: meta(), From: a, To: b}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return out[0]
 }
 
-func (f fixture) unfollow(t *testing.T, a, b int64) store.FollowOutcome {
+func (f fixture) unfollow(t *testing.T, a, b int64) store.EdgeOutcome {
 	t.Helper()
-	out, err := f.Unfollow(t.Context(), tenant, []store.FollowWrite{{Meta: meta(), FollowerID: a, FolloweeID: b}})
+	out, err := f.RemoveEdges(t.Context(), tenant, follows, []store.EdgeWrite{{Meta: meta(), From: a, To: b}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,35 +87,35 @@ func (f fixture) unfollow(t *testing.T, a, b int64) store.FollowOutcome {
 func TestFollowTransitions(t *testing.T) {
 	f := open(t)
 	first := f.follow(t, 1, 2)
-	if !first.Changed || first.Follow.Version != 1 || first.Follow.Status != event.StatusActive {
+	if !first.Changed || first.Edge.Version != 1 || first.Edge.Status != event.StatusActive {
 		t.Fatalf("first follow: %+v", first)
 	}
-	if again := f.follow(t, 1, 2); again.Changed || !cmp.Equal(again.Follow, first.Follow) {
-		t.Errorf("a repeated follow: got %+v, want %+v unchanged", again, first.Follow)
+	if again := f.follow(t, 1, 2); again.Changed || !cmp.Equal(again.Edge, first.Edge) {
+		t.Errorf("a repeated follow: got %+v, want %+v unchanged", again, first.Edge)
 	}
 	gone := f.unfollow(t, 1, 2)
-	if !gone.Changed || gone.Follow.Version != 2 || gone.Follow.Status != event.StatusRemoved || gone.Follow.PositionedAt != first.Follow.PositionedAt {
+	if !gone.Changed || gone.Edge.Version != 2 || gone.Edge.Status != event.StatusRemoved || gone.Edge.PositionedAt != first.Edge.PositionedAt {
 		t.Errorf("unfollow: %+v", gone)
 	}
-	if again := f.unfollow(t, 1, 2); again.Changed || !cmp.Equal(again.Follow, gone.Follow) {
-		t.Errorf("a repeated unfollow: got %+v, want %+v unchanged", again, gone.Follow)
+	if again := f.unfollow(t, 1, 2); again.Changed || !cmp.Equal(again.Edge, gone.Edge) {
+		t.Errorf("a repeated unfollow: got %+v, want %+v unchanged", again, gone.Edge)
 	}
 	back := f.follow(t, 1, 2)
-	if !back.Changed || back.Follow.Version != 3 || back.Follow.CreatedAt != first.Follow.CreatedAt ||
-		!back.Follow.PositionedAt.After(first.Follow.PositionedAt.Time) {
+	if !back.Changed || back.Edge.Version != 3 || back.Edge.CreatedAt != first.Edge.CreatedAt ||
+		!back.Edge.PositionedAt.After(first.Edge.PositionedAt.Time) {
 		t.Errorf("follow again: %+v: want version 3, the first created_at and a later positioned_at", back)
 	}
-	if never := f.unfollow(t, 8, 9); never.Changed || never.Follow.Version != 0 {
+	if never := f.unfollow(t, 8, 9); never.Changed || never.Edge.Version != 0 {
 		t.Errorf("unfollow of a pair that never was: %+v", never)
 	}
-	got, err := f.GetFollow(t.Context(), tenant, 1, 2)
-	if err != nil || !cmp.Equal(got, back.Follow) {
-		t.Errorf("get: %+v, %v: want %+v", got, err, back.Follow)
+	got, err := f.GetEdge(t.Context(), tenant, follows, 1, 2)
+	if err != nil || !cmp.Equal(got, back.Edge) {
+		t.Errorf("get: %+v, %v: want %+v", got, err, back.Edge)
 	}
-	if _, err := f.GetFollow(t.Context(), tenant, 2, 1); !errors.Is(err, store.ErrNotFound) {
+	if _, err := f.GetEdge(t.Context(), tenant, follows, 2, 1); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("get of a pair that never was: %v", err)
 	}
-	if _, err := f.GetFollow(t.Context(), tenant+1, 1, 2); !errors.Is(err, store.ErrNotFound) {
+	if _, err := f.GetEdge(t.Context(), tenant+1, follows, 1, 2); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("get by another tenant: %v", err)
 	}
 
@@ -118,11 +125,15 @@ func TestFollowTransitions(t *testing.T) {
 	}
 	for i, want := range []struct {
 		eventType string
-		outcome   store.FollowOutcome
+		outcome   store.EdgeOutcome
 	}{{event.Created, first}, {event.Removed, gone}, {event.Created, back}} {
-		state := want.outcome.Follow
+		state := want.outcome.Edge
 		state.Actor = "tester"
-		wantEvent := told{event.AggregateFollow, 2, want.eventType, asMap(t, state)}
+		raw, err := state.Encode(follows.Names())
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantEvent := told{event.AggregateFollow, 2, want.eventType, asMap(t, json.RawMessage(raw))}
 		if diff := cmp.Diff(wantEvent, events[i]); diff != "" {
 			t.Errorf("event %d (-want +got):\n%s", i, diff)
 		}
@@ -149,24 +160,24 @@ func asMap(t *testing.T, v any) map[string]any {
 func TestFollowOfASliceGivesEachItemItsOutcome(t *testing.T) {
 	f := open(t)
 	f.follow(t, 3, 4)
-	item := func(a, b int64) store.FollowWrite {
-		return store.FollowWrite{Meta: meta(), FollowerID: a, FolloweeID: b}
+	item := func(a, b int64) store.EdgeWrite {
+		return store.EdgeWrite{Meta: meta(), From: a, To: b}
 	}
-	out, err := f.Follow(t.Context(), tenant, []store.FollowWrite{
-		item(9, 1), item(3, 4), item(5, 5), item(1, 9), item(9, 1), item(0, 1), item(1, -2), {FollowerID: 1, FolloweeID: 2},
+	out, err := f.PutEdges(t.Context(), tenant, follows, []store.EdgeWrite{
+		item(9, 1), item(3, 4), item(5, 5), item(1, 9), item(9, 1), item(0, 1), item(1, -2), {From: 1, To: 2},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var got []string
 	for _, o := range out {
-		got = append(got, fmt.Sprintf("%t v%d %t", o.Changed, o.Follow.Version, o.Err != nil))
+		got = append(got, fmt.Sprintf("%t v%d %t", o.Changed, o.Edge.Version, o.Err != nil))
 	}
 	want := []string{"true v1 false", "false v1 false", "false v0 true", "true v1 false", "false v1 false", "false v0 true", "false v0 true", "false v0 true"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("outcomes (-want +got):\n%s", diff)
 	}
-	if !errors.Is(out[2].Err, store.ErrSelfFollow) || !errors.Is(out[5].Err, store.ErrInvalid) || !errors.Is(out[7].Err, store.ErrInvalid) {
+	if !errors.Is(out[2].Err, store.ErrSelf) || !errors.Is(out[5].Err, store.ErrInvalid) || !errors.Is(out[7].Err, store.ErrInvalid) {
 		t.Errorf("errors: %v, %v, %v", out[2].Err, out[5].Err, out[7].Err)
 	}
 	if n := len(f.events(t)); n != 3 {
@@ -180,15 +191,15 @@ func TestConcurrentTogglesLeaveOneEventPerVersion(t *testing.T) {
 	for worker := range 8 {
 		wg.Go(func() {
 			for i := range 10 {
-				w := []store.FollowWrite{{Meta: meta(), FollowerID: 1, FolloweeID: 2}, {Meta: meta(), FollowerID: 3, FolloweeID: 2}}
+				w := []store.EdgeWrite{{Meta: meta(), From: 1, To: 2}, {Meta: meta(), From: 3, To: 2}}
 				if worker%2 == 1 {
 					w[0], w[1] = w[1], w[0] // slices in the other order must not deadlock
 				}
 				var err error
 				if (worker+i)%2 == 0 {
-					_, err = f.Follow(t.Context(), tenant, w)
+					_, err = f.PutEdges(t.Context(), tenant, follows, w)
 				} else {
-					_, err = f.Unfollow(t.Context(), tenant, w)
+					_, err = f.RemoveEdges(t.Context(), tenant, follows, w)
 				}
 				if err != nil {
 					t.Error(err)
@@ -213,55 +224,55 @@ func TestConcurrentTogglesLeaveOneEventPerVersion(t *testing.T) {
 		}
 	}
 	for _, follower := range []int64{1, 3} {
-		got, err := f.GetFollow(t.Context(), tenant, follower, 2)
+		got, err := f.GetEdge(t.Context(), tenant, follows, follower, 2)
 		if err != nil || got.Version != versions[fmt.Sprint(follower)] {
 			t.Errorf("follower %d is at %+v, %v: want version %d", follower, got, err, versions[fmt.Sprint(follower)])
 		}
 	}
 }
 
-func (f fixture) create(t *testing.T, c store.NewComment) store.CommentOutcome {
+func (f fixture) create(t *testing.T, c store.NewChild) store.ChildOutcome {
 	t.Helper()
 	if c.Actor == "" {
 		c.Meta = meta()
 	}
-	out, err := f.Create(t.Context(), tenant, []store.NewComment{c})
+	out, err := f.CreateChildren(t.Context(), tenant, commentKind, []store.NewChild{c})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return out[0]
 }
 
-func (f fixture) mustCreate(t *testing.T, c store.NewComment) event.Comment {
+func (f fixture) mustCreate(t *testing.T, c store.NewChild) event.Child {
 	t.Helper()
 	out := f.create(t, c)
 	if out.Err != nil || !out.Changed {
 		t.Fatalf("create %+v: %+v", c, out)
 	}
-	return out.Comment
+	return out.Child
 }
 
-func (f fixture) edit(t *testing.T, id string, version int64, body string) store.CommentOutcome {
+func (f fixture) edit(t *testing.T, id string, version int64, body string) store.ChildOutcome {
 	t.Helper()
-	out, err := f.Edit(t.Context(), tenant, []store.CommentEdit{{Meta: meta(), CommentID: id, IfVersion: version, Body: body}})
+	out, err := f.EditChildren(t.Context(), tenant, commentKind, []store.ChildEdit{{Meta: meta(), ID: id, IfVersion: version, Body: new(body)}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return out[0]
 }
 
-func (f fixture) delete(t *testing.T, id string, version int64) store.CommentOutcome {
+func (f fixture) delete(t *testing.T, id string, version int64) store.ChildOutcome {
 	t.Helper()
-	out, err := f.Delete(t.Context(), tenant, []store.CommentDelete{{Meta: meta(), CommentID: id, IfVersion: version}})
+	out, err := f.DeleteChildren(t.Context(), tenant, commentKind, []store.ChildDelete{{Meta: meta(), ID: id, IfVersion: version}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return out[0]
 }
 
-func (f fixture) moderation(t *testing.T, id string, version int64, state, reason string) store.CommentOutcome {
+func (f fixture) moderation(t *testing.T, id string, version int64, state, reason string) store.ChildOutcome {
 	t.Helper()
-	out, err := f.Moderate(t.Context(), tenant, []store.CommentModeration{{Meta: meta(), CommentID: id, IfVersion: version, State: state, Reason: reason}})
+	out, err := f.ModerateChildren(t.Context(), tenant, commentKind, []store.ChildModeration{{Meta: meta(), ID: id, IfVersion: version, State: state, Reason: reason}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -279,17 +290,26 @@ func (f fixture) moderate(t *testing.T, id, state string) {
 func (f fixture) set(t *testing.T, w store.ThreadSettings) store.ThreadOutcome {
 	t.Helper()
 	w.Meta = meta()
-	out, err := f.SetThreads(t.Context(), tenant, []store.ThreadSettings{w})
+	out, err := f.SetThreads(t.Context(), tenant, commentKind, []store.ThreadSettings{w})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return out[0]
 }
 
+func encoded(t *testing.T, c event.Child) []byte {
+	t.Helper()
+	b, err := c.Encode(commentKind.Names())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
 func TestCommentIsCreatedWithItsPlaceAndItsEvent(t *testing.T) {
 	f := open(t)
-	first := f.mustCreate(t, store.NewComment{PostID: 10, AuthorID: 3, Body: "  hello\n"})
-	reply := f.mustCreate(t, store.NewComment{PostID: 10, AuthorID: 4, ParentID: first.CommentID, Body: "hi"})
+	first := f.mustCreate(t, store.NewChild{Object: 10, AuthorID: 3, Body: "  hello\n"})
+	reply := f.mustCreate(t, store.NewChild{Object: 10, AuthorID: 4, ReplyTo: first.ID, Body: "hi"})
 	segment := `[0-9a-f]{14}[0-9a-hjkmnp-tv-z]{8}`
 	if !regexp.MustCompile(`^`+segment+`$`).MatchString(first.Path) || !strings.HasSuffix(first.Path, first.Slug) {
 		t.Errorf("path %q with slug %q", first.Path, first.Slug)
@@ -305,18 +325,18 @@ func TestCommentIsCreatedWithItsPlaceAndItsEvent(t *testing.T) {
 		first.UpdatedAt != first.CreatedAt {
 		t.Errorf("first %+v, reply %+v", first, reply)
 	}
-	for _, want := range []event.Comment{first, reply} {
-		got, err := f.GetComment(t.Context(), tenant, want.CommentID)
+	for _, want := range []event.Child{first, reply} {
+		got, err := f.GetChild(t.Context(), tenant, commentKind, want.ID)
 		if diff := cmp.Diff(want, got); err != nil || diff != "" {
 			t.Errorf("get (-want +got): %v\n%s", err, diff)
 		}
 	}
-	if _, err := f.GetComment(t.Context(), tenant+1, first.CommentID); !errors.Is(err, store.ErrNotFound) {
+	if _, err := f.GetChild(t.Context(), tenant+1, commentKind, first.ID); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("get by another tenant: %v", err)
 	}
 	events := f.events(t)
 	first.Actor, reply.Actor = "tester", "tester"
-	want := []told{{event.AggregateComment, 10, event.Created, asMap(t, first)}, {event.AggregateComment, 10, event.Created, asMap(t, reply)}}
+	want := []told{{event.AggregateComment, 10, event.Created, asMap(t, json.RawMessage(encoded(t, first)))}, {event.AggregateComment, 10, event.Created, asMap(t, json.RawMessage(encoded(t, reply)))}}
 	if diff := cmp.Diff(want, events); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
@@ -325,39 +345,39 @@ func TestCommentIsCreatedWithItsPlaceAndItsEvent(t *testing.T) {
 func TestCreateRefusals(t *testing.T) {
 	f := open(t)
 	ctx := t.Context()
-	parent := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "parent"})
-	deleted := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "deleted"})
-	f.delete(t, deleted.CommentID, 1)
-	hidden := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "hidden"})
-	f.moderate(t, hidden.CommentID, event.ModerationHidden)
-	f.set(t, store.ThreadSettings{PostID: 2, Locked: true})
-	f.set(t, store.ThreadSettings{PostID: 3, Locked: true})
-	f.set(t, store.ThreadSettings{PostID: 3, Premoderated: true})
-	deep := f.mustCreate(t, store.NewComment{PostID: 4, AuthorID: 1, Body: "1"})
+	parent := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "parent"})
+	deleted := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "deleted"})
+	f.delete(t, deleted.ID, 1)
+	hidden := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "hidden"})
+	f.moderate(t, hidden.ID, event.ModerationHidden)
+	f.set(t, store.ThreadSettings{Object: 2, Locked: true})
+	f.set(t, store.ThreadSettings{Object: 3, Locked: true})
+	f.set(t, store.ThreadSettings{Object: 3, Premoderated: true})
+	deep := f.mustCreate(t, store.NewChild{Object: 4, AuthorID: 1, Body: "1"})
 	for i := 2; i <= store.MaxDepth; i++ {
-		deep = f.mustCreate(t, store.NewComment{PostID: 4, AuthorID: 1, ParentID: deep.CommentID, Body: fmt.Sprint(i)})
+		deep = f.mustCreate(t, store.NewChild{Object: 4, AuthorID: 1, ReplyTo: deep.ID, Body: fmt.Sprint(i)})
 	}
 	before := len(f.events(t))
 	for name, c := range map[string]struct {
-		in   store.NewComment
+		in   store.NewChild
 		want error
 	}{
-		"no body":                  {store.NewComment{PostID: 1, AuthorID: 1, Body: ""}, store.ErrBodyEmpty},
-		"a body of white space":    {store.NewComment{PostID: 1, AuthorID: 1, Body: " \t\n\u00a0"}, store.ErrBodyEmpty},
-		"a body too long":          {store.NewComment{PostID: 1, AuthorID: 1, Body: strings.Repeat("é", store.MaxBodyBytes/2) + "x"}, store.ErrBodyTooLong},
-		"NUL in the body":          {store.NewComment{PostID: 1, AuthorID: 1, Body: "a\x00b"}, store.ErrBodyText},
-		"invalid UTF-8":            {store.NewComment{PostID: 1, AuthorID: 1, Body: "a\xff"}, store.ErrBodyText},
-		"no author":                {store.NewComment{PostID: 1, Body: "x"}, store.ErrInvalid},
-		"no post":                  {store.NewComment{AuthorID: 1, Body: "x"}, store.ErrInvalid},
-		"a parent that is no id":   {store.NewComment{PostID: 1, AuthorID: 1, Body: "x", ParentID: "x"}, store.ErrInvalid},
-		"a key with a blank":       {store.NewComment{PostID: 1, AuthorID: 1, Body: "x", Key: "a b"}, store.ErrInvalid},
-		"a key too long":           {store.NewComment{PostID: 1, AuthorID: 1, Body: "x", Key: strings.Repeat("k", 256)}, store.ErrInvalid},
-		"an unknown parent":        {store.NewComment{PostID: 1, AuthorID: 1, Body: "x", ParentID: "00000000-0000-7000-8000-000000000000"}, store.ErrParentUnknown},
-		"a parent of another post": {store.NewComment{PostID: 9, AuthorID: 1, Body: "x", ParentID: parent.CommentID}, store.ErrParentUnknown},
-		"a deleted parent":         {store.NewComment{PostID: 1, AuthorID: 1, Body: "x", ParentID: deleted.CommentID}, store.ErrParentGone},
-		"a hidden parent":          {store.NewComment{PostID: 1, AuthorID: 1, Body: "x", ParentID: hidden.CommentID}, store.ErrParentGone},
-		"a locked thread":          {store.NewComment{PostID: 2, AuthorID: 1, Body: "x"}, store.ErrThreadLocked},
-		"below the deepest":        {store.NewComment{PostID: 4, AuthorID: 1, Body: "x", ParentID: deep.CommentID}, store.ErrTooDeep},
+		"no body":                  {store.NewChild{Object: 1, AuthorID: 1, Body: ""}, store.ErrBodyEmpty},
+		"a body of white space":    {store.NewChild{Object: 1, AuthorID: 1, Body: " \t\n\u00a0"}, store.ErrBodyEmpty},
+		"a body too long":          {store.NewChild{Object: 1, AuthorID: 1, Body: strings.Repeat("é", store.MaxBodyBytes/2) + "x"}, store.ErrBodyTooLong},
+		"NUL in the body":          {store.NewChild{Object: 1, AuthorID: 1, Body: "a\x00b"}, store.ErrBodyText},
+		"invalid UTF-8":            {store.NewChild{Object: 1, AuthorID: 1, Body: "a\xff"}, store.ErrBodyText},
+		"no author":                {store.NewChild{Object: 1, Body: "x"}, store.ErrInvalid},
+		"no post":                  {store.NewChild{AuthorID: 1, Body: "x"}, store.ErrInvalid},
+		"a parent that is no id":   {store.NewChild{Object: 1, AuthorID: 1, Body: "x", ReplyTo: "x"}, store.ErrInvalid},
+		"a key with a blank":       {store.NewChild{Object: 1, AuthorID: 1, Body: "x", Key: "a b"}, store.ErrInvalid},
+		"a key too long":           {store.NewChild{Object: 1, AuthorID: 1, Body: "x", Key: strings.Repeat("k", 256)}, store.ErrInvalid},
+		"an unknown parent":        {store.NewChild{Object: 1, AuthorID: 1, Body: "x", ReplyTo: "00000000-0000-7000-8000-000000000000"}, store.ErrParentUnknown},
+		"a parent of another post": {store.NewChild{Object: 9, AuthorID: 1, Body: "x", ReplyTo: parent.ID}, store.ErrParentUnknown},
+		"a deleted parent":         {store.NewChild{Object: 1, AuthorID: 1, Body: "x", ReplyTo: deleted.ID}, store.ErrParentGone},
+		"a hidden parent":          {store.NewChild{Object: 1, AuthorID: 1, Body: "x", ReplyTo: hidden.ID}, store.ErrParentGone},
+		"a locked thread":          {store.NewChild{Object: 2, AuthorID: 1, Body: "x"}, store.ErrThreadLocked},
+		"below the deepest":        {store.NewChild{Object: 4, AuthorID: 1, Body: "x", ReplyTo: deep.ID}, store.ErrTooDeep},
 	} {
 		if c.in.Key == "" {
 			c.in.Key = "refused"
@@ -366,7 +386,7 @@ func TestCreateRefusals(t *testing.T) {
 			t.Errorf("%s: got %+v, want %v", name, out, c.want)
 		}
 	}
-	if out, err := f.Create(ctx, tenant+1, []store.NewComment{{Meta: meta(), PostID: 1, AuthorID: 1, Body: "x", ParentID: parent.CommentID}}); err != nil ||
+	if out, err := f.CreateChildren(ctx, tenant+1, commentKind, []store.NewChild{{Meta: meta(), Object: 1, AuthorID: 1, Body: "x", ReplyTo: parent.ID}}); err != nil ||
 		!errors.Is(out[0].Err, store.ErrParentUnknown) {
 		t.Errorf("a parent of another tenant: %+v, %v", out, err)
 	}
@@ -374,66 +394,66 @@ func TestCreateRefusals(t *testing.T) {
 		t.Errorf("%d events, want %d: refused creates make none", after, before)
 	}
 	var keys int
-	if err := f.system.QueryRow(ctx, `SELECT count(*) FROM comment_keys`).Scan(&keys); err != nil || keys != 0 {
+	if err := f.system.QueryRow(ctx, `SELECT count(*) FROM child_keys`).Scan(&keys); err != nil || keys != 0 {
 		t.Errorf("%d keys are taken, %v: refused creates take none", keys, err)
 	}
-	if c := f.mustCreate(t, store.NewComment{PostID: 3, AuthorID: 1, Body: "x"}); c.State() != "pending" {
+	if c := f.mustCreate(t, store.NewChild{Object: 3, AuthorID: 1, Body: "x"}); c.State() != "pending" {
 		t.Errorf("in a premoderated thread: %s, want pending", c.State())
 	}
-	if c := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: strings.Repeat("x", store.MaxBodyBytes) + "\n"}); len(c.Body) != store.MaxBodyBytes {
+	if c := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: strings.Repeat("x", store.MaxBodyBytes) + "\n"}); len(c.Body) != store.MaxBodyBytes {
 		t.Errorf("the longest body has %d bytes", len(c.Body))
 	}
 }
 
 func TestIdempotencyKeys(t *testing.T) {
 	f := open(t)
-	in := store.NewComment{PostID: 1, AuthorID: 5, Body: "once", Key: "k1"}
+	in := store.NewChild{Object: 1, AuthorID: 5, Body: "once", Key: "k1"}
 	first := f.mustCreate(t, in)
 	again := f.create(t, in)
-	if again.Err != nil || !again.Replayed || again.Changed || !cmp.Equal(again.Comment, first) {
+	if again.Err != nil || !again.Replayed || again.Changed || !cmp.Equal(again.Child, first) {
 		t.Errorf("replay: %+v, want %+v", again, first)
 	}
-	if out := f.edit(t, first.CommentID, 1, "twice"); !out.Changed {
+	if out := f.edit(t, first.ID, 1, "twice"); !out.Changed {
 		t.Fatalf("edit: %+v", out)
 	}
-	if out := f.delete(t, first.CommentID, 2); !out.Changed {
+	if out := f.delete(t, first.ID, 2); !out.Changed {
 		t.Fatalf("delete: %+v", out)
 	}
-	if again := f.create(t, in); !again.Replayed || !cmp.Equal(again.Comment, first) {
+	if again := f.create(t, in); !again.Replayed || !cmp.Equal(again.Child, first) {
 		t.Errorf("replay after edit and delete: %+v, want the first result %+v", again, first)
 	}
-	for name, other := range map[string]store.NewComment{
-		"another body":   {PostID: 1, AuthorID: 5, Body: "other", Key: "k1"},
-		"another post":   {PostID: 2, AuthorID: 5, Body: "once", Key: "k1"},
-		"another parent": {PostID: 1, AuthorID: 5, Body: "once", Key: "k1", ParentID: first.CommentID},
+	for name, other := range map[string]store.NewChild{
+		"another body":   {Object: 1, AuthorID: 5, Body: "other", Key: "k1"},
+		"another post":   {Object: 2, AuthorID: 5, Body: "once", Key: "k1"},
+		"another parent": {Object: 1, AuthorID: 5, Body: "once", Key: "k1", ReplyTo: first.ID},
 	} {
 		if out := f.create(t, other); !errors.Is(out.Err, store.ErrKeyReused) {
 			t.Errorf("%s: %+v, want ErrKeyReused", name, out)
 		}
 	}
-	if c := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 6, Body: "once", Key: "k1"}); c.CommentID == first.CommentID {
+	if c := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 6, Body: "once", Key: "k1"}); c.ID == first.ID {
 		t.Error("another author's key gave the same comment")
 	}
 	in.Meta = meta()
-	if out, err := f.Create(t.Context(), tenant+1, []store.NewComment{in}); err != nil || out[0].Replayed {
+	if out, err := f.CreateChildren(t.Context(), tenant+1, commentKind, []store.NewChild{in}); err != nil || out[0].Replayed {
 		t.Errorf("another tenant's key: %+v, %v", out, err)
 	}
 	// A slice that names one key twice.
 	a, b, c := in, in, in
 	a.Key, b.Key, c.Key, c.Body = "k2", "k2", "k2", "other"
-	out, err := f.Create(t.Context(), tenant, []store.NewComment{a, b, c, in})
+	out, err := f.CreateChildren(t.Context(), tenant, commentKind, []store.NewChild{a, b, c, in})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !out[0].Changed || !out[1].Replayed || out[1].Comment.CommentID != out[0].Comment.CommentID || !errors.Is(out[2].Err, store.ErrKeyReused) || !out[3].Replayed {
+	if !out[0].Changed || !out[1].Replayed || out[1].Child.ID != out[0].Child.ID || !errors.Is(out[2].Err, store.ErrKeyReused) || !out[3].Replayed {
 		t.Errorf("a key twice in a slice: %+v", out)
 	}
 	// A key whose comment is missing fails alone.
-	if _, err := f.system.Exec(t.Context(), `DELETE FROM comments WHERE comment_id = $1`, out[0].Comment.CommentID); err != nil {
+	if _, err := f.system.Exec(t.Context(), `DELETE FROM children_comment WHERE child_id = $1`, out[0].Child.ID); err != nil {
 		t.Fatal(err)
 	}
 	c.Key = "k3"
-	if out, err = f.Create(t.Context(), tenant, []store.NewComment{in, a, c}); err != nil {
+	if out, err = f.CreateChildren(t.Context(), tenant, commentKind, []store.NewChild{in, a, c}); err != nil {
 		t.Fatal(err)
 	}
 	if !out[0].Replayed || !errors.Is(out[1].Err, store.ErrKeyOrphaned) || !out[2].Changed {
@@ -443,21 +463,21 @@ func TestIdempotencyKeys(t *testing.T) {
 
 func TestAReplayIsGivenThoughTheParentWentMeanwhile(t *testing.T) {
 	f := open(t)
-	parent := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "parent"})
-	in := store.NewComment{PostID: 1, AuthorID: 2, Body: "reply", ParentID: parent.CommentID, Key: "k"}
+	parent := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "parent"})
+	in := store.NewChild{Object: 1, AuthorID: 2, Body: "reply", ReplyTo: parent.ID, Key: "k"}
 	first := f.mustCreate(t, in)
-	f.delete(t, parent.CommentID, 1)
-	if again := f.create(t, in); !again.Replayed || !cmp.Equal(again.Comment, first) {
+	f.delete(t, parent.ID, 1)
+	if again := f.create(t, in); !again.Replayed || !cmp.Equal(again.Child, first) {
 		t.Errorf("got %+v, want the first result", again)
 	}
 }
 
 func TestAPartlyRefusedSliceWritesTheRest(t *testing.T) {
 	f := open(t)
-	out, err := f.Create(t.Context(), tenant, []store.NewComment{
-		{Meta: meta(), PostID: 1, AuthorID: 1, Body: "a", Key: "a"},
-		{Meta: meta(), PostID: 1, AuthorID: 1, Body: "b", Key: "b", ParentID: "00000000-0000-7000-8000-000000000000"},
-		{Meta: meta(), PostID: 1, AuthorID: 1, Body: "c"},
+	out, err := f.CreateChildren(t.Context(), tenant, commentKind, []store.NewChild{
+		{Meta: meta(), Object: 1, AuthorID: 1, Body: "a", Key: "a"},
+		{Meta: meta(), Object: 1, AuthorID: 1, Body: "b", Key: "b", ReplyTo: "00000000-0000-7000-8000-000000000000"},
+		{Meta: meta(), Object: 1, AuthorID: 1, Body: "c"},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -468,7 +488,7 @@ func TestAPartlyRefusedSliceWritesTheRest(t *testing.T) {
 	if n := len(f.events(t)); n != 2 {
 		t.Errorf("%d events, want 2", n)
 	}
-	f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "another", Key: "b"}) // the refused one gave its key back
+	f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "another", Key: "b"}) // the refused one gave its key back
 }
 
 func TestConcurrentEqualCreatesMakeOneComment(t *testing.T) {
@@ -478,12 +498,12 @@ func TestConcurrentEqualCreatesMakeOneComment(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range n {
 		wg.Go(func() {
-			out, err := f.Create(t.Context(), tenant, []store.NewComment{{Meta: meta(), PostID: 1, AuthorID: 1, Body: "same", Key: "k"}})
+			out, err := f.CreateChildren(t.Context(), tenant, commentKind, []store.NewChild{{Meta: meta(), Object: 1, AuthorID: 1, Body: "same", Key: "k"}})
 			if err != nil || out[0].Err != nil {
 				t.Errorf("create: %v, %+v", err, out)
 				return
 			}
-			ids[i] = out[0].Comment.CommentID
+			ids[i] = out[0].Child.ID
 		})
 	}
 	wg.Wait()
@@ -499,43 +519,43 @@ func TestConcurrentEqualCreatesMakeOneComment(t *testing.T) {
 
 func TestEdit(t *testing.T) {
 	f := open(t)
-	c := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "one"})
-	edited := f.edit(t, c.CommentID, 1, " two ")
-	if !edited.Changed || edited.Comment.Version != 2 || edited.Comment.Body != "two" || edited.Comment.CreatedAt != c.CreatedAt || edited.Comment.Path != c.Path {
+	c := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "one"})
+	edited := f.edit(t, c.ID, 1, " two ")
+	if !edited.Changed || edited.Child.Version != 2 || edited.Child.Body != "two" || edited.Child.CreatedAt != c.CreatedAt || edited.Child.Path != c.Path {
 		t.Errorf("edit: %+v", edited)
 	}
-	if same := f.edit(t, c.CommentID, 2, "two"); same.Err != nil || same.Changed || !cmp.Equal(same.Comment, edited.Comment) {
+	if same := f.edit(t, c.ID, 2, "two"); same.Err != nil || same.Changed || !cmp.Equal(same.Child, edited.Child) {
 		t.Errorf("edit to the same body: %+v", same)
 	}
-	if any := f.edit(t, c.CommentID, store.AnyVersion, "three"); !any.Changed || any.Comment.Version != 3 {
+	if any := f.edit(t, c.ID, store.AnyVersion, "three"); !any.Changed || any.Child.Version != 3 {
 		t.Errorf("edit of any version: %+v", any)
 	}
 	var stale *store.StaleError
-	if out := f.edit(t, c.CommentID, 2, "four"); !errors.As(out.Err, &stale) || stale.Current.Version != 3 || stale.Current.Body != "three" {
+	if out := f.edit(t, c.ID, 2, "four"); !errors.As(out.Err, &stale) || stale.Current.Version != 3 || stale.Current.Body != "three" {
 		t.Errorf("edit of a stale version: %+v", out)
 	}
 	if out := f.edit(t, "00000000-0000-7000-8000-000000000000", 1, "x"); !errors.Is(out.Err, store.ErrNotFound) {
 		t.Errorf("edit of an unknown comment: %+v", out)
 	}
-	if out := f.edit(t, c.CommentID, 3, " "); !errors.Is(out.Err, store.ErrBodyEmpty) {
+	if out := f.edit(t, c.ID, 3, " "); !errors.Is(out.Err, store.ErrBodyEmpty) {
 		t.Errorf("edit to nothing: %+v", out)
 	}
-	if out, err := f.Edit(t.Context(), tenant+1, []store.CommentEdit{{Meta: meta(), CommentID: c.CommentID, Body: "theirs"}}); err != nil || !errors.Is(out[0].Err, store.ErrNotFound) {
+	if out, err := f.EditChildren(t.Context(), tenant+1, commentKind, []store.ChildEdit{{Meta: meta(), ID: c.ID, Body: new("theirs")}}); err != nil || !errors.Is(out[0].Err, store.ErrNotFound) {
 		t.Errorf("edit by another tenant: %+v, %v", out, err)
 	}
 	var wrong *store.StateError
 	for state, allowed := range map[string]bool{
 		event.ModerationPending: true, event.ModerationApproved: true, event.ModerationHidden: false, event.ModerationRemoved: false,
 	} {
-		f.moderate(t, c.CommentID, state)
-		out := f.edit(t, c.CommentID, store.AnyVersion, "while "+state)
+		f.moderate(t, c.ID, state)
+		out := f.edit(t, c.ID, store.AnyVersion, "while "+state)
 		if allowed != (out.Err == nil) || !allowed && !errors.As(out.Err, &wrong) {
 			t.Errorf("edit while %s: %+v", state, out)
 		}
 	}
-	out, err := f.Edit(t.Context(), tenant, []store.CommentEdit{
-		{Meta: meta(), CommentID: f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "a"}).CommentID, IfVersion: 1, Body: "b"},
-		{Meta: meta(), CommentID: c.CommentID, IfVersion: 1, Body: "b"},
+	out, err := f.EditChildren(t.Context(), tenant, commentKind, []store.ChildEdit{
+		{Meta: meta(), ID: f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "a"}).ID, IfVersion: 1, Body: new("b")},
+		{Meta: meta(), ID: c.ID, IfVersion: 1, Body: new("b")},
 	})
 	if err != nil || !out[0].Changed || out[1].Err == nil {
 		t.Errorf("a slice of edits: %+v, %v", out, err)
@@ -544,32 +564,32 @@ func TestEdit(t *testing.T) {
 
 func TestDelete(t *testing.T) {
 	f := open(t)
-	c := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "secret"})
-	reply := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "reply", ParentID: c.CommentID})
+	c := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "secret"})
+	reply := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "reply", ReplyTo: c.ID})
 	var stale *store.StaleError
-	if out := f.delete(t, c.CommentID, 4); !errors.As(out.Err, &stale) {
+	if out := f.delete(t, c.ID, 4); !errors.As(out.Err, &stale) {
 		t.Errorf("delete of a version that is not: %+v", out)
 	}
-	gone := f.delete(t, c.CommentID, 1)
-	if !gone.Changed || gone.Comment.Version != 2 || gone.Comment.State() != "deleted" {
+	gone := f.delete(t, c.ID, 1)
+	if !gone.Changed || gone.Child.Version != 2 || gone.Child.State() != "deleted" {
 		t.Errorf("delete: %+v", gone)
 	}
 	var wrong *store.StateError
-	if out := f.delete(t, c.CommentID, 2); !errors.As(out.Err, &wrong) || wrong.Current.Version != 2 {
+	if out := f.delete(t, c.ID, 2); !errors.As(out.Err, &wrong) || wrong.Current.Version != 2 {
 		t.Errorf("delete again: %+v", out)
 	}
-	if out := f.edit(t, c.CommentID, 2, "back"); !errors.As(out.Err, &wrong) {
+	if out := f.edit(t, c.ID, 2, "back"); !errors.As(out.Err, &wrong) {
 		t.Errorf("edit of a deleted comment: %+v", out)
 	}
-	if kept, err := f.GetComment(t.Context(), tenant, c.CommentID); err != nil || kept.Body != "secret" {
+	if kept, err := f.GetChild(t.Context(), tenant, commentKind, c.ID); err != nil || kept.Body != "secret" {
 		t.Errorf("the truth keeps the body: %+v, %v", kept, err)
 	}
-	if left, err := f.GetComment(t.Context(), tenant, reply.CommentID); err != nil || !left.Visible() {
+	if left, err := f.GetChild(t.Context(), tenant, commentKind, reply.ID); err != nil || !left.Visible() {
 		t.Errorf("the reply stays: %+v, %v", left, err)
 	}
-	hidden := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "hidden"})
-	f.moderate(t, hidden.CommentID, event.ModerationHidden)
-	if out := f.delete(t, hidden.CommentID, 2); !out.Changed {
+	hidden := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "hidden"})
+	f.moderate(t, hidden.ID, event.ModerationHidden)
+	if out := f.delete(t, hidden.ID, 2); !out.Changed {
 		t.Errorf("delete of a hidden comment: %+v", out)
 	}
 	if out := f.delete(t, "00000000-0000-7000-8000-000000000000", 1); !errors.Is(out.Err, store.ErrNotFound) {
@@ -584,13 +604,13 @@ func TestDelete(t *testing.T) {
 
 func TestConcurrentEditsOfOneVersionChangeItOnce(t *testing.T) {
 	f := open(t)
-	c := f.mustCreate(t, store.NewComment{PostID: 1, AuthorID: 1, Body: "one"})
+	c := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "one"})
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	changed := 0
 	for i := range 20 {
 		wg.Go(func() {
-			out, err := f.Edit(t.Context(), tenant, []store.CommentEdit{{Meta: meta(), CommentID: c.CommentID, IfVersion: 1, Body: fmt.Sprint("edit ", i)}})
+			out, err := f.EditChildren(t.Context(), tenant, commentKind, []store.ChildEdit{{Meta: meta(), ID: c.ID, IfVersion: 1, Body: new(fmt.Sprint("edit ", i))}})
 			var stale *store.StaleError
 			switch {
 			case err != nil:
@@ -617,10 +637,10 @@ func TestAWriteThatFailsLeavesNothing(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := f.Follow(ctx, tenant, []store.FollowWrite{{Meta: meta(), FollowerID: 1, FolloweeID: 2}}); err == nil {
+	if _, err := f.PutEdges(ctx, tenant, follows, []store.EdgeWrite{{Meta: meta(), From: 1, To: 2}}); err == nil {
 		t.Error("follow with an ended context: no error")
 	}
-	if _, err := f.GetFollow(t.Context(), tenant, 1, 2); !errors.Is(err, store.ErrNotFound) {
+	if _, err := f.GetEdge(t.Context(), tenant, follows, 1, 2); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("a pair is there: %v", err)
 	}
 }
@@ -629,8 +649,8 @@ func TestACommitWakesThePartitionsOfItsEvents(t *testing.T) {
 	db := testkit.Postgres(t)
 	var woken []int
 	s := store.New(db.Pool(t, postgres.RoleAPI), func(p int) { woken = append(woken, p) })
-	write := store.FollowWrite{Meta: store.Meta{Actor: "a"}, FollowerID: 7, FolloweeID: 42}
-	if _, err := s.Follow(t.Context(), 1, []store.FollowWrite{write}); err != nil {
+	write := store.EdgeWrite{Meta: store.Meta{Actor: "a"}, From: 7, To: 42}
+	if _, err := s.PutEdges(t.Context(), 1, follows, []store.EdgeWrite{write}); err != nil {
 		t.Fatal(err)
 	}
 	var slot int
@@ -641,7 +661,7 @@ func TestACommitWakesThePartitionsOfItsEvents(t *testing.T) {
 		t.Errorf("woken %v: want %d", woken, slot)
 	}
 	woken = nil
-	if _, err := s.Follow(t.Context(), 1, []store.FollowWrite{write}); err != nil || len(woken) > 0 {
+	if _, err := s.PutEdges(t.Context(), 1, follows, []store.EdgeWrite{write}); err != nil || len(woken) > 0 {
 		t.Errorf("a write that changed nothing woke %v (%v)", woken, err)
 	}
 }

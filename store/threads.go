@@ -13,16 +13,17 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/versioned"
 )
 
-// ThreadSettings is what is to hold for a post's thread from now on.
+// ThreadSettings is what is to hold for a thread from now on: for the children of a kind under one object.
 type ThreadSettings struct {
 	Meta
-	PostID       int64
+	Object       int64
 	IfVersion    *int64 // the version that the writer saw, 0 where nothing had been set; nil writes whatever version it has
-	Locked       bool   // no more comments; what is there may be edited, deleted and moderated
-	Premoderated bool   // new comments wait for a moderator
+	Locked       bool   // no more children; what is there may be edited, deleted and moderated
+	Premoderated bool   // new children wait for a moderator
 	Title        string // trimmed before it is kept; see ValidTitle
 }
 
@@ -36,8 +37,8 @@ func (w ThreadSettings) check() error {
 	if err := checkMeta(w.Meta); err != nil {
 		return err
 	}
-	if w.PostID <= 0 {
-		return fmt.Errorf("%w: post %d", ErrInvalid, w.PostID)
+	if w.Object <= 0 {
+		return fmt.Errorf("%w: object %d", ErrInvalid, w.Object)
 	}
 	if !ValidTitle(w.Title) {
 		return fmt.Errorf("%w: title of %d bytes", ErrInvalid, len(w.Title))
@@ -62,29 +63,33 @@ func (e *StaleThreadError) Error() string {
 // threads has every version of every thread's settings. A thread whose settings were never set has no row: it is at version 0.
 func threads() *versioned.Table[event.Thread] {
 	return versioned.New[event.Thread](versioned.Definition{
-		Table: "threads", Sequence: "object_version_id", Key: []versioned.Column{{Name: "post_id", Type: "bigint"}}, Purged: "threads_purged",
+		Table: "threads", Sequence: "object_version_id", Key: []versioned.Column{{Name: "post_id", Type: "bigint"}, {Name: "kind", Type: "text"}},
+		Absent: map[string]string{"kind": event.AggregateComment}, Purged: "threads_purged",
 	})
 }
 
 // SetThreads sets what holds for threads. Settings that are as they were change nothing and make no event; what was never set is
 // not locked, not premoderated and without a title. Writers of one thread wait for each other, so of several that saw one
 // version one changes it and the others get a *StaleThreadError.
-func (s *Store) SetThreads(ctx context.Context, tenant int64, settings []ThreadSettings) ([]ThreadOutcome, error) {
-	return s.lanes.settings.do(ctx, tenant, settings)
+func (s *Store) SetThreads(ctx context.Context, tenant int64, k kinds.Child, settings []ThreadSettings) ([]ThreadOutcome, error) {
+	return s.children(k).settings.do(ctx, tenant, settings)
 }
 
-func (s *Store) set(ctx context.Context, tenant int64, settings []ThreadSettings, lockTimeout time.Duration) ([]ThreadOutcome, error) {
+func (s *Store) set(ctx context.Context, tenant int64, k *childKind, settings []ThreadSettings, lockTimeout time.Duration) ([]ThreadOutcome, error) {
 	out := make([]ThreadOutcome, len(settings))
 	turns := rounds(len(settings), func(i int) (int64, bool) {
 		out[i].Err = settings[i].check()
-		return settings[i].PostID, out[i].Err == nil
+		if !k.Moderated {
+			out[i].Err = fmt.Errorf("%w: nobody moderates a %s", ErrInvalid, k.Kind)
+		}
+		return settings[i].Object, out[i].Err == nil
 	})
 	if len(turns) == 0 {
 		return out, nil
 	}
 	err := s.write(ctx, tenant, lockTimeout, func(tx *unit) error {
 		for _, turn := range turns {
-			if err := s.setTurn(ctx, tx, tenant, settings, turn, out); err != nil {
+			if err := s.setTurn(ctx, tx, tenant, k, settings, turn, out); err != nil {
 				return err
 			}
 		}
@@ -96,16 +101,16 @@ func (s *Store) set(ctx context.Context, tenant int64, settings []ThreadSettings
 	return out, nil
 }
 
-func (s *Store) setTurn(ctx context.Context, tx *unit, tenant int64, settings []ThreadSettings, turn []int, out []ThreadOutcome) error {
-	posts, locks := make([]int64, len(turn)), make([]versioned.Change[event.Thread], len(turn))
+func (s *Store) setTurn(ctx context.Context, tx *unit, tenant int64, k *childKind, settings []ThreadSettings, turn []int, out []ThreadOutcome) error {
+	objects, locks := make([]int64, len(turn)), make([]versioned.Change[event.Thread], len(turn))
 	for n, i := range turn {
-		posts[n] = settings[i].PostID
-		locks[n] = versioned.Change[event.Thread]{TenantID: tenant, Object: event.Thread{PostID: event.ID(posts[n])}, By: settings[i].Actor}
+		objects[n] = settings[i].Object
+		locks[n] = versioned.Change[event.Thread]{TenantID: tenant, Object: newThread(k.Kind, objects[n]), By: settings[i].Actor}
 	}
 	if err := s.threads.Lock(ctx, tx, locks); err != nil {
 		return err
 	}
-	now, current, err := getThreads(ctx, tx, tenant, posts)
+	now, current, err := getThreads(ctx, tx, tenant, k.Kind, objects)
 	if err != nil {
 		return err
 	}
@@ -131,11 +136,11 @@ func (s *Store) setTurn(ctx context.Context, tx *unit, tenant int64, settings []
 		next.Actor = w.Actor
 		payload, err := json.Marshal(next)
 		if err != nil {
-			return fmt.Errorf("encode thread %d: %w", w.PostID, err)
+			return fmt.Errorf("encode thread %d: %w", w.Object, err)
 		}
 		changes = append(changes, versioned.Change[event.Thread]{TenantID: tenant, Object: next, By: w.Actor, At: next.UpdatedAt.Time})
 		events = append(events, event.Event{
-			TenantID: tenant, AggregateType: event.AggregateThread, AggregateID: w.PostID, Type: event.Updated,
+			TenantID: tenant, AggregateType: event.AggregateThread, AggregateID: w.Object, Type: event.Updated,
 			OccurredAt: next.UpdatedAt.Time, TraceParent: w.TraceParent, Payload: payload,
 		})
 	}
@@ -144,23 +149,32 @@ func (s *Store) setTurn(ctx context.Context, tx *unit, tenant int64, settings []
 	return err
 }
 
+// newThread is the thread whose settings were never set. That it is one of comments goes without saying: it did before there were other kinds.
+func newThread(kind string, object int64) event.Thread {
+	if kind == event.AggregateComment {
+		kind = ""
+	}
+	return event.Thread{Kind: kind, PostID: event.ID(object)}
+}
+
 // threadsGetSQL reads the settings of threads, in the order of the argument, and the time. What retention deleted or purged were the
 // defaults, and they are still at the version that consumers know.
 // Index: threads_head_idx, threads_purged_pkey.   Locks: none.
 const threadsGetSQL = `
 SELECT /* store.threads_get */ now(), t.object, coalesce(p.version, 0)
   FROM unnest(@post_ids::bigint[]) WITH ORDINALITY AS w(post_id, ord)
-  LEFT JOIN threads t ON t.tenant_id = @tenant::bigint AND t.post_id = w.post_id AND t.version_state IN ('LATEST', 'DELETED')
-  LEFT JOIN threads_purged p ON t.post_id IS NULL AND p.tenant_id = @tenant::bigint AND p.post_id = w.post_id
+  LEFT JOIN threads t ON t.tenant_id = @tenant::bigint AND t.post_id = w.post_id AND t.kind = @kind::text AND t.version_state IN ('LATEST', 'DELETED')
+  LEFT JOIN threads_purged p ON t.post_id IS NULL AND p.tenant_id = @tenant::bigint AND p.post_id = w.post_id AND p.kind = @kind::text
  ORDER BY w.ord`
 
-// getThreads returns the settings of each post, the defaults at version 0 where nothing was ever set, and the transaction's time.
-func getThreads(ctx context.Context, tx querier, tenant int64, posts []int64) (now time.Time, all []event.Thread, err error) {
+// getThreads returns the settings of the thread of each object, the defaults at version 0 where nothing was ever set, and the transaction's time.
+func getThreads(ctx context.Context, tx querier, tenant int64, kind string, objects []int64) (now time.Time, all []event.Thread, err error) {
 	var object *event.Thread
 	var purged int64
-	rows, _ := tx.Query(ctx, threadsGetSQL, pgx.StrictNamedArgs{"tenant": tenant, "post_ids": posts})
+	rows, _ := tx.Query(ctx, threadsGetSQL, pgx.StrictNamedArgs{"tenant": tenant, "kind": kind, "post_ids": objects})
 	_, err = pgx.ForEachRow(rows, []any{&now, &object, &purged}, func() error {
-		t := event.Thread{PostID: event.ID(posts[len(all)]), Version: purged}
+		t := newThread(kind, objects[len(all)])
+		t.Version = purged
 		if object != nil {
 			t = *object
 			t.Actor = "" // as with comments and follows: the history has it
@@ -169,17 +183,17 @@ func getThreads(ctx context.Context, tx querier, tenant int64, posts []int64) (n
 		return nil
 	})
 	if err != nil {
-		return time.Time{}, nil, fmt.Errorf("read %d threads: %w", len(posts), err)
+		return time.Time{}, nil, fmt.Errorf("read %d threads: %w", len(objects), err)
 	}
 	return now, all, nil
 }
 
-// GetThread returns the settings of a post's thread. Of a post whose settings were never set they are the defaults, at version 0
+// GetThread returns the settings of the object's thread of the kind. Where they were never set they are the defaults, at version 0
 // and without a time.
-func (s *Store) GetThread(ctx context.Context, tenant, post int64) (event.Thread, error) {
+func (s *Store) GetThread(ctx context.Context, tenant int64, k kinds.Child, object int64) (event.Thread, error) {
 	var t event.Thread
 	err := s.read(ctx, tenant, func(tx pgx.Tx) error {
-		_, all, err := getThreads(ctx, tx, tenant, []int64{post})
+		_, all, err := getThreads(ctx, tx, tenant, k.Name, []int64{object})
 		if err != nil {
 			return err
 		}
@@ -187,21 +201,21 @@ func (s *Store) GetThread(ctx context.Context, tenant, post int64) (event.Thread
 		return nil
 	})
 	if err != nil {
-		return event.Thread{}, fmt.Errorf("read thread %d of tenant %d: %w", post, tenant, err)
+		return event.Thread{}, fmt.Errorf("read the thread of %s under %d of tenant %d: %w", k.Plural, object, tenant, err)
 	}
 	return t, nil
 }
 
 // ThreadVersions returns up to limit versions of a thread's settings, the newest first, from below the position before (of an
 // earlier result; math.MaxInt64 to start).
-func (s *Store) ThreadVersions(ctx context.Context, tenant, post, before int64, limit int) ([]versioned.Version[event.Thread], error) {
+func (s *Store) ThreadVersions(ctx context.Context, tenant int64, k kinds.Child, object, before int64, limit int) ([]versioned.Version[event.Thread], error) {
 	var all []versioned.Version[event.Thread]
 	err := s.read(ctx, tenant, func(tx pgx.Tx) (err error) {
-		all, err = s.threads.Recent(ctx, tx, tenant, versioned.Key{post}, before, limit)
+		all, err = s.threads.Recent(ctx, tx, tenant, versioned.Key{object, k.Name}, before, limit)
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("read the versions of thread %d of tenant %d: %w", post, tenant, err)
+		return nil, fmt.Errorf("read the versions of the thread of %s under %d of tenant %d: %w", k.Plural, object, tenant, err)
 	}
 	return all, nil
 }

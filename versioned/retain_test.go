@@ -1,4 +1,4 @@
-package versioned
+package versioned_test
 
 import (
 	"context"
@@ -16,6 +16,7 @@ import (
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	. "github.com/tidings/tidings/versioned"
 )
 
 func seen(t testing.TB, pool *pgxpool.Pool) []Head[settings] {
@@ -129,7 +130,7 @@ func TestAWriterThatCameFirstWinsOverRetention(t *testing.T) {
 			})
 		}
 		wrote := false
-		err := table.Retain(t.Context(), pool, Retention[settings]{Terms: Terms{After: time.Hour}, Slice: 10, Invalid: all[settings], at: func(step string) {
+		err := table.Retain(t.Context(), pool, Retention[settings]{Terms: Terms{After: time.Hour}, Slice: 10, Invalid: all[settings]}.At(func(step string) {
 			if step != "chosen" || wrote {
 				return
 			}
@@ -138,7 +139,7 @@ func TestAWriterThatCameFirstWinsOverRetention(t *testing.T) {
 				_, err := table.Upsert(ctx, tx, []Change[settings]{{1, settings{post, "c"}, "bob", time.Unix(3001, 0)}})
 				return err
 			})
-		}})
+		}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -174,11 +175,11 @@ func TestRetentionGoesOnWhereItWasKilled(t *testing.T) {
 	for kill := 1; ; kill++ {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		steps := 0
-		r.at = func(string) {
+		r = r.At(func(string) {
 			if steps++; steps == kill%4+1 { // 1..4: chosen, changed, committed, chosen
 				cancel(died)
 			}
-		}
+		})
 		err := threads().Retain(ctx, pool, r)
 		cancel(nil)
 		if err == nil {
@@ -205,7 +206,8 @@ func TestRetentionGoesOnWhereItWasKilled(t *testing.T) {
 		_, err := tx.Exec(ctx, `UPDATE threads SET metadata = jsonb_set(metadata, '{last_update_time}', '"2026-01-01T00:00:00Z"') WHERE version_state = 'DELETED'`) // a long time later
 		return err
 	})
-	r.at, r.Invalid = nil, none[settings]
+	r = r.At(nil)
+	r.Invalid = none[settings]
 	r.Ended = func(_ context.Context, heads []Head[settings]) ([]Head[settings], error) {
 		return slices.DeleteFunc(heads, func(h Head[settings]) bool { return h.TenantID == 2 }), nil
 	}
@@ -336,10 +338,10 @@ func TestAWalkReadsARangeOfTheHeadIndex(t *testing.T) {
 		if _, err := tx.Exec(ctx, `SET LOCAL plan_cache_mode = force_generic_plan`); err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, cursorSQL, pgx.StrictNamedArgs{"table": "threads"}); err != nil {
+		if _, err := tx.Exec(ctx, CursorSQL, pgx.StrictNamedArgs{"table": "threads"}); err != nil {
 			return err
 		}
-		rows, _ := tx.Query(ctx, "EXPLAIN "+threads().headsAfterSQL, pgx.StrictNamedArgs{"tenant": 2, "key0": "500", "limit": 100})
+		rows, _ := tx.Query(ctx, "EXPLAIN "+threads().HeadsAfterSQL(), pgx.StrictNamedArgs{"tenant": 2, "key0": "500", "limit": 100})
 		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if plan := strings.Join(lines, "\n"); !strings.Contains(plan, "Index Scan using threads_head_idx") || strings.Contains(plan, "Sort") {
 			t.Errorf("the walk's plan:\n%s", plan)

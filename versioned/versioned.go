@@ -70,9 +70,10 @@ type Column struct{ Name, Type string }
 // the latter two generated from metadata.
 type Definition struct {
 	Table    string
-	Sequence string   // of version ids
-	Key      []Column // generated from the object's fields of the same names
-	Version  string   // bigint column generated from the object's own version, unique per object; empty when there is none
+	Sequence string            // of version ids
+	Key      []Column          // generated from the object's fields of the same names
+	Absent   map[string]string // by key column, what an object that lacks the field means: the column is generated likewise
+	Version  string            // bigint column generated from the object's own version, unique per object; empty when there is none
 
 	// Indexes is what Query may ask for besides the beginning of the key: for each, the object's fields of an index of the LATEST versions,
 	// (tenant_id, ((object ->> 'field')::type) for each of them, the key) WHERE version_state = 'LATEST'. An index on an expression comes
@@ -110,6 +111,9 @@ func New[T any](def Definition) *Table[T] {
 	}
 	for _, c := range slices.Concat(append([][]Column{def.Key}, def.Indexes...)...) {
 		names = append(names, c.Name)
+		if absent := def.Absent[c.Name]; absent != "" {
+			names = append(names, absent)
+		}
 		if !slices.Contains([]string{"bigint", "uuid", "text"}, c.Type) {
 			panic(fmt.Sprintf("versioned: column %s of %s has the type %q", c.Name, def.Table, c.Type))
 		}
@@ -138,7 +142,11 @@ func (t *Table[T]) prepare() {
 		after = append(after, fmt.Sprintf("@key%d::text::%s", i, c.Type))
 		names = append(names, c.Name)
 		same = append(same, fmt.Sprintf("t.%[1]s = i.%[1]s", c.Name))
-		exprs = append(exprs, fmt.Sprintf("(u.object ->> '%s')::%s AS %s", c.Name, c.Type, c.Name))
+		field := fmt.Sprintf("(u.object ->> '%s')::%s", c.Name, c.Type)
+		if absent := t.def.Absent[c.Name]; absent != "" {
+			field = fmt.Sprintf("coalesce(%s, '%s')", field, absent)
+		}
+		exprs = append(exprs, field+" AS "+c.Name)
 		params = append(params, fmt.Sprintf("t.%s = @key%d::%s", c.Name, i, c.Type))
 	}
 	position := "version_id"

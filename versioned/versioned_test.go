@@ -1,4 +1,4 @@
-package versioned
+package versioned_test
 
 import (
 	"context"
@@ -19,6 +19,7 @@ import (
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	. "github.com/tidings/tidings/versioned"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -55,7 +56,7 @@ func inTx(t testing.TB, pool *pgxpool.Pool, fn func(ctx context.Context, tx pgx.
 func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
-		for i, sql := range slices.Concat(threads().statements(), bonds().statements(), []string{cursorSQL, nowSQL, moveSQL, restSQL}) {
+		for i, sql := range slices.Concat(threads().Statements(), bonds().Statements()) {
 			args := pgx.NamedArgs{}
 			query, _, err := args.RewriteQuery(ctx, tx.Conn(), sql, nil)
 			if err != nil {
@@ -624,7 +625,7 @@ func TestQueryFindsObjectsAsTheyAreByAnIndex(t *testing.T) {
 			if paged {
 				args["key0"] = 5
 			}
-			p := plan(table.selectSQL(table.def.Indexes[0], Latest, paged), args)
+			p := plan(table.SelectByFirstIndexSQL(paged), args)
 			if !strings.Contains(p, "articles_author_idx") || strings.Contains(p, "Filter") || strings.Contains(p, "Sort") {
 				t.Errorf("paged %t:\n%s", paged, p)
 			}

@@ -18,6 +18,7 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
@@ -59,8 +60,9 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	}
 	defer nc.Close()
 	waker, pages := broker.NewWaker(nc), api.NewPages(cfg.API, reg)
+	catalog := kinds.NewCatalog(truth, kinds.Truth, log)
 	handler, err := api.New(cfg.API, api.Deps{
-		Store: store.New(truth, waker.Wake), Tokens: truth, DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Fleet: fleet.Projections(), Pages: pages, Log: log, Reg: reg,
+		Store: store.New(truth, waker.Wake), Tokens: truth, DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Kinds: catalog, Fleet: fleet.Projections(catalog.Now), Pages: pages, Log: log, Reg: reg,
 	})
 	if err != nil {
 		return err
@@ -91,9 +93,13 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 		if err == nil {
 			err = migrations.Await(ctx, projections, migrations.Projections, log)
 		}
+		if err == nil {
+			err = catalog.Load(ctx)
+		}
 		if err != nil {
 			return err
 		}
+		g.Go(func() error { return catalog.Run(ctx) })
 		log := log.With("component", "api")
 		l, err := daemon.Listen(cfg.API.Addr, cfg.API.TLSCert, cfg.API.TLSKey, log)
 		if err != nil {

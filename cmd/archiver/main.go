@@ -16,6 +16,7 @@ import (
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/jobs"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections/history"
@@ -53,7 +54,8 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	if err := cfg.Upkeep.Outlives(cfg.Projector.Broker.MaxAge); err != nil {
 		log.Warn("stream and archive", "err", err)
 	}
-	list, err := upkeep.Jobs(cfg.Upkeep, upkeep.Deps{Truth: truth, Projections: projected, Registry: reg, Log: log})
+	catalog := kinds.NewCatalog(truth, kinds.Truth, log)
+	list, err := upkeep.Jobs(cfg.Upkeep, upkeep.Deps{Truth: truth, Projections: projected, Kinds: catalog.Now, Registry: reg, Log: log})
 	if err != nil {
 		return err
 	}
@@ -66,8 +68,12 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 		if err := migrations.Await(ctx, truth, migrations.Truth, log); err != nil { // that the projections are there, the projector sees to
 			return err
 		}
+		if err := catalog.Load(ctx); err != nil {
+			return err
+		}
+		g.Go(func() error { return catalog.Run(ctx) })
 		return runner.Run(ctx)
 	})
-	g.Go(func() error { return projector.Run(ctx, cfg.OpsAddr, cfg.Projector, history.New(), reg) })
+	g.Go(func() error { return projector.Run(ctx, cfg.OpsAddr, cfg.Projector, history.New, reg) })
 	return g.Wait()
 }

@@ -1,4 +1,4 @@
-// Command followercounts keeps the follower counts and the pages of who follows whom. Any number of them may run at once.
+// Command followercounts keeps the counts and the pages of edges, of every kind: who follows whom, who likes what. Any number of them may run at once.
 package main
 
 import (
@@ -24,5 +24,5 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	if err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: &cfg, Lookuper: env}); err != nil {
 		return err
 	}
-	return projector.Run(ctx, cfg.OpsAddr, cfg.Projector, followercounts.New(), prometheus.NewRegistry())
+	return projector.Run(ctx, cfg.OpsAddr, cfg.Projector, followercounts.New, prometheus.NewRegistry())
 }

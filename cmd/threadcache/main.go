@@ -24,5 +24,5 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	if err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: &cfg, Lookuper: env}); err != nil {
 		return err
 	}
-	return projector.Run(ctx, cfg.OpsAddr, cfg.Projector, threadcache.New(), prometheus.NewRegistry())
+	return projector.Run(ctx, cfg.OpsAddr, cfg.Projector, threadcache.New, prometheus.NewRegistry())
 }

@@ -34,28 +34,29 @@ var rules = []rule{
 	{pkg: "cmd/*/*", may: []string{"*", "*/*", "*/*/*"}, libs: []string{pgx, nats}},
 
 	{pkg: "api", libs: []string{huma, pgx}, // pgx.Tx goes through its hands: reads of a projection are one transaction, the caller's
-		may: []string{"store", "tokens", "outbox", "projections", "projections/*", "versioned", "event", "internal/postgres",
+		may: []string{"store", "tokens", "kinds", "outbox", "projections", "projections/*", "versioned", "event", "internal/postgres",
 			"consumers"}}, // how far a projection has come, for as_of
-	{pkg: "store", may: []string{"outbox", "versioned", "event", "internal/postgres"}, libs: []string{pgx}},
+	{pkg: "store", may: []string{"kinds", "outbox", "versioned", "event", "internal/postgres"}, libs: []string{pgx}},
 	{pkg: "tokens", may: []string{"store", "internal/postgres"}, libs: []string{pgx}}, // store: what a name may be
 	{pkg: "versioned", may: []string{"internal/postgres"}, libs: []string{pgx}},
+	{pkg: "kinds", may: []string{"versioned", "event", "internal/postgres"}, libs: []string{pgx}}, // pgx: where an installation keeps its kinds
 	{pkg: "event"}, // the wire contract knows nobody
 	{pkg: "outbox", may: []string{"event", "internal/postgres"}, libs: []string{pgx}},
 	{pkg: "coldstore", may: []string{"outbox", "event", "internal/postgres"}, libs: []string{pgx, blob}},
 	{pkg: "relay", may: []string{"outbox", "event", "internal/lease", "internal/broker"}, libs: []string{nats, pgx}}, // pgx: it hands the pool to outbox
-	{pkg: "consumers", may: []string{"event", "internal/lease", "internal/broker", "internal/postgres"}, libs: []string{pgx, nats}},
-	{pkg: "replay", may: []string{"consumers", "projections", "migrations", "outbox", "event", "internal/lease", "internal/broker", "internal/postgres"}, libs: []string{pgx, nats}},
-	{pkg: "erasure", may: []string{"store", "outbox", "consumers", "projections", "event", "internal/broker", "internal/postgres"},
+	{pkg: "consumers", may: []string{"kinds", "event", "internal/lease", "internal/broker", "internal/postgres"}, libs: []string{pgx, nats}},
+	{pkg: "replay", may: []string{"kinds", "consumers", "projections", "migrations", "outbox", "event", "internal/lease", "internal/broker", "internal/postgres"}, libs: []string{pgx, nats}},
+	{pkg: "erasure", may: []string{"kinds", "store", "outbox", "consumers", "projections", "event", "internal/broker", "internal/postgres"},
 		libs: []string{pgx, nats}}, // it goes through every store
-	{pkg: "projections", may: []string{"event", "internal/postgres"}, libs: []string{pgx}},
-	{pkg: "projections/*", may: []string{"projections", "versioned", "event", "internal/postgres", // never each other, never NATS
+	{pkg: "projections", may: []string{"kinds", "event", "internal/postgres"}, libs: []string{pgx}},
+	{pkg: "projections/*", may: []string{"projections", "kinds", "versioned", "event", "internal/postgres", // never each other, never NATS
 		"store"}, libs: []string{pgx}}, // the reader of the truth
 	{pkg: "deploy"}, // tests of the files there
 	{pkg: "docs"},   // likewise
-	{pkg: "migrations", may: []string{"internal/postgres"}, libs: []string{pgx}},
+	{pkg: "migrations", may: []string{"kinds", "internal/postgres"}, libs: []string{pgx}},
 
-	{pkg: "internal/broker", may: []string{"event"}, libs: []string{nats, srv}},                     // event says on which subjects; the only one that knows the server
-	{pkg: "internal/testkit", may: []string{"internal/*", "migrations"}, libs: []string{pgx, nats}}, // its databases are migrated
+	{pkg: "internal/broker", may: []string{"event"}, libs: []string{nats, srv}},                              // event says on which subjects; the only one that knows the server
+	{pkg: "internal/testkit", may: []string{"internal/*", "migrations", "kinds"}, libs: []string{pgx, nats}}, // its databases are migrated
 	{pkg: "internal/*", may: []string{"internal/*"}, libs: []string{pgx}},
 	{pkg: "internal/*/*", may: []string{"internal/*", "internal/*/*"}, libs: []string{pgx}},
 }

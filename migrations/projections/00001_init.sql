@@ -82,47 +82,58 @@ CREATE TABLE IF NOT EXISTS lease_members (
   PRIMARY KEY (kind, owner)
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_cost_delay = 0);
 
--- follow_edges: followercounts' own copy of every pair it has heard of, so that counts are exact under duplicates and replays.
-CREATE TABLE follow_edges (
+-- edge_lists: followercounts' own copy of every edge it has heard of, so that counts are exact under duplicates and replays. filter is the
+-- value of the attribute that lists of the kind can be filtered by; attributes are what lists show.
+CREATE TABLE edge_lists (
   tenant_id     bigint      NOT NULL,
-  follower_id   bigint      NOT NULL,
-  followee_id   bigint      NOT NULL,
+  kind          text        COLLATE "C" NOT NULL,
+  from_id       bigint      NOT NULL,
+  to_id         bigint      NOT NULL,
   active        boolean     NOT NULL,
   version       bigint      NOT NULL,
   positioned_at timestamptz NOT NULL,
   shard_id      int         NOT NULL DEFAULT 0,
-  PRIMARY KEY (tenant_id, follower_id, followee_id)
+  filter        text        COLLATE "C",
+  attributes    jsonb,
+  PRIMARY KEY (tenant_id, kind, from_id, to_id)
 );
 
--- follower_shards: the accounts whose followers are spread over several shards of follow_edges_reverse_idx; every other one has
+-- edge_shards: the objects whose incoming edges of a kind are spread over several shards of edge_lists_reverse_idx; every other one has
 -- one. It only ever rises, and edges stay in the shard that they were written to.
-CREATE TABLE follower_shards (
+CREATE TABLE edge_shards (
   tenant_id bigint   NOT NULL,
-  user_id   bigint   NOT NULL,
+  kind      text     COLLATE "C" NOT NULL,
+  object_id bigint   NOT NULL,
   shards    smallint NOT NULL CHECK (shards IN (2, 4, 8, 16, 32, 64)),
-  PRIMARY KEY (tenant_id, user_id)
+  PRIMARY KEY (tenant_id, object_id, kind)
 );
 
-CREATE TABLE follower_counts (
+-- edge_counts: how many edges of a kind come to an object and go out from it. Where a kind's ends are of two objects, the two columns of a
+-- row are about two objects with the same id.
+CREATE TABLE edge_counts (
   tenant_id  bigint      NOT NULL,
-  user_id    bigint      NOT NULL,
-  followers  bigint      NOT NULL DEFAULT 0 CHECK (followers >= 0),
-  following  bigint      NOT NULL DEFAULT 0 CHECK (following >= 0),
+  kind       text        COLLATE "C" NOT NULL,
+  object_id  bigint      NOT NULL,
+  incoming   bigint      NOT NULL DEFAULT 0 CHECK (incoming >= 0),
+  outgoing   bigint      NOT NULL DEFAULT 0 CHECK (outgoing >= 0),
   updated_at timestamptz NOT NULL DEFAULT now(),
-  PRIMARY KEY (tenant_id, user_id)
+  PRIMARY KEY (tenant_id, object_id, kind)
 ) WITH (fillfactor = 70);
 
--- thread_comments: threadcache's row per comment. visible is what its two states say together; shown says whether a
--- threaded page has the row, as itself or as a tombstone above something visible.
-CREATE TABLE thread_comments (
+-- child_lists: threadcache's row per child of any kind. visible is what its two states say together; shown says whether a
+-- threaded page has the row, as itself or as a tombstone above something visible. Kinds that are not threaded have no slugs and paths, and no
+-- entries in the indexes on those.
+CREATE TABLE child_lists (
   tenant_id           bigint      NOT NULL,
-  comment_id          uuid        NOT NULL,
-  post_id             bigint      NOT NULL,
+  kind                text        COLLATE "C" NOT NULL,
+  child_id            uuid        NOT NULL,
+  object_id           bigint      NOT NULL,
   parent_id           uuid,
-  slug                text        COLLATE "C" NOT NULL,
-  path                text        COLLATE "C" NOT NULL,
+  slug                text        COLLATE "C",
+  path                text        COLLATE "C",
   author_id           bigint      NOT NULL,
   body                text        NOT NULL,
+  attributes          jsonb,
   author_state        text        NOT NULL,
   moderation_state    text        NOT NULL,
   version             bigint      NOT NULL,
@@ -131,88 +142,73 @@ CREATE TABLE thread_comments (
   visible             boolean     NOT NULL,
   visible_descendants int         NOT NULL DEFAULT 0 CHECK (visible_descendants >= 0),
   shown               boolean     NOT NULL,
-  PRIMARY KEY (tenant_id, comment_id),
-  CONSTRAINT thread_comments_shown_check CHECK (shown = (visible OR visible_descendants > 0))
+  PRIMARY KEY (tenant_id, kind, child_id),
+  CONSTRAINT child_lists_shown_check CHECK (shown = (visible OR visible_descendants > 0))
 ) WITH (fillfactor = 85);
 
--- thread_buckets: how many visible comments there are in each range of a post's chronological order. Level 0 are buckets of
--- 100 to 200 comments, level 1 groups of 100 to 200 buckets; fewer after deletions, for ranges are split and never joined. A range
--- begins at its key and ends below the next of its level; the first of a post begins at -infinity.
-CREATE TABLE thread_buckets (
+-- child_buckets: how many visible children there are in each range of an object's chronological order. Level 0 are buckets of
+-- 100 to 200 children, level 1 groups of 100 to 200 buckets; fewer after deletions, for ranges are split and never joined. A range
+-- begins at its key and ends below the next of its level; the first of an object begins at -infinity.
+CREATE TABLE child_buckets (
   tenant_id bigint      NOT NULL,
-  post_id   bigint      NOT NULL,
+  kind      text        COLLATE "C" NOT NULL,
+  object_id bigint      NOT NULL,
   level     smallint    NOT NULL CHECK (level IN (0, 1)),
   first_at  timestamptz NOT NULL,
   first_id  uuid        NOT NULL,
   visible   int         NOT NULL CHECK (visible >= 0),
-  PRIMARY KEY (tenant_id, post_id, level, first_at, first_id)
+  PRIMARY KEY (tenant_id, kind, object_id, level, first_at, first_id)
 ) WITH (fillfactor = 70);
 
--- thread_totals: how many comments a post has had, whatever became of them.
-CREATE TABLE thread_totals (
+-- child_totals: how many children of a kind an object has had, whatever became of them.
+CREATE TABLE child_totals (
   tenant_id bigint NOT NULL,
-  post_id   bigint NOT NULL,
+  kind      text   COLLATE "C" NOT NULL,
+  object_id bigint NOT NULL,
   total     bigint NOT NULL CHECK (total > 0),
-  PRIMARY KEY (tenant_id, post_id)
+  PRIMARY KEY (tenant_id, kind, object_id)
 ) WITH (fillfactor = 70);
 
--- thread_settings: the settings of threads, apart from the counts: their events are in another partition.
-CREATE TABLE thread_settings (
+-- child_aggregates: how many of an object's visible children have an attribute that the kind aggregates, and the sum of its values.
+CREATE TABLE child_aggregates (
+  tenant_id bigint NOT NULL,
+  kind      text   COLLATE "C" NOT NULL,
+  object_id bigint NOT NULL,
+  attribute text   COLLATE "C" NOT NULL,
+  count     bigint NOT NULL CHECK (count >= 0),
+  sum       bigint NOT NULL,
+  PRIMARY KEY (tenant_id, kind, object_id, attribute)
+) WITH (fillfactor = 70);
+
+-- child_settings: what is set for the children of a kind under an object, apart from the counts: their events are in another partition.
+CREATE TABLE child_settings (
   tenant_id    bigint  NOT NULL,
-  post_id      bigint  NOT NULL,
+  kind         text    COLLATE "C" NOT NULL,
+  object_id    bigint  NOT NULL,
   locked       boolean NOT NULL,
   premoderated boolean NOT NULL,
   title        text    NOT NULL,
   version      bigint  NOT NULL,
-  PRIMARY KEY (tenant_id, post_id)
+  PRIMARY KEY (tenant_id, kind, object_id)
 );
 
--- comment_history and follow_history: who did what, when (package versioned). Records, not projections: never rebuilt.
+-- KIND_history and KIND_history_purged, of every kind: who did what, when (package versioned). Records, not projections: never rebuilt. make_history
+-- makes them.
 CREATE SEQUENCE history_version_id AS bigint START 100000000001;
-CREATE TABLE comment_history (
-  tenant_id     bigint NOT NULL,
-  object        jsonb  NOT NULL,
-  metadata      jsonb  NOT NULL,
-  comment_id    uuid   GENERATED ALWAYS AS ((object ->> 'comment_id')::uuid) STORED NOT NULL,
-  version       bigint GENERATED ALWAYS AS ((object ->> 'version')::bigint) STORED NOT NULL,
-  version_id    bigint GENERATED ALWAYS AS ((metadata ->> 'version_id')::bigint) STORED NOT NULL,
-  version_state text   GENERATED ALWAYS AS (metadata ->> 'version_state') STORED NOT NULL
-                CONSTRAINT comment_history_version_state_check CHECK (version_state IN ('LATEST', 'ARCHIVED', 'DELETED')),
-  PRIMARY KEY (tenant_id, comment_id, version_id),
-  CONSTRAINT comment_history_created_by_check CHECK (coalesce(metadata ->> 'created_by', '') <> ''),
-  CONSTRAINT comment_history_last_update_time_check CHECK (metadata ->> 'last_update_time' IS NOT NULL)
-);
-CREATE TABLE follow_history (
-  tenant_id     bigint NOT NULL,
-  object        jsonb  NOT NULL,
-  metadata      jsonb  NOT NULL,
-  follower_id   bigint GENERATED ALWAYS AS ((object ->> 'follower_id')::bigint) STORED NOT NULL,
-  followee_id   bigint GENERATED ALWAYS AS ((object ->> 'followee_id')::bigint) STORED NOT NULL,
-  version       bigint GENERATED ALWAYS AS ((object ->> 'version')::bigint) STORED NOT NULL,
-  version_id    bigint GENERATED ALWAYS AS ((metadata ->> 'version_id')::bigint) STORED NOT NULL,
-  version_state text   GENERATED ALWAYS AS (metadata ->> 'version_state') STORED NOT NULL
-                CONSTRAINT follow_history_version_state_check CHECK (version_state IN ('LATEST', 'ARCHIVED', 'DELETED')),
-  PRIMARY KEY (tenant_id, follower_id, followee_id, version_id),
-  CONSTRAINT follow_history_created_by_check CHECK (coalesce(metadata ->> 'created_by', '') <> ''),
-  CONSTRAINT follow_history_last_update_time_check CHECK (metadata ->> 'last_update_time' IS NOT NULL)
-);
 
--- comment_history_purged and follow_history_purged: up to which version a history was physically deleted. No event brings those
--- versions back, and nobody misses them.
-CREATE TABLE comment_history_purged (
-  tenant_id  bigint      NOT NULL,
-  comment_id uuid        NOT NULL,
-  version    bigint      NOT NULL,
-  purged_at  timestamptz NOT NULL DEFAULT now(),
-  PRIMARY KEY (tenant_id, comment_id)
-);
-CREATE TABLE follow_history_purged (
-  tenant_id   bigint      NOT NULL,
-  follower_id bigint      NOT NULL,
-  followee_id bigint      NOT NULL,
-  version     bigint      NOT NULL,
-  purged_at   timestamptz NOT NULL DEFAULT now(),
-  PRIMARY KEY (tenant_id, follower_id, followee_id)
+-- projection_kinds: kinds of the truth, as far as `tidings kinds apply` has come: it writes them here first. The name differs because both
+-- schemas may be in one database.
+CREATE TABLE projection_kinds (
+  tenant_id     bigint NOT NULL,
+  object        jsonb  NOT NULL,
+  metadata      jsonb  NOT NULL,
+  name          text   COLLATE "C" GENERATED ALWAYS AS (object ->> 'name') STORED NOT NULL,
+  version_id    bigint GENERATED ALWAYS AS ((metadata ->> 'version_id')::bigint) STORED NOT NULL,
+  version_state text   GENERATED ALWAYS AS (metadata ->> 'version_state') STORED NOT NULL
+                CONSTRAINT projection_kinds_version_state_check CHECK (version_state IN ('LATEST', 'ARCHIVED', 'DELETED')),
+  PRIMARY KEY (tenant_id, name, version_id),
+  CONSTRAINT projection_kinds_created_by_check CHECK (coalesce(metadata ->> 'created_by', '') <> ''),
+  CONSTRAINT projection_kinds_last_update_time_check CHECK (metadata ->> 'last_update_time' IS NOT NULL)
 );
 
 -- The same table as in the truth, where it is explained.
@@ -228,24 +224,24 @@ CREATE TABLE IF NOT EXISTS retention_cursors (
 
 CREATE INDEX consumer_dead_letters_aggregate_idx ON consumer_dead_letters (consumer_name, tenant_id, aggregate_type, aggregate_id, id);
 CREATE INDEX consumer_dead_letter_actions_tenant_event_idx ON consumer_dead_letter_actions (tenant_id, event_id);
-CREATE INDEX follow_edges_forward_idx ON follow_edges (tenant_id, follower_id, positioned_at DESC, followee_id DESC) WHERE active;
-CREATE INDEX follow_edges_reverse_idx ON follow_edges (tenant_id, followee_id, shard_id, positioned_at DESC, follower_id DESC) WHERE active;
-CREATE UNIQUE INDEX thread_comments_path_idx ON thread_comments (tenant_id, post_id, path);
-CREATE INDEX thread_comments_threaded_idx ON thread_comments (tenant_id, post_id, path) WHERE shown;
-CREATE INDEX thread_comments_oldest_idx ON thread_comments (tenant_id, post_id, created_at, comment_id) WHERE visible;
-CREATE INDEX thread_comments_author_idx ON thread_comments (tenant_id, author_id, created_at, comment_id) WHERE visible;
--- Without the post: the writer's probes by path are to find one index that begins with tenant and post, and a slug is rare enough.
-CREATE INDEX thread_comments_slug_idx ON thread_comments (tenant_id, slug);
-CREATE INDEX thread_comments_pending_idx ON thread_comments (tenant_id, created_at, comment_id)
+-- The kind comes behind the id that it goes with, wherever nobody reads all of a kind: an insertion compares keys of fixed width first, and a key's
+-- columns behind a text are slow to reach. Verification reads a kind at a time, by edge_lists_pkey.
+CREATE INDEX edge_lists_forward_idx ON edge_lists (tenant_id, from_id, kind, positioned_at DESC, to_id DESC) WHERE active;
+CREATE INDEX edge_lists_reverse_idx ON edge_lists (tenant_id, to_id, kind, shard_id, positioned_at DESC, from_id DESC) WHERE active;
+-- Kinds without a filter have no entries here.
+CREATE INDEX edge_lists_filter_idx ON edge_lists (tenant_id, to_id, kind, shard_id, filter, positioned_at DESC, from_id DESC)
+  WHERE active AND filter IS NOT NULL;
+CREATE UNIQUE INDEX child_lists_path_idx ON child_lists (tenant_id, kind, object_id, path) WHERE path IS NOT NULL;
+CREATE INDEX child_lists_threaded_idx ON child_lists (tenant_id, kind, object_id, path) WHERE shown AND path IS NOT NULL;
+CREATE INDEX child_lists_oldest_idx ON child_lists (tenant_id, kind, object_id, created_at, child_id) WHERE visible;
+CREATE INDEX child_lists_author_idx ON child_lists (tenant_id, kind, author_id, created_at, child_id) WHERE visible;
+-- Without the object: the writer's probes by path are to find one index that begins with tenant, kind and object, and a slug is rare enough.
+CREATE INDEX child_lists_slug_idx ON child_lists (tenant_id, kind, slug) WHERE slug IS NOT NULL;
+CREATE INDEX child_lists_pending_idx ON child_lists (tenant_id, kind, created_at, child_id)
   WHERE moderation_state = 'PENDING' AND author_state = 'ACTIVE';
-CREATE INDEX thread_comments_pending_post_idx ON thread_comments (tenant_id, post_id, created_at, comment_id)
+CREATE INDEX child_lists_pending_object_idx ON child_lists (tenant_id, kind, object_id, created_at, child_id)
   WHERE moderation_state = 'PENDING' AND author_state = 'ACTIVE';
-CREATE UNIQUE INDEX comment_history_head_idx ON comment_history (tenant_id, comment_id) WHERE version_state IN ('LATEST', 'DELETED');
-CREATE UNIQUE INDEX comment_history_version_idx ON comment_history (tenant_id, comment_id, version);
--- Comments as they are by author, for `tidings history author`.
-CREATE INDEX comment_history_author_idx ON comment_history (tenant_id, ((object ->> 'author_id')::bigint), comment_id) WHERE version_state = 'LATEST';
-CREATE UNIQUE INDEX follow_history_head_idx ON follow_history (tenant_id, follower_id, followee_id) WHERE version_state IN ('LATEST', 'DELETED');
-CREATE UNIQUE INDEX follow_history_version_idx ON follow_history (tenant_id, follower_id, followee_id, version);
+CREATE UNIQUE INDEX projection_kinds_head_idx ON projection_kinds (tenant_id, name) WHERE version_state IN ('LATEST', 'DELETED');
 
 -- ==== Roles ====
 
@@ -274,8 +270,8 @@ END $$;
 DO $$
 DECLARE t text;
 BEGIN
-  FOREACH t IN ARRAY ARRAY['consumer_dead_letters', 'consumer_dead_letter_actions', 'follow_edges', 'follower_shards', 'follower_counts', 'thread_comments',
-                           'thread_buckets', 'thread_totals', 'thread_settings', 'comment_history', 'follow_history', 'comment_history_purged', 'follow_history_purged'] LOOP
+  FOREACH t IN ARRAY ARRAY['consumer_dead_letters', 'consumer_dead_letter_actions', 'edge_lists', 'edge_shards', 'edge_counts', 'child_lists',
+                           'child_buckets', 'child_totals', 'child_aggregates', 'child_settings', 'projection_kinds'] LOOP
     EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', t);
     EXECUTE format($p$CREATE POLICY tenant ON %I TO tidings_api
       USING (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)
@@ -288,18 +284,112 @@ END $$;
 
 -- ==== Rights ====
 
-GRANT SELECT ON consumer_dead_letters, follow_edges, follower_shards, follower_counts, thread_comments,
-  thread_buckets, thread_totals, thread_settings, comment_history, follow_history, consumer_offsets TO tidings_api;
+GRANT SELECT ON consumer_dead_letters, edge_lists, edge_shards, edge_counts, child_lists,
+  child_buckets, child_totals, child_aggregates, child_settings, consumer_offsets TO tidings_api;
 -- The API writes only in transactions that it rolls back: it reads as if a projection had applied something (docs/adr/0007-reading-ones-writes.md).
-GRANT INSERT, UPDATE ON follow_edges, follower_shards, follower_counts, thread_comments, thread_buckets, thread_totals, thread_settings TO tidings_api;
+GRANT INSERT, UPDATE ON edge_lists, edge_shards, edge_counts, child_lists, child_buckets, child_totals, child_aggregates,
+  child_settings TO tidings_api;
 
 GRANT USAGE ON SEQUENCE history_version_id TO tidings_system;
+GRANT SELECT ON projection_kinds TO tidings_api;
+GRANT SELECT, INSERT, UPDATE ON projection_kinds TO tidings_system;
 GRANT SELECT, INSERT ON consumer_dead_letter_actions TO tidings_system; -- an audit: nobody changes it
 GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_pauses TO tidings_system;
-GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_offsets, consumer_dead_letters, leases, lease_members, follow_edges, follower_shards, follower_counts,
-  thread_comments, thread_buckets, thread_totals, thread_settings, comment_history, follow_history, comment_history_purged, follow_history_purged,
-  retention_cursors TO tidings_system;
+GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_offsets, consumer_dead_letters, leases, lease_members, edge_lists, edge_shards, edge_counts,
+  child_lists, child_buckets, child_totals, child_aggregates, child_settings, retention_cursors TO tidings_system;
 
-GRANT SELECT ON consumer_offsets, consumer_pauses, consumer_dead_letters, consumer_dead_letter_actions, leases, lease_members, follow_edges, follower_shards,
-  follower_counts, thread_comments, thread_buckets, thread_totals, thread_settings, comment_history, follow_history, comment_history_purged,
-  follow_history_purged, retention_cursors, tidings_projections_migrations TO tidings_reader;
+GRANT SELECT ON consumer_offsets, consumer_pauses, consumer_dead_letters, consumer_dead_letter_actions, leases, lease_members, edge_lists, edge_shards,
+  edge_counts, child_lists, child_buckets, child_totals, child_aggregates, child_settings, projection_kinds, retention_cursors, tidings_projections_migrations TO tidings_reader;
+
+-- ==== Functions ====
+
+-- The search_path of the functions from here on: see the truth.
+SELECT set_config('search_path', format('%I, pg_temp', current_schema()), true);
+
+-- make_history makes the two tables of a kind's history: KIND_history has its versions, and KIND_history_purged up to which version a history was physically
+-- deleted: no event brings those back, and nobody misses them. They come with their keys, indexes, policies and rights. It returns false when they are
+-- there, and changes nothing.
+--   keys    the members of the object that name an entity of the kind, of one type, bigint or uuid
+--   author  whether there is an index by the member author_id, of entities as they are, for `tidings history author`
+-- +goose StatementBegin
+CREATE FUNCTION make_history(kind text, keys text[], type text, author boolean) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+  history  text := kind || '_history';
+  purged   text := kind || '_history_purged';
+  columns  text := (SELECT string_agg(format('%I', k), ', ' ORDER BY n) FROM unnest(keys) WITH ORDINALITY u(k, n));
+  made     text := (SELECT string_agg(format('%I %s GENERATED ALWAYS AS ((object ->> %L)::%2$s) STORED NOT NULL', k, type, k), ', ' ORDER BY n)
+                      FROM unnest(keys) WITH ORDINALITY u(k, n));
+  plain    text := (SELECT string_agg(format('%I %s NOT NULL', k, type), ', ' ORDER BY n) FROM unnest(keys) WITH ORDINALITY u(k, n));
+  t        text;
+BEGIN
+  IF type NOT IN ('bigint', 'uuid') THEN
+    RAISE invalid_parameter_value USING MESSAGE = format('keys of a history are bigint or uuid, not %s', type);
+  END IF;
+  PERFORM pg_advisory_xact_lock(x'74646869'::bigint); -- "tdhi": one at a time
+  IF to_regclass(format('%I.%I', current_schema(), history)) IS NOT NULL THEN
+    RETURN false;
+  END IF;
+  EXECUTE format($c$CREATE TABLE %1$I (
+    tenant_id     bigint NOT NULL,
+    object        jsonb  NOT NULL,
+    metadata      jsonb  NOT NULL,
+    %2$s,
+    version       bigint GENERATED ALWAYS AS ((object ->> 'version')::bigint) STORED NOT NULL,
+    version_id    bigint GENERATED ALWAYS AS ((metadata ->> 'version_id')::bigint) STORED NOT NULL,
+    version_state text   GENERATED ALWAYS AS (metadata ->> 'version_state') STORED NOT NULL
+                  CONSTRAINT %3$I CHECK (version_state IN ('LATEST', 'ARCHIVED', 'DELETED')),
+    PRIMARY KEY (tenant_id, %6$s, version_id),
+    CONSTRAINT %4$I CHECK (coalesce(metadata ->> 'created_by', '') <> ''),
+    CONSTRAINT %5$I CHECK (metadata ->> 'last_update_time' IS NOT NULL)
+  )$c$, history, made, history || '_version_state_check', history || '_created_by_check', history || '_last_update_time_check', columns);
+  EXECUTE format('CREATE TABLE %I (tenant_id bigint NOT NULL, %s, version bigint NOT NULL, purged_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (tenant_id, %s))',
+    purged, plain, columns);
+  EXECUTE format($c$CREATE UNIQUE INDEX %I ON %I (tenant_id, %s) WHERE version_state IN ('LATEST', 'DELETED')$c$, history || '_head_idx', history, columns);
+  EXECUTE format('CREATE UNIQUE INDEX %I ON %I (tenant_id, %s, version)', history || '_version_idx', history, columns);
+  IF author THEN
+    EXECUTE format($c$CREATE INDEX %I ON %I (tenant_id, ((object ->> 'author_id')::bigint), %s) WHERE version_state = 'LATEST'$c$,
+      history || '_author_idx', history, columns);
+  END IF;
+  FOREACH t IN ARRAY ARRAY[history, purged] LOOP
+    EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', t);
+    EXECUTE format($p$CREATE POLICY tenant ON %I TO tidings_api
+      USING (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)
+      WITH CHECK (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)$p$, t);
+    EXECUTE format('CREATE POLICY system ON %I TO tidings_system USING (true) WITH CHECK (true)', t);
+    EXECUTE format('CREATE POLICY reader ON %I FOR SELECT TO tidings_reader USING (true)', t);
+    EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON %I TO tidings_system', t);
+    EXECUTE format('GRANT SELECT ON %I TO tidings_reader', t);
+  END LOOP;
+  EXECUTE format('GRANT SELECT ON %I TO tidings_api', history);
+  RETURN true;
+END $$;
+-- +goose StatementEnd
+REVOKE ALL ON FUNCTION make_history(text, text[], text, boolean) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION make_history(text, text[], text, boolean) TO tidings_system;
+
+-- drop_history drops the tables of a history that nothing was ever written to, and says whether there were any.
+-- +goose StatementBegin
+CREATE FUNCTION drop_history(kind text) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+DECLARE
+  t     text;
+  found boolean;
+  gone  boolean := false;
+BEGIN
+  FOREACH t IN ARRAY ARRAY[kind || '_history', kind || '_history_purged'] LOOP
+    IF to_regclass(format('%I.%I', current_schema(), t)) IS NOT NULL THEN
+      EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', t);
+      EXECUTE format('SELECT EXISTS (SELECT FROM %I)', t) INTO found;
+      IF found THEN
+        RAISE object_in_use USING MESSAGE = format('the history %I has rows', t);
+      END IF;
+      EXECUTE format('DROP TABLE %I', t);
+      gone := true;
+    END IF;
+  END LOOP;
+  RETURN gone;
+END $$;
+-- +goose StatementEnd
+REVOKE ALL ON FUNCTION drop_history(text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION drop_history(text) TO tidings_system;

@@ -12,6 +12,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 )
 
 // asConsumersDoSQL is what the consumer's transaction begins with.
@@ -41,7 +42,7 @@ func BenchmarkApply(b *testing.B) {
 				events := make([]event.Event, size)
 				for i := range events {
 					follower, followee := c.pick(n)
-					events[i] = follow(1, follower, followee, 1)
+					events[i] = tested[0].event(1, follower, followee, 1)
 					n++
 				}
 				b.StartTimer()
@@ -49,7 +50,7 @@ func BenchmarkApply(b *testing.B) {
 					if _, err := tx.Exec(ctx, asConsumersDoSQL); err != nil {
 						return err
 					}
-					return Projection{c.splitAt}.Apply(ctx, tx, events)
+					return Projection{kinds.Builtin, c.splitAt}.Apply(ctx, tx, events)
 				}); err != nil {
 					b.Fatal(err)
 				}
@@ -59,31 +60,31 @@ func BenchmarkApply(b *testing.B) {
 	}
 }
 
-// BenchmarkFollowers reads first pages of 51 of an account with 200,000 followers in so many shards. us/page is a page's time in the
+// BenchmarkIncoming reads first pages of 51 of an account with 200,000 followers in so many shards. us/page is a page's time in the
 // database and on the way.
-func BenchmarkFollowers(b *testing.B) {
+func BenchmarkIncoming(b *testing.B) {
 	for _, shards := range []int{1, 2, 8, 64} {
 		b.Run(fmt.Sprint(shards), func(b *testing.B) {
 			db := testkit.Postgres(b)
 			pool := db.Pool(b, postgres.RoleSystem)
 			ctx := context.Background()
 			for _, sql := range []string{
-				fmt.Sprintf(`INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at, shard_id)
-					SELECT 1, g, 1000000, true, 1, timestamptz '2026-01-01' + g * interval '1 s', hashint8(g) & %d FROM generate_series(1, 200000) g`, shards-1),
-				fmt.Sprintf(`INSERT INTO follower_shards SELECT 1, 1000000, %d WHERE %[1]d > 1`, shards),
+				fmt.Sprintf(`INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at, shard_id)
+					SELECT 1, 'follow', g, 1000000, true, 1, timestamptz '2026-01-01' + g * interval '1 s', hashint8(g) & %d FROM generate_series(1, 200000) g`, shards-1),
+				fmt.Sprintf(`INSERT INTO edge_shards SELECT 1, 'follow', 1000000, %d WHERE %[1]d > 1`, shards),
 			} {
 				if _, err := pool.Exec(ctx, sql); err != nil {
 					b.Fatal(err)
 				}
 			}
-			if _, err := db.Pool(b, postgres.RoleOwner).Exec(ctx, `VACUUM ANALYZE follow_edges, follower_shards`); err != nil {
+			if _, err := db.Pool(b, postgres.RoleOwner).Exec(ctx, `VACUUM ANALYZE edge_lists, edge_shards`); err != nil {
 				b.Fatal(err)
 			}
 			api := db.Pool(b, postgres.RoleAPI)
 			inTenant(b, api, 1, func(ctx context.Context, tx pgx.Tx) error {
 				n := 0
 				for b.Loop() {
-					edges, err := Followers(ctx, tx, 1000000, nil, 51)
+					edges, err := Incoming(ctx, tx, tested[0].Edge, 1000000, "", nil, 51)
 					if err != nil || len(edges) != 51 {
 						return fmt.Errorf("%d edges: %w", len(edges), err)
 					}

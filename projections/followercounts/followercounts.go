@@ -3,6 +3,7 @@ package followercounts
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,166 +13,188 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
 )
 
 // Name is the projection's name, and its consumer's.
 const Name = "followercounts"
 
-// Projection applies follow events. It has no state of its own.
+// Projection applies the events of edges, of every kind that is in force. It has no state of its own.
 type Projection struct {
-	splitAt int64 // followers from which an account's are in two shards
+	kinds   func() *kinds.Set
+	splitAt int64 // incoming edges from which an object's are in two shards
 }
 
-// New returns the projection.
-func New() Projection { return Projection{splitAt: splitAt} }
+// New returns the projection of the kinds that now returns whenever they are needed: those of a kinds.Catalog, as a rule.
+func New(now func() *kinds.Set) Projection { return Projection{kinds: now, splitAt: splitAt} }
 
 // Name returns the projection's name.
 func (Projection) Name() string { return Name }
 
 // Wants reports whether the projection applies events of the aggregate type.
-func (Projection) Wants(aggregateType string) bool { return aggregateType == event.AggregateFollow }
+func (p Projection) Wants(aggregateType string) bool {
+	_, ok := p.kinds().Edge(aggregateType)
+	return ok
+}
 
-type pair struct{ tenant, follower, followee int64 }
+// key names an edge of a kind.
+type key struct{ tenant, from, to int64 }
 
-type account struct{ tenant, user int64 }
+func (k key) compare(o key) int {
+	return cmp.Or(cmp.Compare(k.tenant, o.tenant), cmp.Compare(k.from, o.from), cmp.Compare(k.to, o.to))
+}
 
-// Apply brings edges and counts up to the events, in the caller's transaction. A pair counts as it was before the batch and as
+// batch is the last state of edges, by kind.
+type batch map[string]map[key]state
+
+// state is what the projection keeps of an edge.
+type state struct {
+	active       bool
+	version      int64
+	positionedAt time.Time
+	filter       *string
+	attributes   json.RawMessage
+}
+
+// stateOf returns what the projection keeps of an edge.
+func stateOf(k kinds.Edge, e *event.Edge) (state, error) {
+	s := state{active: e.Active(), version: e.Version, positionedAt: e.PositionedAt.Time, attributes: e.Attributes}
+	name, ok := k.Filter()
+	if !ok || e.Attributes == nil {
+		return s, nil
+	}
+	var values map[string]any
+	if err := json.Unmarshal(e.Attributes, &values); err != nil {
+		return s, fmt.Errorf("the attributes of the edge %d, %d: %w", e.From, e.To, err)
+	}
+	if v, ok := values[name].(string); ok {
+		s.filter = &v
+	}
+	return s, nil
+}
+
+// object is one side of edges of a kind.
+type object struct{ tenant, id int64 }
+
+// Apply brings edges and counts up to the events, in the caller's transaction. An edge counts as it was before the batch and as
 // it is after it; what happened between is nobody's to see. A payload that does not decode is a permanent error.
-// Cost: one statement however many events, or three if a follow was removed.
+// Cost: two or three statements for each kind, however many events.
 func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
-	last := make(map[pair]event.Follow, len(events))
+	set := p.kinds()
+	last := batch{}
+	var kind kinds.Edge
 	for i := range events {
 		e := &events[i]
-		var f event.Follow
-		if err := e.DecodePayload(&f); err != nil {
-			return err
+		if e.AggregateType != kind.Name {
+			var ok bool
+			if kind, ok = set.Edge(e.AggregateType); !ok {
+				return event.Permanent(fmt.Errorf("event %s is of %s: there is no such kind of edges", e.ID, e.AggregateType))
+			}
 		}
-		if err := check(f, e.AggregateID); err != nil {
-			return event.Permanent(fmt.Errorf("event %s: %w", e.ID, err))
-		}
-		k := pair{e.TenantID, int64(f.FollowerID), int64(f.FolloweeID)}
-		if f.Version > last[k].Version {
-			last[k] = f
-		}
-	}
-	e := newBatch(last)
-	if e.losses {
-		deltas, err := e.write(ctx, tx)
+		edge, err := e.DecodeEdge(kind.Names())
 		if err != nil {
 			return err
 		}
-		return p.addCounts(ctx, tx, deltas)
+		if edge.From == edge.To && kind.NoSelf() {
+			return event.Permanent(fmt.Errorf("event %s: the %s %d, %d leads from an object to itself", e.ID, kind.Name, edge.From, edge.To))
+		}
+		if err := last.put(e.TenantID, kind, &edge); err != nil {
+			return event.Permanent(fmt.Errorf("event %s: %w", e.ID, err))
+		}
 	}
-	if _, err := tx.Exec(ctx, gainSQL, p.splitArgs(e.args())); err != nil {
-		return fmt.Errorf("write %d follow edges and their counts: %w", len(e.pairs), err)
+	return p.apply(ctx, tx, last)
+}
+
+// put keeps the edge of the kind, unless a newer version of it is there.
+func (b batch) put(tenant int64, kind kinds.Edge, e *event.Edge) error {
+	k := key{tenant, int64(e.From), int64(e.To)}
+	if e.Version <= b[kind.Name][k].version {
+		return nil
+	}
+	if b[kind.Name] == nil {
+		b[kind.Name] = map[key]state{}
+	}
+	s, err := stateOf(kind, e)
+	b[kind.Name][k] = s
+	return err
+}
+
+// apply works kind by kind, in order: a batch is of one, as a rule.
+func (p Projection) apply(ctx context.Context, tx pgx.Tx, b batch) error {
+	for _, kind := range slices.Sorted(maps.Keys(b)) {
+		deltas, err := writeEdges(ctx, tx, kind, b[kind])
+		if err != nil {
+			return err
+		}
+		if err := p.addCounts(ctx, tx, kind, deltas); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// check refuses what is no follow of followee, which is what the event is partitioned by.
-func check(f event.Follow, followee int64) error {
-	if int64(f.FolloweeID) != followee || f.FollowerID <= 0 || f.FollowerID == f.FolloweeID || f.Version <= 0 {
-		return fmt.Errorf("follow %d/%d (of %d) has version %d", f.FollowerID, f.FolloweeID, followee, f.Version)
-	}
-	if f.Status != event.StatusActive && f.Status != event.StatusRemoved {
-		return fmt.Errorf("follow %d/%d has status %.80q", f.FollowerID, f.FolloweeID, f.Status)
-	}
-	return nil
-}
-
-// writtenSQL writes the pairs that are newer than ours; before has their state before. One transaction at a time
-// works on a pair (all its events are in one partition, whose offset the caller has locked), so the statement's snapshot is
-// what the pair was before the batch.
-// A pair that is new goes to a shard of its followee (shards.go), any other stays in its own.
-const writtenSQL = `
-WITH incoming AS MATERIALIZED (
-  SELECT i.*, i.hash & (coalesce(s.shards, 1) - 1) AS shard_id
-    FROM unnest(@tenants::bigint[], @followers::bigint[], @followees::bigint[], @actives::boolean[], @versions::bigint[], @positions::timestamptz[], @hashes::int[])
-         WITH ORDINALITY AS i(tenant_id, follower_id, followee_id, active, version, positioned_at, hash, ord)
-    LEFT JOIN follower_shards s ON s.tenant_id = i.tenant_id AND s.user_id = i.followee_id
-), before AS MATERIALIZED (
-  SELECT i.ord, e.active FROM incoming i JOIN follow_edges e USING (tenant_id, follower_id, followee_id)
+// edgesSQL writes the edges that are newer than ours and returns them with their state before. One transaction at a time
+// works on an edge (all its events are in one partition, whose offset the caller has locked), so the statement's snapshot is
+// what the edge was before the batch. filters and attributes may be NULL, for edges without.
+// An edge that is new goes to a shard of its target (shards.go), any other stays in its own.
+// LIMIT keeps the lookup a probe for each edge: without it, the planner takes the keys' columns for independent of each other, expects next to
+// no edge to be there, and joins accordingly.
+// Index: edge_lists_pkey, edge_shards_pkey.   Locks: the edges' rows, in key order.
+const edgesSQL = `
+WITH newer AS MATERIALIZED (
+  SELECT i.*, i.hash & (coalesce(s.shards, 1) - 1) AS shard_id, coalesce(e.active, false) AS before
+    FROM unnest(@tenants::bigint[], @froms::bigint[], @tos::bigint[], @actives::boolean[], @versions::bigint[], @positions::timestamptz[],
+                @hashes::int[], @filters::text[], @attributes::text[])
+         WITH ORDINALITY AS i(tenant_id, from_id, to_id, active, version, positioned_at, hash, filter, attributes, ord)
+    LEFT JOIN edge_shards s ON s.tenant_id = i.tenant_id AND s.kind = @kind AND s.object_id = i.to_id
+    LEFT JOIN LATERAL (SELECT active, version FROM edge_lists
+                        WHERE tenant_id = i.tenant_id AND kind = @kind AND from_id = i.from_id AND to_id = i.to_id LIMIT 1) e ON true
+   WHERE i.version > coalesce(e.version, 0)
 ), written AS (
-  INSERT /* followercounts.edges */ INTO follow_edges AS e (tenant_id, follower_id, followee_id, active, version, positioned_at, shard_id)
-  SELECT tenant_id, follower_id, followee_id, active, version, positioned_at, shard_id FROM incoming ORDER BY ord
-      ON CONFLICT (tenant_id, follower_id, followee_id) DO UPDATE
-         SET active = excluded.active, version = excluded.version, positioned_at = excluded.positioned_at
-       WHERE excluded.version > e.version
-  RETURNING e.tenant_id, e.follower_id, e.followee_id
-), changed AS (
-  SELECT i.ord, w.*, coalesce(b.active, false) AS was_active
-    FROM written w JOIN incoming i USING (tenant_id, follower_id, followee_id) LEFT JOIN before b USING (ord)
-)`
+  INSERT /* followercounts.edges */ INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at, shard_id, filter, attributes)
+  SELECT tenant_id, @kind, from_id, to_id, active, version, positioned_at, shard_id, filter, attributes::jsonb FROM newer ORDER BY ord
+      ON CONFLICT (tenant_id, kind, from_id, to_id) DO UPDATE
+         SET active = excluded.active, version = excluded.version, positioned_at = excluded.positioned_at, filter = excluded.filter, attributes = excluded.attributes
+)
+SELECT ord::int, before FROM newer`
 
-// edgesSQL writes pairs and returns with their state before which of them it has written.
-// Index: follow_edges_pkey, follower_shards_pkey.   Locks: the pairs' rows, in key order.
-const edgesSQL = writtenSQL + `
-SELECT ord::int, was_active FROM changed`
-
-// gainSQL is the usual case, in which no pair ends and so nobody loses anything: it writes the pairs, and makes or moves the accounts.
-// Index: follow_edges_pkey, follower_counts_pkey, follower_shards_pkey.
-// Locks: the pairs' rows, in key order, then the accounts' rows, in key order; the shards of its own accounts.
-const gainSQL = writtenSQL + `, counted AS (
-INSERT /* followercounts.gain */ INTO follower_counts AS c (tenant_id, user_id, followers, following)
-SELECT tenant_id, user_id, sum(followers), sum(following)
-  FROM (SELECT tenant_id, followee_id, 1, 0 FROM changed WHERE NOT was_active
-         UNION ALL
-        SELECT tenant_id, follower_id, 0, 1 FROM changed WHERE NOT was_active) AS d(tenant_id, user_id, followers, following)
- GROUP BY tenant_id, user_id ORDER BY tenant_id, user_id
-    ON CONFLICT (tenant_id, user_id) DO UPDATE
-       SET followers = c.followers + excluded.followers, following = c.following + excluded.following, updated_at = now()
-RETURNING c.tenant_id, c.user_id, c.followers
-)` + splitSQL
-
-// batch is pairs to write, in key order.
-type batch struct {
-	pairs   []pair
-	actives []bool
-	last    map[pair]event.Follow
-	losses  bool // a pair may end
-}
-
-func newBatch(last map[pair]event.Follow) batch {
-	e := batch{pairs: make([]pair, 0, len(last)), actives: make([]bool, len(last)), last: last}
+// writeEdges writes the edges and returns by how much each object's counts move.
+func writeEdges(ctx context.Context, tx pgx.Tx, kind string, last map[key]state) (map[object]Counts, error) {
+	keys := make([]key, 0, len(last))
 	for k := range last {
-		e.pairs = append(e.pairs, k)
+		keys = append(keys, k)
 	}
-	slices.SortFunc(e.pairs, func(a, b pair) int {
-		return cmp.Or(cmp.Compare(a.tenant, b.tenant), cmp.Compare(a.follower, b.follower), cmp.Compare(a.followee, b.followee))
+	slices.SortFunc(keys, key.compare)
+	n := len(keys)
+	tenants, froms, tos := make([]int64, n), make([]int64, n), make([]int64, n)
+	actives, versions, positions, hashes := make([]bool, n), make([]int64, n), make([]time.Time, n), make([]int32, n)
+	var filters, attributes []*string // nil while no edge has any
+	for i, k := range keys {
+		s := last[k]
+		tenants[i], froms[i], tos[i] = k.tenant, k.from, k.to
+		actives[i], versions[i], positions[i], hashes[i] = s.active, s.version, s.positionedAt, shardHash(k.from)
+		if s.attributes == nil {
+			continue
+		}
+		if attributes == nil {
+			filters, attributes = make([]*string, n), make([]*string, n)
+		}
+		text := string(s.attributes)
+		filters[i], attributes[i] = s.filter, &text
+	}
+	rows, _ := tx.Query(ctx, edgesSQL, postgres.Args{
+		"kind": kind, "tenants": tenants, "froms": froms, "tos": tos, "actives": actives, "versions": versions, "positions": positions,
+		"hashes": hashes, "filters": filters, "attributes": attributes,
 	})
-	for i, k := range e.pairs {
-		f := last[k]
-		e.actives[i] = f.Active()
-		e.losses = e.losses || !e.actives[i]
-	}
-	return e
-}
-
-func (e batch) args() postgres.Args {
-	n := len(e.pairs)
-	tenants, followers, followees := make([]int64, n), make([]int64, n), make([]int64, n)
-	versions, positions, hashes := make([]int64, n), make([]time.Time, n), make([]int32, n)
-	for i, k := range e.pairs {
-		f := e.last[k]
-		tenants[i], followers[i], followees[i] = k.tenant, k.follower, k.followee
-		versions[i], positions[i], hashes[i] = f.Version, f.PositionedAt.Time, shardHash(k.follower)
-	}
-	return postgres.Args{"tenants": tenants, "followers": followers, "followees": followees, "actives": e.actives, "versions": versions,
-		"positions": positions, "hashes": hashes}
-}
-
-// write writes the pairs and returns by how much each account's counts move.
-func (e batch) write(ctx context.Context, tx pgx.Tx) (map[account]Counts, error) {
-	rows, _ := tx.Query(ctx, edgesSQL, e.args())
-	deltas := make(map[account]Counts, len(e.pairs))
-	move := func(a account, followers, following int64) {
-		c := deltas[a]
-		deltas[a] = Counts{c.Followers + followers, c.Following + following}
+	deltas := make(map[object]Counts, n)
+	move := func(o object, incoming, outgoing int64) {
+		c := deltas[o]
+		deltas[o] = Counts{c.Incoming + incoming, c.Outgoing + outgoing}
 	}
 	var ord int
 	var before bool
 	if _, err := pgx.ForEachRow(rows, []any{&ord, &before}, func() error {
-		k, after := e.pairs[ord-1], e.actives[ord-1]
+		k, after := keys[ord-1], actives[ord-1]
 		if after == before {
 			return nil
 		}
@@ -179,72 +202,100 @@ func (e batch) write(ctx context.Context, tx pgx.Tx) (map[account]Counts, error)
 		if before {
 			d = -1
 		}
-		move(account{k.tenant, k.followee}, d, 0)
-		move(account{k.tenant, k.follower}, 0, d)
+		move(object{k.tenant, k.to}, d, 0)
+		move(object{k.tenant, k.from}, 0, d)
 		return nil
 	}); err != nil {
-		return nil, fmt.Errorf("write %d follow edges: %w", len(e.pairs), err)
+		return nil, fmt.Errorf("write %d edges: %w", n, err)
 	}
 	return deltas, nil
 }
 
-// holdCountsSQL makes the accounts that are new, with their counts, and locks the others, all in key order; it returns the new
-// ones. WHERE false locks a row without writing it. An account that loses something had it, so its row is there: a new one
-// never needs less than 0, and the CHECK on the proposed row, which comes before the conflict is noticed, is satisfied by 0.
-// Index: follower_counts_pkey.   Locks: the accounts' rows, in key order.
-const holdCountsSQL = `
-INSERT /* followercounts.hold */ INTO follower_counts AS c (tenant_id, user_id, followers, following)
-SELECT tenant_id, user_id, greatest(followers, 0), greatest(following, 0)
-  FROM unnest(@tenants::bigint[], @users::bigint[], @followers::bigint[], @following::bigint[]) AS d(tenant_id, user_id, followers, following)
- ORDER BY tenant_id, user_id
-    ON CONFLICT (tenant_id, user_id) DO UPDATE SET updated_at = c.updated_at WHERE false
-RETURNING tenant_id, user_id`
+// deltasSQL are the arguments of the statements that change counts, as rows.
+const deltasSQL = `unnest(@tenants::bigint[], @objects::bigint[], @incoming::bigint[], @outgoing::bigint[]) AS d(tenant_id, object_id, incoming, outgoing)`
 
-// addCountsSQL moves the counts of accounts that this transaction has locked.
-// Index: follower_counts_pkey, follower_shards_pkey.   Locks: none that it does not hold; the shards of its own accounts.
+// holdCountsSQL makes the objects that are new, with their counts, and locks the others, all in key order; it returns the new
+// ones. WHERE false locks a row without writing it. An object that loses something had it, so its row is there: a new one
+// never needs less than 0, and the CHECK on the proposed row, which comes before the conflict is noticed, is satisfied by 0.
+// Index: edge_counts_pkey.   Locks: the objects' rows, in key order.
+const holdCountsSQL = `
+INSERT /* followercounts.hold */ INTO edge_counts AS c (tenant_id, kind, object_id, incoming, outgoing)
+SELECT tenant_id, @kind, object_id, greatest(incoming, 0), greatest(outgoing, 0)
+  FROM ` + deltasSQL + `
+ ORDER BY tenant_id, object_id
+    ON CONFLICT (tenant_id, kind, object_id) DO UPDATE SET updated_at = c.updated_at WHERE false
+RETURNING tenant_id, object_id`
+
+// addCountsSQL moves the counts of objects that this transaction has locked.
+// Index: edge_counts_pkey, edge_shards_pkey.   Locks: none that it does not hold; the shards of its own objects.
 const addCountsSQL = `
 WITH counted AS (
-UPDATE /* followercounts.add */ follower_counts c
-   SET followers = c.followers + d.followers, following = c.following + d.following, updated_at = now()
-  FROM unnest(@tenants::bigint[], @users::bigint[], @followers::bigint[], @following::bigint[]) AS d(tenant_id, user_id, followers, following)
- WHERE c.tenant_id = d.tenant_id AND c.user_id = d.user_id
-RETURNING c.tenant_id, c.user_id, c.followers
+UPDATE /* followercounts.add */ edge_counts c
+   SET incoming = c.incoming + d.incoming, outgoing = c.outgoing + d.outgoing, updated_at = now()
+  FROM ` + deltasSQL + `
+ WHERE c.tenant_id = d.tenant_id AND c.kind = @kind AND c.object_id = d.object_id
+RETURNING c.tenant_id, c.object_id, c.incoming
 ), split AS (` + splitSQL + `)
 SELECT count(*) FROM counted`
 
-// addCounts moves the counts of a batch in which pairs may have ended. Its statements lock in key order, and the first locks everything.
-func (p Projection) addCounts(ctx context.Context, tx pgx.Tx, deltas map[account]Counts) error {
-	maps.DeleteFunc(deltas, func(_ account, d Counts) bool { return d == (Counts{}) })
+// gainCountsSQL is the usual case, in which nobody loses anything: it makes or moves the objects in one pass.
+// Index: edge_counts_pkey, edge_shards_pkey.   Locks: the objects' rows, in key order; the shards of its own objects.
+const gainCountsSQL = `
+WITH counted AS (
+INSERT /* followercounts.gain */ INTO edge_counts AS c (tenant_id, kind, object_id, incoming, outgoing)
+SELECT tenant_id, @kind, object_id, incoming, outgoing
+  FROM ` + deltasSQL + `
+ ORDER BY tenant_id, object_id
+    ON CONFLICT (tenant_id, kind, object_id) DO UPDATE
+       SET incoming = c.incoming + excluded.incoming, outgoing = c.outgoing + excluded.outgoing, updated_at = now()
+RETURNING c.tenant_id, c.object_id, c.incoming
+)` + splitSQL
+
+// addCounts moves the counts, last for each kind of the batch. All its statements lock in key order, and the first locks everything.
+func (p Projection) addCounts(ctx context.Context, tx pgx.Tx, kind string, deltas map[object]Counts) error {
+	losses := false
+	for o, d := range deltas {
+		if d == (Counts{}) {
+			delete(deltas, o)
+		}
+		losses = losses || d.Incoming < 0 || d.Outgoing < 0
+	}
 	if len(deltas) == 0 {
 		return nil
 	}
-	rows, _ := tx.Query(ctx, holdCountsSQL, countArgs(deltas))
-	var a account
-	if _, err := pgx.ForEachRow(rows, []any{&a.tenant, &a.user}, func() error {
-		delete(deltas, a)
+	if !losses {
+		if _, err := tx.Exec(ctx, gainCountsSQL, p.splitArgs(countArgs(kind, deltas))); err != nil {
+			return fmt.Errorf("add to the counts of %d objects: %w", len(deltas), err)
+		}
+		return nil
+	}
+	rows, _ := tx.Query(ctx, holdCountsSQL, countArgs(kind, deltas))
+	var o object
+	if _, err := pgx.ForEachRow(rows, []any{&o.tenant, &o.id}, func() error {
+		delete(deltas, o)
 		return nil
 	}); err != nil {
-		return fmt.Errorf("hold the counts of %d accounts: %w", len(deltas), err)
+		return fmt.Errorf("hold the counts of %d objects: %w", len(deltas), err)
 	}
 	if len(deltas) == 0 {
 		return nil
 	}
-	counted, _ := tx.Query(ctx, addCountsSQL, p.splitArgs(countArgs(deltas)))
+	counted, _ := tx.Query(ctx, addCountsSQL, p.splitArgs(countArgs(kind, deltas)))
 	got, err := pgx.CollectExactlyOneRow(counted, pgx.RowTo[int])
 	if err != nil {
-		return fmt.Errorf("add to the counts of %d accounts: %w", len(deltas), err)
+		return fmt.Errorf("add to the counts of %d objects: %w", len(deltas), err)
 	}
 	if got != len(deltas) {
-		return fmt.Errorf("add to the counts of %d accounts: %d rows", len(deltas), got)
+		return fmt.Errorf("add to the counts of %d objects: %d rows", len(deltas), got)
 	}
 	return nil
 }
 
-func countArgs(deltas map[account]Counts) postgres.Args {
-	var tenants, users, followers, following []int64
-	for a, d := range deltas {
-		tenants, users = append(tenants, a.tenant), append(users, a.user)
-		followers, following = append(followers, d.Followers), append(following, d.Following)
+func countArgs(kind string, deltas map[object]Counts) postgres.Args {
+	var tenants, objects, incoming, outgoing []int64
+	for o, d := range deltas {
+		tenants, objects = append(tenants, o.tenant), append(objects, o.id)
+		incoming, outgoing = append(incoming, d.Incoming), append(outgoing, d.Outgoing)
 	}
-	return postgres.Args{"tenants": tenants, "users": users, "followers": followers, "following": following}
+	return postgres.Args{"kind": kind, "tenants": tenants, "objects": objects, "incoming": incoming, "outgoing": outgoing}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections"
 )
 
@@ -25,27 +27,69 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// follow is the event of a pair's version: ACTIVE when odd. Every other active version is at the same time, to test ties.
-func follow(tenant, follower, followee, version int64) event.Event {
-	f := event.Follow{FollowerID: event.ID(follower), FolloweeID: event.ID(followee), Status: event.StatusActive, Version: version, Actor: "test"}
-	typ := event.Created
-	if version%2 == 0 {
-		f.Status, typ = event.StatusRemoved, event.Removed
+// tested are the kinds that the tests run over: one of which both ends are of one object, and one with an attribute to filter by.
+var tested = []lifecycle{{kind("follow"), 2}, {kind("membership"), 3}}
+
+func kind(name string) kinds.Edge {
+	k, ok := kinds.Builtin().Edge(name)
+	if !ok {
+		panic(name)
 	}
-	f.PositionedAt.Time = start.Add(time.Duration((version+1)/2/2) * time.Second)
-	f.CreatedAt, f.UpdatedAt = f.PositionedAt, f.PositionedAt
-	payload, err := json.Marshal(f)
+	return k
+}
+
+// lifecycle is what becomes of an edge of a kind from version to version: it is created, updated if there are three, and removed.
+type lifecycle struct {
+	kinds.Edge
+	versions int64
+}
+
+func (l lifecycle) active(version int64) bool { return version%l.versions != 0 }
+
+// position has every other creation at the same time, to test ties.
+func (l lifecycle) position(version int64) time.Time {
+	return start.Add(time.Duration((version+l.versions-1)/l.versions/2) * time.Second)
+}
+
+var roles = []string{"member", "moderator", "owner"}
+
+func (l lifecycle) role(from, version int64) string {
+	if len(l.Attributes) == 0 {
+		return ""
+	}
+	return roles[(from+version)%3]
+}
+
+// event is the event of an edge's version.
+func (l lifecycle) event(tenant, from, to, version int64) event.Event {
+	e := event.Edge{From: event.ID(from), To: event.ID(to), Status: event.StatusActive, Version: version, Actor: "test"}
+	typ := event.Updated
+	switch {
+	case !l.active(version):
+		e.Status, typ = event.StatusRemoved, event.Removed
+	case version%l.versions == 1:
+		typ = event.Created
+	}
+	if role := l.role(from, version); role != "" {
+		e.Attributes = json.RawMessage(`{"role":"` + role + `"}`)
+	}
+	e.PositionedAt.Time = l.position(version)
+	e.CreatedAt, e.UpdatedAt = e.PositionedAt, e.PositionedAt
+	payload, err := e.Encode(l.Names())
 	if err != nil {
 		panic(err)
 	}
-	return event.Event{ID: fmt.Sprintf("%d-%d-%d-%d", tenant, follower, followee, version), TenantID: tenant, AggregateType: event.AggregateFollow,
-		AggregateID: followee, Type: typ, Version: 1, Payload: payload}
+	return event.Event{ID: fmt.Sprintf("%d-%d-%d-%d", tenant, from, to, version), TenantID: tenant, AggregateType: l.Name,
+		AggregateID: to, Type: typ, Version: 1, Payload: payload}
 }
+
+// projection has the built-in kinds.
+var projection = New(kinds.Builtin)
 
 func apply(t testing.TB, pool *pgxpool.Pool, events ...event.Event) {
 	t.Helper()
 	ctx := context.Background()
-	if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return New().Apply(ctx, tx, events) }); err != nil {
+	if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return projection.Apply(ctx, tx, events) }); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -61,7 +105,8 @@ func inTenant(t testing.TB, pool *pgxpool.Pool, tenant int64, fn func(ctx contex
 func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := context.Background()
-	for i, sql := range []string{followersSQL, followingSQL, countsSQL, relationsSQL, mutualsOfFollowingSQL, mutualsOfFollowersSQL, edgesSQL, gainSQL, holdCountsSQL, addCountsSQL,
+	for i, sql := range []string{incomingSQL.plain, incomingSQL.attributes, incomingSQL.filtered, outgoingSQL.plain, outgoingSQL.attributes,
+		countsSQL, reachedSQL, relationsSQL, mutualsOfOutgoingSQL, mutualsOfIncomingSQL, edgesSQL, gainCountsSQL, holdCountsSQL, addCountsSQL,
 		edgeRowsSQL, countRowsSQL, windowCountsSQL, dropEdgesSQL, recountSQL} {
 		query, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
 		if err != nil {
@@ -73,41 +118,58 @@ func TestStatements(t *testing.T) {
 	}
 }
 
-func counts(t testing.TB, pool *pgxpool.Pool, tenant int64, users ...int64) (got map[int64]Counts) {
-	inTenant(t, pool, tenant, func(ctx context.Context, tx pgx.Tx) (err error) {
-		got, err = ReadCounts(ctx, tx, users)
+func (l lifecycle) counts(t testing.TB, pool *pgxpool.Pool, tenant int64, ids ...int64) map[int64]Counts {
+	t.Helper()
+	got := make(map[int64]Counts)
+	inTenant(t, pool, tenant, func(ctx context.Context, tx pgx.Tx) error {
+		all, err := ReadCounts(ctx, tx, []string{l.Name}, ids)
+		for _, id := range ids {
+			got[id] = all[Object{l.Name, id}]
+		}
 		return err
 	})
 	return got
 }
 
-func TestCountsMoveOnlyWhenAPairsStateDoes(t *testing.T) {
+func TestCountsMoveOnlyWhenAnEdgesStateDoes(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	for _, step := range []struct {
-		name   string
-		events []event.Event
-		want   map[int64]Counts
-	}{
-		{"a follow counts on both sides", []event.Event{follow(1, 7, 42, 1)}, map[int64]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
-		{"the same event again counts nothing", []event.Event{follow(1, 7, 42, 1), follow(1, 7, 42, 1)}, map[int64]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
-		{"removed and followed again in one batch is no change", []event.Event{follow(1, 7, 42, 2), follow(1, 7, 42, 3)}, map[int64]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
-		{"an old event is passed over", []event.Event{follow(1, 7, 42, 2)}, map[int64]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
-		{"one account may gain and lose in one batch", []event.Event{follow(1, 7, 42, 4), follow(1, 9, 7, 1)}, map[int64]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
-		{"a pair first heard of when removed counts nothing", []event.Event{follow(1, 5, 9, 2)}, map[int64]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
-		{"its older event, late, counts nothing", []event.Event{follow(1, 5, 9, 1)}, map[int64]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
-		{"another tenant's pair is another pair", []event.Event{follow(2, 7, 42, 1)}, map[int64]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
-	} {
-		apply(t, pool, step.events...)
-		if diff := cmp.Diff(step.want, counts(t, pool, 1, 7, 9, 42)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", step.name, diff)
+	for _, l := range tested {
+		n := l.versions // removed with it, there again with the next one
+		for _, step := range []struct {
+			name   string
+			events []event.Event
+			want   map[int64]Counts
+		}{
+			{"an edge counts on both sides", []event.Event{l.event(1, 7, 42, 1)}, map[int64]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
+			{"the same event again counts nothing", []event.Event{l.event(1, 7, 42, 1), l.event(1, 7, 42, 1)}, map[int64]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
+			{"removed and there again in one batch is no change", []event.Event{l.event(1, 7, 42, n), l.event(1, 7, 42, n+1)}, map[int64]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
+			{"an old event is passed over", []event.Event{l.event(1, 7, 42, n)}, map[int64]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
+			{"an object may gain and lose in one batch", []event.Event{l.event(1, 7, 42, 2*n), l.event(1, 9, 7, 1)}, map[int64]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
+			{"an edge first heard of when removed counts nothing", []event.Event{l.event(1, 5, 9, n)}, map[int64]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
+			{"its older event, late, counts nothing", []event.Event{l.event(1, 5, 9, 1)}, map[int64]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
+			{"another tenant's edge is another edge", []event.Event{l.event(2, 7, 42, 1)}, map[int64]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
+			{"an edge of another kind is another edge", []event.Event{lifecycle{kind("like"), 2}.event(1, 9, 7, 1)}, map[int64]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
+		} {
+			apply(t, pool, step.events...)
+			if diff := cmp.Diff(step.want, l.counts(t, pool, 1, 7, 9, 42)); diff != "" {
+				t.Errorf("%s: %s (-want +got):\n%s", l.Name, step.name, diff)
+			}
+		}
+		if diff := cmp.Diff(map[int64]Counts{7: {0, 1}}, l.counts(t, pool, 2, 7)); diff != "" {
+			t.Errorf("%s: tenant 2 (-want +got):\n%s", l.Name, diff)
 		}
 	}
-	if diff := cmp.Diff(map[int64]Counts{7: {0, 1}}, counts(t, pool, 2, 7)); diff != "" {
-		t.Errorf("tenant 2 (-want +got):\n%s", diff)
-	}
+	inTenant(t, pool, 1, func(ctx context.Context, tx pgx.Tx) error {
+		got, err := ReadCounts(ctx, tx, []string{"follow", "like", "membership", "share"}, []int64{7, 9, 100})
+		want := map[Object]Counts{{"follow", 7}: {1, 0}, {"follow", 9}: {0, 1}, {"membership", 7}: {1, 0}, {"membership", 9}: {0, 1}, {"like", 7}: {1, 0}, {"like", 9}: {0, 1}}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("all kinds (-want +got):\n%s", diff)
+		}
+		return err
+	})
 }
 
-func TestAPayloadThatIsNoFollowIsPermanent(t *testing.T) {
+func TestAPayloadThatIsNoEdgeIsPermanent(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	bad := map[string]func(*event.Event){
 		"not JSON":            func(e *event.Event) { e.Payload = []byte("{") },
@@ -116,18 +178,21 @@ func TestAPayloadThatIsNoFollowIsPermanent(t *testing.T) {
 		"an unknown status": func(e *event.Event) {
 			e.Payload = []byte(`{"follower_id":"7","followee_id":"42","status":"MUTED","version":1}`)
 		},
-		"a type of the future":    func(e *event.Event) { e.Type = "muted" },
-		"a version of the future": func(e *event.Event) { e.Version = 2 },
+		"to itself, of a kind without such": func(e *event.Event) { *e = tested[0].event(1, 7, 7, 1) },
+		"a kind that is none":               func(e *event.Event) { e.AggregateType = "muting" },
+		"a type of the future":              func(e *event.Event) { e.Type = "muted" },
+		"a version of the future":           func(e *event.Event) { e.Version = 2 },
 	}
 	for name, change := range bad {
-		e := follow(1, 7, 42, 1)
+		e := tested[0].event(1, 7, 42, 1)
 		change(&e)
 		ctx := context.Background()
-		err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return New().Apply(ctx, tx, []event.Event{e}) })
+		err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return projection.Apply(ctx, tx, []event.Event{e}) })
 		if !event.IsPermanent(err) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	apply(t, pool, tested[1].event(1, 7, 7, 1)) // a user and a group
 }
 
 // walk reads all pages of limit.
@@ -142,120 +207,151 @@ func walk(read func(after *EdgeCursor) ([]Edge, error), limit int) (all []Edge, 
 		if len(page) < limit {
 			return all, nil
 		}
-		after = &EdgeCursor{page[limit-1].PositionedAt, page[limit-1].UserID}
+		after = &EdgeCursor{page[limit-1].PositionedAt, page[limit-1].ID}
 	}
 }
 
 // TestAnyDeliveryEndsInAFoldOfTheTruth delivers histories in any order, cut anywhere, with repetitions, and compares what readers
-// see with a fold of the newest version delivered of each pair.
+// see with a fold of the newest version delivered of each edge.
 func TestAnyDeliveryEndsInAFoldOfTheTruth(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
 	tenant := int64(0)
-	projection := Projection{splitAt: 2} // so that shards rise in every run: to two with two followers, to four with four
+	projection := Projection{kinds: kinds.Builtin, splitAt: 2} // so that shards rise in every run: to two with two edges, to four with four
 	rapid.Check(t, func(rt *rapid.T) {
 		ctx := context.Background()
 		tenant++
-		const users = 6
-		newest := map[pair]int64{}
+		const ids = 6
+		newest := map[string]map[key]int64{}
+		for _, l := range tested {
+			newest[l.Name] = map[key]int64{}
+		}
 		for range rapid.IntRange(1, 5).Draw(rt, "batches") {
 			var batch []event.Event
 			for range rapid.IntRange(0, 12).Draw(rt, "events") {
-				a := rapid.Int64Range(1, users).Draw(rt, "follower")
-				b := rapid.Int64Range(1, users).Filter(func(b int64) bool { return b != a }).Draw(rt, "followee")
+				l := rapid.SampledFrom(tested).Draw(rt, "kind")
+				a := rapid.Int64Range(1, ids).Draw(rt, "from")
+				b := rapid.Int64Range(1, ids).Filter(func(b int64) bool { return b != a || !l.NoSelf() }).Draw(rt, "to")
 				v := rapid.Int64Range(1, 8).Draw(rt, "version")
-				batch = append(batch, follow(tenant, a, b, v))
-				newest[pair{tenant, a, b}] = max(newest[pair{tenant, a, b}], v)
+				batch = append(batch, l.event(tenant, a, b, v))
+				newest[l.Name][key{tenant, a, b}] = max(newest[l.Name][key{tenant, a, b}], v)
 			}
 			if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return projection.Apply(ctx, tx, batch) }); err != nil {
 				rt.Fatal(err)
 			}
-			err := postgres.InTenant(ctx, api, tenant, pgx.TxOptions{}, func(tx pgx.Tx) error { return compare(ctx, tx, newest, users) })
-			if err != nil {
-				rt.Fatal(err)
+			for _, l := range tested {
+				err := postgres.InTenant(ctx, api, tenant, pgx.TxOptions{}, func(tx pgx.Tx) error { return l.compare(ctx, tx, newest[l.Name], ids) })
+				if err != nil {
+					rt.Fatal(err)
+				}
 			}
 		}
 	})
 }
 
-func compare(ctx context.Context, tx pgx.Tx, newest map[pair]int64, users int64) error {
-	followers, following := map[int64][]Edge{}, map[int64][]Edge{}
+// line is an edge as a page shows it.
+func (l lifecycle) line(k key, id, version int64) Edge {
+	e := Edge{ID: id, PositionedAt: l.position(version)}
+	if role := l.role(k.from, version); role != "" {
+		e.Attributes = json.RawMessage(`{"role": "` + role + `"}`)
+	}
+	return e
+}
+
+func newestFirst(a, b Edge) int {
+	if c := b.PositionedAt.Compare(a.PositionedAt); c != 0 {
+		return c
+	}
+	return int(b.ID - a.ID)
+}
+
+func (l lifecycle) compare(ctx context.Context, tx pgx.Tx, newest map[key]int64, ids int64) error {
+	incoming, outgoing := map[int64][]Edge{}, map[int64][]Edge{}
 	for k, v := range newest {
-		if v%2 == 1 {
-			at := start.Add(time.Duration((v+1)/2/2) * time.Second)
-			followers[k.followee] = append(followers[k.followee], Edge{k.follower, at})
-			following[k.follower] = append(following[k.follower], Edge{k.followee, at})
+		if l.active(v) {
+			incoming[k.to] = append(incoming[k.to], l.line(k, k.from, v))
+			outgoing[k.from] = append(outgoing[k.from], l.line(k, k.to, v))
 		}
 	}
-	newestFirst := func(a, b Edge) int {
-		if c := b.PositionedAt.Compare(a.PositionedAt); c != 0 {
-			return c
-		}
-		return int(b.UserID - a.UserID)
-	}
-	for u := int64(1); u <= users; u++ {
-		got, err := ReadCounts(ctx, tx, []int64{u})
+	for id := int64(1); id <= ids; id++ {
+		got, err := ReadCounts(ctx, tx, []string{l.Name}, []int64{id})
 		if err != nil {
 			return err
 		}
-		if want := (Counts{int64(len(followers[u])), int64(len(following[u]))}); got[u] != want {
-			return fmt.Errorf("counts of %d: got %v, want %v", u, got[u], want)
+		if want := (Counts{int64(len(incoming[id])), int64(len(outgoing[id]))}); got[Object{l.Name, id}] != want {
+			return fmt.Errorf("%s: counts of %d: got %v, want %v", l.Name, id, got, want)
 		}
 		for _, side := range []struct {
 			want []Edge
-			read func(context.Context, pgx.Tx, int64, *EdgeCursor, int) ([]Edge, error)
-		}{{followers[u], Followers}, {following[u], Following}} {
+			read func(context.Context, pgx.Tx, kinds.Edge, int64, string, *EdgeCursor, int) ([]Edge, error)
+			by   []string // filters
+		}{{incoming[id], Incoming, l.filters()}, {outgoing[id], unfiltered, []string{""}}} {
 			slices.SortFunc(side.want, newestFirst)
-			const limit = 2
-			got, err := walk(func(after *EdgeCursor) ([]Edge, error) { return side.read(ctx, tx, u, after, limit) }, limit)
-			if err != nil {
-				return err
-			}
-			if diff := cmp.Diff(side.want, got); diff != "" {
-				return fmt.Errorf("page of %d (-want +got):\n%s", u, diff)
+			for _, filter := range side.by {
+				want := slices.DeleteFunc(slices.Clone(side.want), func(e Edge) bool { return !strings.Contains(string(e.Attributes), filter) })
+				const limit = 2
+				got, err := walk(func(after *EdgeCursor) ([]Edge, error) { return side.read(ctx, tx, l.Edge, id, filter, after, limit) }, limit)
+				if err != nil {
+					return err
+				}
+				if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+					return fmt.Errorf("%s: page of %d, filter %q (-want +got):\n%s", l.Name, id, filter, diff)
+				}
 			}
 		}
 	}
-	return compareRelations(ctx, tx, followers, following, users)
+	return l.compareRelations(ctx, tx, incoming, outgoing, ids)
 }
 
-func compareRelations(ctx context.Context, tx pgx.Tx, followers, following map[int64][]Edge, users int64) error {
-	find := func(edges []Edge, user int64) int {
-		return slices.IndexFunc(edges, func(e Edge) bool { return e.UserID == user })
+// filters are those of a list, from none.
+func (l lifecycle) filters() []string {
+	if _, ok := l.Filter(); ok {
+		return append([]string{""}, roles...)
+	}
+	return []string{""}
+}
+
+func unfiltered(ctx context.Context, tx pgx.Tx, k kinds.Edge, id int64, _ string, after *EdgeCursor, limit int) ([]Edge, error) {
+	return Outgoing(ctx, tx, k, id, after, limit)
+}
+
+func (l lifecycle) compareRelations(ctx context.Context, tx pgx.Tx, incoming, outgoing map[int64][]Edge, ids int64) error {
+	find := func(edges []Edge, id int64) int {
+		return slices.IndexFunc(edges, func(e Edge) bool { return e.ID == id })
 	}
 	var pairs []Pair
 	var want []Relation
-	for a := int64(1); a <= users; a++ {
-		for b := int64(1); b <= users; b++ {
+	for a := int64(1); a <= ids; a++ {
+		for b := int64(1); b <= ids; b++ {
 			pairs = append(pairs, Pair{a, b})
-			r := Relation{FollowedBy: find(followers[a], b) >= 0}
-			if i := find(following[a], b); i >= 0 {
-				r.Following, r.PositionedAt = true, following[a][i].PositionedAt
+			r := Relation{Back: find(incoming[a], b) >= 0}
+			if i := find(outgoing[a], b); i >= 0 {
+				r.There, r.PositionedAt = true, outgoing[a][i].PositionedAt
 			}
 			want = append(want, r)
 			var mutual []Edge
-			for _, e := range following[a] {
-				if find(followers[b], e.UserID) >= 0 {
-					mutual = append(mutual, e)
+			for _, e := range outgoing[a] {
+				if find(incoming[b], e.ID) >= 0 {
+					mutual = append(mutual, Edge{ID: e.ID, PositionedAt: e.PositionedAt})
 				}
 			}
-			for _, limit := range []int{1, int(users)} {
-				got, truncated, err := Mutuals(ctx, tx, a, b, limit)
+			for _, limit := range []int{1, int(ids)} {
+				got, truncated, err := Mutuals(ctx, tx, l.Name, a, b, limit)
 				if err != nil {
 					return err
 				}
 				if n := min(limit, len(mutual)); !cmp.Equal(got, mutual[:n], cmpopts.EquateEmpty()) || truncated != (n < len(mutual)) {
-					return fmt.Errorf("mutuals %d/%d by %d: got %v (truncated %t) of %v", a, b, limit, got, truncated, mutual)
+					return fmt.Errorf("%s: mutuals %d/%d by %d: got %v (truncated %t) of %v", l.Name, a, b, limit, got, truncated, mutual)
 				}
 			}
 		}
 	}
-	got, err := Relations(ctx, tx, pairs)
+	got, err := Relations(ctx, tx, l.Name, pairs)
 	if err != nil {
 		return err
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
-		return fmt.Errorf("relations (-want +got):\n%s", diff)
+		return fmt.Errorf("%s: relations (-want +got):\n%s", l.Name, diff)
 	}
 	return nil
 }
@@ -266,18 +362,19 @@ func TestMutualsOfTheCelebratedAreTheBeginningOfTheList(t *testing.T) {
 	pool := db.Pool(t, postgres.RoleSystem)
 	// 1 follows 100001 to 107000, the last first; every third of them and 7,000 others follow 2; 3 is followed by 9 of them.
 	if _, err := pool.Exec(t.Context(), `
-		INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at)
-		SELECT 1, 1, 100000 + g, true, 1, timestamptz '2026-01-01' - (g / 5) * interval '1 s' FROM generate_series(1, 7000) g
-		UNION ALL SELECT 1, 100000 + g, 2, true, 1, '2026-01-01' FROM generate_series(3, 7000, 3) g
-		UNION ALL SELECT 1, 200000 + g, 2, true, 1, '2026-01-01' FROM generate_series(1, 7000) g
-		UNION ALL SELECT 1, 106000 + g, 3, true, 1, '2026-01-01' FROM generate_series(1, 9) g
-		UNION ALL SELECT 1, 4, 106000 + g, true, 1, '2026-01-01' FROM generate_series(1, 9) g`); err != nil {
+		INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at)
+		SELECT 1, 'follow', 1, 100000 + g, true, 1, timestamptz '2026-01-01' - (g / 5) * interval '1 s' FROM generate_series(1, 7000) g
+		UNION ALL SELECT 1, 'follow', 100000 + g, 2, true, 1, '2026-01-01' FROM generate_series(3, 7000, 3) g
+		UNION ALL SELECT 1, 'follow', 200000 + g, 2, true, 1, '2026-01-01' FROM generate_series(1, 7000) g
+		UNION ALL SELECT 1, 'follow', 106000 + g, 3, true, 1, '2026-01-01' FROM generate_series(1, 9) g
+		UNION ALL SELECT 1, 'follow', 4, 106000 + g, true, 1, '2026-01-01' FROM generate_series(1, 9) g`); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := pool.Exec(t.Context(), `INSERT INTO follower_counts (tenant_id, user_id, followers, following) VALUES (1, 1, 0, 7000), (1, 2, 9333, 0), (1, 3, 9, 0), (1, 4, 0, 9)`); err != nil {
+	if _, err := pool.Exec(t.Context(), `INSERT INTO edge_counts (tenant_id, kind, object_id, incoming, outgoing)
+		VALUES (1, 'follow', 1, 0, 7000), (1, 'follow', 2, 9333, 0), (1, 'follow', 3, 9, 0), (1, 'follow', 4, 0, 9)`); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `ANALYZE follow_edges`); err != nil {
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `ANALYZE edge_lists`); err != nil {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct {
@@ -293,12 +390,12 @@ func TestMutualsOfTheCelebratedAreTheBeginningOfTheList(t *testing.T) {
 		"few on both sides, of which there are more than asked": {4, 3, 8, 8, true},
 	} {
 		inTenant(t, db.Pool(t, postgres.RoleAPI), 1, func(ctx context.Context, tx pgx.Tx) error {
-			all, _, err := Mutuals(ctx, tx, c.user, c.other, c.limit)
+			all, _, err := Mutuals(ctx, tx, "follow", c.user, c.other, c.limit)
 			if err != nil {
 				return err
 			}
-			rows, _ := tx.Query(ctx, `SELECT a.followee_id, a.positioned_at FROM follow_edges a JOIN follow_edges b ON b.follower_id = a.followee_id AND b.followee_id = $2
-				WHERE a.follower_id = $1 ORDER BY 2 DESC, 1 DESC LIMIT $3`, c.user, c.other, c.found)
+			rows, _ := tx.Query(ctx, `SELECT a.to_id, a.positioned_at, NULL::jsonb FROM edge_lists a JOIN edge_lists b ON b.from_id = a.to_id AND b.to_id = $2
+				WHERE a.from_id = $1 ORDER BY 2 DESC, 1 DESC LIMIT $3`, c.user, c.other, c.found)
 			want, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Edge])
 			if err != nil {
 				return err
@@ -306,7 +403,7 @@ func TestMutualsOfTheCelebratedAreTheBeginningOfTheList(t *testing.T) {
 			if diff := cmp.Diff(want, all); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", name, diff)
 			}
-			_, truncated, err := Mutuals(ctx, tx, c.user, c.other, c.limit)
+			_, truncated, err := Mutuals(ctx, tx, "follow", c.user, c.other, c.limit)
 			if truncated != c.truncated {
 				t.Errorf("%s: truncated is %t", name, truncated)
 			}
@@ -330,7 +427,7 @@ func TestBatchesThatShareAccountsDoNotDeadlock(t *testing.T) {
 					for a := int64(1); a <= users; a++ {
 						for b := int64(1); b <= users; b++ {
 							if a != b && b%2 == w {
-								events = append(events, follow(1, a, b, version))
+								events = append(events, tested[0].event(1, a, b, version))
 							}
 						}
 					}
@@ -341,7 +438,7 @@ func TestBatchesThatShareAccountsDoNotDeadlock(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					if err := New().Apply(ctx, tx, events); err != nil {
+					if err := projection.Apply(ctx, tx, events); err != nil {
 						return errors.Join(err, tx.Rollback(ctx))
 					}
 					if err := tx.Commit(ctx); err != nil {
@@ -357,7 +454,7 @@ func TestBatchesThatShareAccountsDoNotDeadlock(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if diff := cmp.Diff(map[int64]Counts{1: {}, 2: {}}, counts(t, pool, 1, 1, 2)); diff != "" {
+	if diff := cmp.Diff(map[int64]Counts{1: {}, 2: {}}, tested[0].counts(t, pool, 1, 1, 2)); diff != "" {
 		t.Errorf("all removed (-want +got):\n%s", diff)
 	}
 }
@@ -365,17 +462,18 @@ func TestBatchesThatShareAccountsDoNotDeadlock(t *testing.T) {
 func TestVerifyNamesEachDifference(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := context.Background()
-	apply(t, pool, follow(1, 1, 2, 1), follow(1, 1, 3, 1), follow(1, 2, 3, 2), follow(2, 1, 2, 1))
-	if _, err := pool.Exec(ctx, `INSERT INTO follows (tenant_id, follower_id, followee_id, status, version, positioned_at)
-	  SELECT tenant_id, follower_id, followee_id, CASE WHEN active THEN 'ACTIVE' ELSE 'REMOVED' END, version, positioned_at FROM follow_edges`); err != nil {
+	follow, member := tested[0].event, tested[1].event
+	apply(t, pool, follow(1, 1, 2, 1), follow(1, 1, 3, 1), follow(1, 2, 3, 2), follow(2, 1, 2, 1), member(1, 1, 2, 2), member(1, 5, 2, 1), member(3, 5, 2, 1))
+	if _, err := pool.Exec(ctx, `INSERT INTO edges (tenant_id, kind, from_id, to_id, status, version, positioned_at, attributes)
+	  SELECT tenant_id, kind, from_id, to_id, CASE WHEN active THEN 'ACTIVE' ELSE 'REMOVED' END, version, positioned_at, attributes FROM edge_lists`); err != nil {
 		t.Fatal(err)
 	}
 	verify := func() (got []string) {
-		checked, err := New().Verify(ctx, pool, pool, func(d projections.Difference) { got = append(got, d.String()) })
+		checked, err := projection.Verify(ctx, pool, pool, func(d projections.Difference) { got = append(got, d.String()) })
 		if err != nil {
 			t.Fatal(err)
 		}
-		if checked < 4 {
+		if checked < 7 {
 			t.Errorf("checked %d", checked)
 		}
 		return got
@@ -384,8 +482,9 @@ func TestVerifyNamesEachDifference(t *testing.T) {
 		t.Errorf("equal tables differ: %q", got)
 	}
 	for _, sql := range []string{`UPDATE follows SET version = 3, status = 'ACTIVE' WHERE tenant_id = 1 AND follower_id = 2`,
-		`DELETE FROM follows WHERE tenant_id = 2`, `UPDATE follower_counts SET following = 5 WHERE tenant_id = 1 AND user_id = 1`,
-		`UPDATE follow_edges SET shard_id = 3 WHERE tenant_id = 1 AND follower_id = 1`, `INSERT INTO follower_shards VALUES (1, 2, 4), (1, 3, 2)`} {
+		`DELETE FROM follows WHERE tenant_id = 2`, `UPDATE edge_counts SET outgoing = 5 WHERE tenant_id = 1 AND object_id = 1`,
+		`UPDATE edge_lists SET shard_id = 3 WHERE tenant_id = 1 AND kind = 'follow' AND from_id = 1`, `INSERT INTO edge_shards VALUES (1, 'follow', 2, 4), (1, 'follow', 3, 2)`,
+		`UPDATE memberships SET attributes = '{"role": "owner"}' WHERE tenant_id = 3`} {
 		if _, err := pool.Exec(ctx, sql); err != nil {
 			t.Fatal(err)
 		}
@@ -400,8 +499,44 @@ func TestVerifyNamesEachDifference(t *testing.T) {
 		"followercounts: tenant 1, counts of user 3: followers is 1, want 2",
 		"followercounts: tenant 2, counts of user 1: following is 1, want 0",
 		"followercounts: tenant 2, counts of user 2: followers is 1, want 0",
+		"followercounts: tenant 3, membership 5/2: filter is member, want owner",
+		`followercounts: tenant 3, membership 5/2: attributes is {"role": "member"}, want {"role":"owner"}`,
+		"followercounts: tenant 1, counts of user 1: groups is 5, want 1",
 	}
 	if diff := cmp.Diff(want, verify()); diff != "" {
 		t.Errorf("differences (-want +got):\n%s", diff)
+	}
+	testMend(t, pool, verify)
+}
+
+// testMend has the differences mended, kind by kind, and looked for window by window.
+func testMend(t *testing.T, pool *pgxpool.Pool, verify func() []string) {
+	t.Helper()
+	ctx := context.Background()
+	var windows []string
+	var keys []projections.Key
+	checked := int64(0)
+	for next := any(nil); ; {
+		n, after, err := projection.Window(ctx, pool, pool, next, 2, func(d projections.Difference) { windows, keys = append(windows, d.Entity), append(keys, d.Key) })
+		if err != nil || n > 4 {
+			t.Fatalf("a window of %d: %v", n, err)
+		}
+		checked += n
+		if next = after; next == nil {
+			break
+		}
+	}
+	if checked != 7 || !slices.Contains(windows, "follow 2/3") || !slices.Contains(windows, "membership 5/2") || !slices.Contains(windows, "counts of user 1") {
+		t.Errorf("windows compared %d edges and found %q", checked, windows)
+	}
+	if _, err := projection.Verify(ctx, pool, pool, func(d projections.Difference) { keys = append(keys, d.Key) }); err != nil {
+		t.Fatal(err)
+	}
+	nothing := func(int64, string, int64) bool { return false }
+	if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return projection.Mend(ctx, tx, pool, keys, nothing) }); err != nil {
+		t.Fatal(err)
+	}
+	if got := verify(); len(got) > 0 {
+		t.Errorf("after mending: %q", got)
 	}
 }

@@ -3,64 +3,111 @@ package followercounts
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
+
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/tidings/tidings/internal/postgres"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/store"
 )
 
-// dropEdgesSQL drops some pairs, to be written anew.
-// Index: follow_edges_pkey.   Locks: the rows; nobody else writes them while the offsets are held.
+// dropEdgesSQL drops some edges, to be written anew.
+// Index: edge_lists_pkey.   Locks: the rows; nobody else writes them while the offsets are held.
 const dropEdgesSQL = `
-DELETE /* followercounts.drop_edges */ FROM follow_edges e
- USING unnest(@tenants::bigint[], @followers::bigint[], @followees::bigint[]) AS k(tenant_id, follower_id, followee_id)
- WHERE e.tenant_id = k.tenant_id AND e.follower_id = k.follower_id AND e.followee_id = k.followee_id`
+DELETE /* followercounts.drop_edges */ FROM edge_lists e
+ USING unnest(@tenants::bigint[], @froms::bigint[], @tos::bigint[]) AS k(tenant_id, from_id, to_id)
+ WHERE e.tenant_id = k.tenant_id AND e.kind = @kind AND e.from_id = k.from_id AND e.to_id = k.to_id`
 
-// recountSQL makes accounts' counts what their edges say.
-// Index: follow_edges_forward_idx, follow_edges_reverse_idx: all edges of the accounts.   Locks: the accounts' rows, in key order.
+// recountSQL makes objects' counts what their edges say.
+// Index: edge_lists_forward_idx, edge_lists_reverse_idx: all edges of the objects.   Locks: the objects' rows, in key order.
 const recountSQL = `
-INSERT /* followercounts.recount */ INTO follower_counts AS c (tenant_id, user_id, followers, following)
-SELECT a.tenant_id, a.user_id,
-       (SELECT count(*) FROM follow_edges e WHERE e.tenant_id = a.tenant_id AND e.followee_id = a.user_id AND e.active),
-       (SELECT count(*) FROM follow_edges e WHERE e.tenant_id = a.tenant_id AND e.follower_id = a.user_id AND e.active)
-  FROM (SELECT DISTINCT * FROM unnest(@tenants::bigint[], @users::bigint[]) AS u(tenant_id, user_id)) a
- ORDER BY a.tenant_id, a.user_id
-    ON CONFLICT (tenant_id, user_id) DO UPDATE SET followers = excluded.followers, following = excluded.following, updated_at = now()
- WHERE (c.followers, c.following) IS DISTINCT FROM (excluded.followers, excluded.following)`
+INSERT /* followercounts.recount */ INTO edge_counts AS c (tenant_id, kind, object_id, incoming, outgoing)
+SELECT o.tenant_id, @kind, o.object_id,
+       (SELECT count(*) FROM edge_lists e WHERE e.tenant_id = o.tenant_id AND e.kind = @kind AND e.to_id = o.object_id AND e.active),
+       (SELECT count(*) FROM edge_lists e WHERE e.tenant_id = o.tenant_id AND e.kind = @kind AND e.from_id = o.object_id AND e.active)
+  FROM (SELECT DISTINCT * FROM unnest(@tenants::bigint[], @objects::bigint[]) AS u(tenant_id, object_id)) o
+ ORDER BY o.tenant_id, o.object_id
+    ON CONFLICT (tenant_id, kind, object_id) DO UPDATE SET incoming = excluded.incoming, outgoing = excluded.outgoing, updated_at = now()
+ WHERE (c.incoming, c.outgoing) IS DISTINCT FROM (excluded.incoming, excluded.outgoing)`
 
-// Mend makes the pairs of the keys what the truth says, and the counts of all accounts concerned what their edges say then. The
+// Mend makes the edges of the keys what the truth says, and the counts of all objects concerned what their edges say then. The
 // caller holds the consumer's offsets in tx: an event that is on its way finds that its version is there.
 func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key, parked projections.Parked) error {
-	var tenants, followers, followees, owners, users []int64
-	refs := make(map[int64][]event.Ref) // by tenant
+	edges, counted := map[string][]key{}, map[string][]object{}
+	type side struct {
+		tenant int64
+		kind   string
+	}
+	refs := make(map[side][]event.Ref)
 	for _, k := range keys {
-		owners, users = append(owners, k.TenantID), append(users, k.Aggregate)
-		if k.Other != 0 && !parked(k.TenantID, event.AggregateFollow, k.Aggregate) {
-			tenants, followers, followees = append(tenants, k.TenantID), append(followers, k.Other), append(followees, k.Aggregate)
-			owners, users = append(owners, k.TenantID), append(users, k.Other)
-			refs[k.TenantID] = append(refs[k.TenantID], event.Ref{Type: event.AggregateFollow, Follower: event.ID(k.Other), Followee: event.ID(k.Aggregate)})
+		counted[k.Type] = append(counted[k.Type], object{k.TenantID, k.Aggregate})
+		if k.Other != 0 && !parked(k.TenantID, k.Type, k.Aggregate) {
+			edges[k.Type], counted[k.Type] = append(edges[k.Type], key{k.TenantID, k.Other, k.Aggregate}), append(counted[k.Type], object{k.TenantID, k.Other})
+			s := side{k.TenantID, k.Type}
+			refs[s] = append(refs[s], event.Ref{Type: k.Type, From: event.ID(k.Other), To: event.ID(k.Aggregate)})
 		}
 	}
-	pairs := pgx.StrictNamedArgs{"tenants": tenants, "followers": followers, "followees": followees}
-	if _, err := tx.Exec(ctx, dropEdgesSQL, pairs); err != nil {
-		return fmt.Errorf("drop %d follow edges: %w", len(tenants), err)
+	for kind, some := range edges {
+		if err := drop(ctx, tx, kind, some); err != nil {
+			return err
+		}
 	}
-	var events []event.Event
-	for tenant, some := range refs {
-		states, err := store.GetEvents(ctx, truth, tenant, some)
+	last := batch{}
+	for s, some := range refs {
+		kind, ok := p.kinds().Edge(s.kind)
+		if !ok {
+			return fmt.Errorf("mend %d edges of %s: there is no such kind", len(some), s.kind)
+		}
+		states, err := store.GetEdges(ctx, truth, s.tenant, kind, some)
 		if err != nil {
 			return err
 		}
-		events = append(events, states...)
+		for i := range states {
+			if err := last.put(s.tenant, kind, &states[i].Object); err != nil {
+				return err
+			}
+		}
 	}
-	if err := p.Apply(ctx, tx, events); err != nil {
+	if err := p.apply(ctx, tx, last); err != nil {
 		return err
 	}
-	if _, err := tx.Exec(ctx, recountSQL, pgx.StrictNamedArgs{"tenants": owners, "users": users}); err != nil {
-		return fmt.Errorf("count the edges of %d accounts: %w", len(users), err)
+	for _, kind := range slices.Sorted(maps.Keys(counted)) {
+		if err := recount(ctx, tx, kind, counted[kind]); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+func drop(ctx context.Context, tx pgx.Tx, kind string, edges []key) error {
+	n := len(edges)
+	tenants, froms, tos := make([]int64, n), make([]int64, n), make([]int64, n)
+	for i, k := range edges {
+		tenants[i], froms[i], tos[i] = k.tenant, k.from, k.to
+	}
+	if _, err := tx.Exec(ctx, dropEdgesSQL, postgres.Args{"kind": kind, "tenants": tenants, "froms": froms, "tos": tos}); err != nil {
+		return fmt.Errorf("drop %d edges: %w", n, err)
+	}
+	return nil
+}
+
+func recount(ctx context.Context, tx pgx.Tx, kind string, counted []object) error {
+	if _, err := tx.Exec(ctx, recountSQL, objectArgs(kind, counted)); err != nil {
+		return fmt.Errorf("count the edges of %d objects: %w", len(counted), err)
+	}
+	return nil
+}
+
+func objectArgs(kind string, all []object) postgres.Args {
+	n := len(all)
+	tenants, objects := make([]int64, n), make([]int64, n)
+	for i, o := range all {
+		tenants[i], objects[i] = o.tenant, o.id
+	}
+	return postgres.Args{"kind": kind, "tenants": tenants, "objects": objects}
 }

@@ -2,130 +2,156 @@ package followercounts
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
 )
 
-// Edge is one line of a followers or following page: the other account, and when the pair last became active.
+// Edge is one line of a page: the object at the other end, when the edge last became active, and its attributes, if its kind has any.
 type Edge struct {
-	UserID       int64
+	ID           int64
 	PositionedAt time.Time
+	Attributes   json.RawMessage
 }
 
 // EdgeCursor is where a page ended: the next one starts below it. The id breaks ties, so no edge is lost at a page's end.
 type EdgeCursor struct {
 	PositionedAt time.Time
-	UserID       int64
+	ID           int64
 }
 
-// Counts are an account's visible followers and followings. An unknown account has none.
+// Counts are how many active edges of a kind come to an object and go out from it.
 type Counts struct {
-	Followers, Following int64
+	Incoming, Outgoing int64
 }
 
-// followersSQL is one page of who follows a user, newest first: a page of each shard, merged.
-// Index: follow_edges_reverse_idx, one range of limit rows for each shard; follower_shards_pkey.   Locks: none.
-const followersSQL = `
-SELECT /* followercounts.followers */ page.user_id, page.positioned_at
-  FROM generate_series(0, coalesce((SELECT shards FROM follower_shards WHERE tenant_id = current_setting('tidings.tenant')::bigint AND user_id = @user), 1) - 1) AS shard(id)
+// listSQL are the statements of a list. A list without attributes is read from its index alone.
+type listSQL struct{ plain, attributes, filtered string }
+
+func newListSQL(template string) listSQL {
+	render := func(attributes, filter string) string {
+		return strings.NewReplacer("{attributes}", attributes, "{filter}", filter).Replace(template)
+	}
+	return listSQL{render("NULL::jsonb", ""), render("attributes", ""), render("attributes", "AND filter = @filter")}
+}
+
+// incomingSQL is one page of an object's incoming edges, newest first: a page of each shard, merged.
+// Index: edge_lists_reverse_idx or edge_lists_filter_idx, one range of limit rows for each shard; edge_shards_pkey.   Locks: none.
+var incomingSQL = newListSQL(`
+SELECT /* followercounts.incoming */ page.id, page.positioned_at, page.attributes
+  FROM generate_series(0, coalesce((SELECT shards FROM edge_shards
+                                     WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @id), 1) - 1) AS shard(id)
  CROSS JOIN LATERAL (
-   SELECT follower_id AS user_id, positioned_at
-     FROM follow_edges
-    WHERE tenant_id = current_setting('tidings.tenant')::bigint AND followee_id = @user AND shard_id = shard.id AND active
-      AND (positioned_at, follower_id) < (@positioned_at, @after_user)
-    ORDER BY positioned_at DESC, follower_id DESC
+   SELECT from_id AS id, positioned_at, {attributes} AS attributes
+     FROM edge_lists
+    WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND to_id = @id AND shard_id = shard.id AND active {filter}
+      AND (positioned_at, from_id) < (@positioned_at, @after)
+    ORDER BY positioned_at DESC, from_id DESC
     LIMIT @limit) page
- ORDER BY page.positioned_at DESC, page.user_id DESC
- LIMIT @limit`
+ ORDER BY page.positioned_at DESC, page.id DESC
+ LIMIT @limit`)
 
-// Followers returns up to limit accounts that follow user, newest first, below after; from the newest when after is nil.
-// The transaction's tenant is set. Cost: limit index rows for each of the user's shards, of which almost everybody has one.
-func Followers(ctx context.Context, tx pgx.Tx, user int64, after *EdgeCursor, limit int) ([]Edge, error) {
-	return page(ctx, tx, followersSQL, "followers", user, after, limit)
+// Incoming returns up to limit edges of the kind that lead to the object, newest first, below after; from the newest when after is nil. With a
+// filter it returns those whose filter attribute has this value. The transaction's tenant is set. Cost: limit index rows for each of the object's
+// shards, of which almost every object has one.
+func Incoming(ctx context.Context, tx pgx.Tx, k kinds.Edge, id int64, filter string, after *EdgeCursor, limit int) ([]Edge, error) {
+	return page(ctx, tx, incomingSQL, k, id, filter, after, limit)
 }
 
-// followingSQL is one page of whom a user follows, newest first.
-// Index: follow_edges_forward_idx, one range.   Locks: none.
-const followingSQL = `
-SELECT /* followercounts.following */ followee_id AS user_id, positioned_at
-  FROM follow_edges
- WHERE tenant_id = current_setting('tidings.tenant')::bigint AND follower_id = @user AND active
-   AND (positioned_at, followee_id) < (@positioned_at, @after_user)
- ORDER BY positioned_at DESC, followee_id DESC
- LIMIT @limit`
+// outgoingSQL is one page of an object's outgoing edges, newest first. Nobody asks for those with a filter.
+// Index: edge_lists_forward_idx, one range.   Locks: none.
+var outgoingSQL = newListSQL(`
+SELECT /* followercounts.outgoing */ to_id AS id, positioned_at, {attributes} AS attributes
+  FROM edge_lists
+ WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND from_id = @id AND active
+   AND (positioned_at, to_id) < (@positioned_at, @after)
+ ORDER BY positioned_at DESC, to_id DESC
+ LIMIT @limit`)
 
-// Following returns up to limit accounts that user follows; the rest is as with Followers.
-func Following(ctx context.Context, tx pgx.Tx, user int64, after *EdgeCursor, limit int) ([]Edge, error) {
-	return page(ctx, tx, followingSQL, "following", user, after, limit)
+// Outgoing is Incoming for the edges that begin at the object, without a filter. Cost: limit index rows.
+func Outgoing(ctx context.Context, tx pgx.Tx, k kinds.Edge, id int64, after *EdgeCursor, limit int) ([]Edge, error) {
+	return page(ctx, tx, outgoingSQL, k, id, "", after, limit)
 }
 
-func page(ctx context.Context, tx pgx.Tx, sql, what string, user int64, after *EdgeCursor, limit int) ([]Edge, error) {
-	args := pgx.StrictNamedArgs{"user": user, "limit": limit, "positioned_at": any("infinity"), "after_user": int64(0)}
+func page(ctx context.Context, tx pgx.Tx, list listSQL, k kinds.Edge, id int64, filter string, after *EdgeCursor, limit int) ([]Edge, error) {
+	args := postgres.Args{"kind": k.Name, "id": id, "limit": limit, "positioned_at": any("infinity"), "after": int64(0)}
 	if after != nil {
-		args["positioned_at"], args["after_user"] = after.PositionedAt, after.UserID
+		args["positioned_at"], args["after"] = after.PositionedAt, after.ID
+	}
+	sql := list.plain
+	switch {
+	case filter != "":
+		sql, args["filter"] = list.filtered, filter
+	case len(k.Attributes) > 0:
+		sql = list.attributes
 	}
 	rows, _ := tx.Query(ctx, sql, args)
 	edges, err := pgx.CollectRows(rows, pgx.RowToStructByName[Edge])
 	if err != nil {
-		return nil, fmt.Errorf("read %d %s of user %d: %w", limit, what, user, err)
+		return nil, fmt.Errorf("read a page of %d %s of %d: %w", limit, k.Plural, id, err)
 	}
 	return edges, nil
 }
 
-// countsSQL reads the counts of some users.
-// Index: follower_counts_pkey.   Locks: none.
-const countsSQL = `
-SELECT /* followercounts.counts */ user_id, followers, following
-  FROM follower_counts
- WHERE tenant_id = current_setting('tidings.tenant')::bigint AND user_id = ANY(@users)`
+// Object is one side of edges of a kind.
+type Object struct {
+	Kind string
+	ID   int64
+}
 
-// ReadCounts returns the counts of every one of users; those that nobody follows and who follow nobody have zeros.
-// The transaction's tenant is set.
-func ReadCounts(ctx context.Context, tx pgx.Tx, users []int64) (map[int64]Counts, error) {
-	all := make(map[int64]Counts, len(users))
-	for _, u := range users {
-		all[u] = Counts{}
-	}
-	rows, _ := tx.Query(ctx, countsSQL, pgx.StrictNamedArgs{"users": users})
-	var user int64
+// countsSQL reads the counts of some objects.
+// Index: edge_counts_pkey, a probe for each object and kind.   Locks: none.
+const countsSQL = `
+SELECT /* followercounts.counts */ kind, object_id, incoming, outgoing
+  FROM edge_counts
+ WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = ANY(@kinds) AND object_id = ANY(@ids)`
+
+// ReadCounts returns the counts of each kind of each of the objects that has any. The transaction's tenant is set.
+func ReadCounts(ctx context.Context, tx pgx.Tx, names []string, ids []int64) (map[Object]Counts, error) {
+	all := make(map[Object]Counts, len(names)*len(ids))
+	rows, _ := tx.Query(ctx, countsSQL, postgres.Args{"kinds": names, "ids": ids})
+	var o Object
 	var c Counts
-	if _, err := pgx.ForEachRow(rows, []any{&user, &c.Followers, &c.Following}, func() error {
-		all[user] = c
+	if _, err := pgx.ForEachRow(rows, []any{&o.Kind, &o.ID, &c.Incoming, &c.Outgoing}, func() error {
+		all[o] = c
 		return nil
 	}); err != nil {
-		return nil, fmt.Errorf("read the counts of %d users: %w", len(users), err)
+		return nil, fmt.Errorf("read the counts of %d objects: %w", len(ids), err)
 	}
 	return all, nil
 }
 
-// reachedSQL looks for pairs whose row here is older than asked for.
-// Index: follow_edges_pkey, one probe per pair.   Locks: none.
+// reachedSQL looks for edges whose row here is older than asked for.
+// Index: edge_lists_pkey, one probe per edge.   Locks: none.
 const reachedSQL = `
 SELECT /* followercounts.reached */ NOT EXISTS (
-  SELECT FROM unnest(@followers::bigint[], @followees::bigint[], @versions::bigint[]) AS w(follower_id, followee_id, version)
-    LEFT JOIN follow_edges e ON e.tenant_id = current_setting('tidings.tenant')::bigint AND e.follower_id = w.follower_id AND e.followee_id = w.followee_id
+  SELECT FROM unnest(@kinds::text[], @froms::bigint[], @tos::bigint[], @versions::bigint[]) AS w(kind, from_id, to_id, version)
+    LEFT JOIN edge_lists e ON e.tenant_id = current_setting('tidings.tenant')::bigint AND e.kind = w.kind AND e.from_id = w.from_id AND e.to_id = w.to_id
    WHERE coalesce(e.version, 0) < w.version)`
 
-// Reached reports whether the projection has each of the pairs at the version that the ref names, or a later one. The transaction's
+// Reached reports whether the projection has each of the edges at the version that the ref names, or a later one. The transaction's
 // tenant is set.
 func (Projection) Reached(ctx context.Context, tx pgx.Tx, refs []event.Ref) (reached bool, err error) {
 	n := len(refs)
-	followers, followees, versions := make([]int64, n), make([]int64, n), make([]int64, n)
+	names, froms, tos, versions := make([]string, n), make([]int64, n), make([]int64, n), make([]int64, n)
 	for i, r := range refs {
-		followers[i], followees[i], versions[i] = int64(r.Follower), int64(r.Followee), r.Version
+		names[i], froms[i], tos[i], versions[i] = r.Type, int64(r.From), int64(r.To), r.Version
 	}
-	err = tx.QueryRow(ctx, reachedSQL, pgx.StrictNamedArgs{"followers": followers, "followees": followees, "versions": versions}).Scan(&reached)
+	err = tx.QueryRow(ctx, reachedSQL, postgres.Args{"kinds": names, "froms": froms, "tos": tos, "versions": versions}).Scan(&reached)
 	if err != nil {
-		return false, fmt.Errorf("look whether %d pairs are there: %w", n, err)
+		return false, fmt.Errorf("look whether %d edges are there: %w", n, err)
 	}
 	return reached, nil
 }
 
-// Redact has nothing to do: a pair has no content.
+// Redact has nothing to do: an edge has no content.
 func (Projection) Redact(context.Context, pgx.Tx, int64, []string, bool) (int64, error) {
 	return 0, nil
 }

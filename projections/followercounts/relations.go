@@ -6,44 +6,47 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/internal/postgres"
 )
 
-// Pair names a follow.
-type Pair struct{ Follower, Followee int64 }
+// Pair names an edge of a kind.
+type Pair struct{ From, To int64 }
 
-// Relation is how two accounts stand to each other.
+// Relation is how two objects stand to each other.
 type Relation struct {
-	Following    bool      // the pair's follower follows its followee
-	FollowedBy   bool      // and the other way round
-	PositionedAt time.Time // when Following last became true; zero unless it is
+	There        bool      // there is an active edge from the pair's From to its To
+	Back         bool      // and the other way round
+	PositionedAt time.Time // when There last became true; zero unless it is
 }
 
 // relationsSQL looks both ways for each pair. LIMIT keeps the planner from any other plan than one probe for each.
-// Index: follow_edges_pkey, two probes for each pair.   Locks: none.
+// Index: edge_lists_pkey, two probes for each pair.   Locks: none.
 const relationsSQL = `
 SELECT /* followercounts.relations */ p.ord::int, there.positioned_at, back.active IS NOT NULL
-  FROM unnest(@followers::bigint[], @followees::bigint[]) WITH ORDINALITY AS p(follower_id, followee_id, ord)
-  LEFT JOIN LATERAL (SELECT positioned_at FROM follow_edges e
-    WHERE e.tenant_id = current_setting('tidings.tenant')::bigint AND e.follower_id = p.follower_id AND e.followee_id = p.followee_id AND e.active LIMIT 1) there ON true
-  LEFT JOIN LATERAL (SELECT active FROM follow_edges e
-    WHERE e.tenant_id = current_setting('tidings.tenant')::bigint AND e.follower_id = p.followee_id AND e.followee_id = p.follower_id AND e.active LIMIT 1) back ON true`
+  FROM unnest(@froms::bigint[], @tos::bigint[]) WITH ORDINALITY AS p(from_id, to_id, ord)
+  LEFT JOIN LATERAL (SELECT positioned_at FROM edge_lists e
+    WHERE e.tenant_id = current_setting('tidings.tenant')::bigint AND e.kind = @kind AND e.from_id = p.from_id AND e.to_id = p.to_id AND e.active LIMIT 1) there ON true
+  LEFT JOIN LATERAL (SELECT active FROM edge_lists e
+    WHERE e.tenant_id = current_setting('tidings.tenant')::bigint AND e.kind = @kind AND e.from_id = p.to_id AND e.to_id = p.from_id AND e.active LIMIT 1) back ON true`
 
-// Relations returns how the accounts of each pair stand to each other, in the order of pairs; those that nobody knows stand in
-// no relation. The transaction's tenant is set. Cost: one statement of two index probes for each pair.
-func Relations(ctx context.Context, tx pgx.Tx, pairs []Pair) ([]Relation, error) {
-	followers, followees := make([]int64, len(pairs)), make([]int64, len(pairs))
+// Relations returns how the objects of each pair stand to each other by edges of the kind, in the order of pairs; those that nobody knows stand
+// in no relation. Back means something only where both ends are of one object. The transaction's tenant is set. Cost: one statement of two index
+// probes for each pair.
+func Relations(ctx context.Context, tx pgx.Tx, kind string, pairs []Pair) ([]Relation, error) {
+	froms, tos := make([]int64, len(pairs)), make([]int64, len(pairs))
 	for i, p := range pairs {
-		followers[i], followees[i] = p.Follower, p.Followee
+		froms[i], tos[i] = p.From, p.To
 	}
 	all := make([]Relation, len(pairs))
-	rows, _ := tx.Query(ctx, relationsSQL, pgx.StrictNamedArgs{"followers": followers, "followees": followees})
+	rows, _ := tx.Query(ctx, relationsSQL, postgres.Args{"kind": kind, "froms": froms, "tos": tos})
 	var ord int
 	var since *time.Time
 	var back bool
 	if _, err := pgx.ForEachRow(rows, []any{&ord, &since, &back}, func() error {
-		r := Relation{FollowedBy: back}
+		r := Relation{Back: back}
 		if since != nil {
-			r.Following, r.PositionedAt = true, *since
+			r.There, r.PositionedAt = true, *since
 		}
 		all[ord-1] = r
 		return nil
@@ -53,51 +56,51 @@ func Relations(ctx context.Context, tx pgx.Tx, pairs []Pair) ([]Relation, error)
 	return all, nil
 }
 
-// MutualsCap is how many edges Mutuals looks at most: of those whom an account follows, or of those who follow another.
+// MutualsCap is how many edges Mutuals looks at most: of those that go out from an object, or of those that come to another.
 const MutualsCap = 5000
 
-// mutualsOfFollowingSQL walks down whom a user follows, newest first, and keeps those who follow the other.
-// Index: follow_edges_forward_idx, one range of at most cap rows; follow_edges_pkey, a probe for each.   Locks: none.
-const mutualsOfFollowingSQL = `
-SELECT /* followercounts.mutuals_of_following */ known.user_id, known.positioned_at
-  FROM (SELECT followee_id AS user_id, positioned_at FROM follow_edges
-         WHERE tenant_id = current_setting('tidings.tenant')::bigint AND follower_id = @user AND active
-         ORDER BY positioned_at DESC, followee_id DESC LIMIT @cap) known
- CROSS JOIN LATERAL (SELECT FROM follow_edges e
-    WHERE e.tenant_id = current_setting('tidings.tenant')::bigint AND e.follower_id = known.user_id AND e.followee_id = @other AND e.active LIMIT 1) follows
- ORDER BY known.positioned_at DESC, known.user_id DESC
+// mutualsOfOutgoingSQL walks down the objects that one leads to, newest first, and keeps those that lead to the other.
+// Index: edge_lists_forward_idx, one range of at most cap rows; edge_lists_pkey, a probe for each.   Locks: none.
+const mutualsOfOutgoingSQL = `
+SELECT /* followercounts.mutuals_of_outgoing */ known.id, known.positioned_at
+  FROM (SELECT to_id AS id, positioned_at FROM edge_lists
+         WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND from_id = @id AND active
+         ORDER BY positioned_at DESC, to_id DESC LIMIT @cap) known
+ CROSS JOIN LATERAL (SELECT FROM edge_lists e
+    WHERE e.tenant_id = current_setting('tidings.tenant')::bigint AND e.kind = @kind AND e.from_id = known.id AND e.to_id = @other AND e.active LIMIT 1) leads
+ ORDER BY known.positioned_at DESC, known.id DESC
  LIMIT @limit`
 
-// mutualsOfFollowersSQL takes all who follow the other, and keeps those whom the user follows.
-// Index: follow_edges_reverse_idx, one range of at most cap rows; follow_edges_pkey, a probe for each.   Locks: none.
-const mutualsOfFollowersSQL = `
-SELECT /* followercounts.mutuals_of_followers */ followers.user_id, known.positioned_at
-  FROM (SELECT follower_id AS user_id FROM follow_edges
-         WHERE tenant_id = current_setting('tidings.tenant')::bigint AND followee_id = @other AND active LIMIT @cap) followers
- CROSS JOIN LATERAL (SELECT positioned_at FROM follow_edges e
-    WHERE e.tenant_id = current_setting('tidings.tenant')::bigint AND e.follower_id = @user AND e.followee_id = followers.user_id AND e.active LIMIT 1) known
- ORDER BY known.positioned_at DESC, followers.user_id DESC
+// mutualsOfIncomingSQL takes all that lead to the other, and keeps those that the object leads to.
+// Index: edge_lists_reverse_idx, one range of at most cap rows; edge_lists_pkey, a probe for each.   Locks: none.
+const mutualsOfIncomingSQL = `
+SELECT /* followercounts.mutuals_of_incoming */ origins.id, known.positioned_at
+  FROM (SELECT from_id AS id FROM edge_lists
+         WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND to_id = @other AND active LIMIT @cap) origins
+ CROSS JOIN LATERAL (SELECT positioned_at FROM edge_lists e
+    WHERE e.tenant_id = current_setting('tidings.tenant')::bigint AND e.kind = @kind AND e.from_id = @id AND e.to_id = origins.id AND e.active LIMIT 1) known
+ ORDER BY known.positioned_at DESC, origins.id DESC
  LIMIT @limit`
 
-// Mutuals returns up to limit accounts that user follows and that follow other, in the order of user's following list: the one
-// that user followed last comes first. truncated says that there are more, or may be: when user follows, and other is followed
-// by, more than MutualsCap accounts, only the newest MutualsCap of those whom user follows are looked at, and what is returned
-// is where the whole answer begins. The transaction's tenant is set; it reads one snapshot.
+// Mutuals returns up to limit objects that id leads to and that lead to other, by edges of the kind, in the order of id's outgoing list: the newest
+// comes first. truncated says that there are more, or may be: when id has more than MutualsCap outgoing edges, and other as many incoming ones,
+// only the newest MutualsCap of id's are looked at, and what is returned is where the whole answer begins. The transaction's tenant is set; it
+// reads one snapshot.
 // Cost: at most MutualsCap index rows, in one range, and a probe for each.
-func Mutuals(ctx context.Context, tx pgx.Tx, user, other int64, limit int) (edges []Edge, truncated bool, err error) {
-	counts, err := ReadCounts(ctx, tx, []int64{user, other})
+func Mutuals(ctx context.Context, tx pgx.Tx, kind string, id, other int64, limit int) (edges []Edge, truncated bool, err error) {
+	counts, err := ReadCounts(ctx, tx, []string{kind}, []int64{id, other})
 	if err != nil {
 		return nil, false, err
 	}
-	following, followers := counts[user].Following, counts[other].Followers
-	sql, capped := mutualsOfFollowingSQL, following > MutualsCap
-	if followers < following && followers <= MutualsCap {
-		sql, capped = mutualsOfFollowersSQL, false
+	outgoing, incoming := counts[Object{kind, id}].Outgoing, counts[Object{kind, other}].Incoming
+	sql, capped := mutualsOfOutgoingSQL, outgoing > MutualsCap
+	if incoming < outgoing && incoming <= MutualsCap {
+		sql, capped = mutualsOfIncomingSQL, false
 	}
-	rows, _ := tx.Query(ctx, sql, pgx.StrictNamedArgs{"user": user, "other": other, "cap": MutualsCap, "limit": limit + 1})
-	edges, err = pgx.CollectRows(rows, pgx.RowToStructByName[Edge])
+	rows, _ := tx.Query(ctx, sql, postgres.Args{"kind": kind, "id": id, "other": other, "cap": MutualsCap, "limit": limit + 1})
+	edges, err = pgx.CollectRows(rows, pgx.RowToStructByNameLax[Edge])
 	if err != nil {
-		return nil, false, fmt.Errorf("read whom user %d follows of those who follow %d: %w", user, other, err)
+		return nil, false, fmt.Errorf("read which %ss %d and %d have in common: %w", kind, id, other, err)
 	}
 	if len(edges) > limit {
 		return edges[:limit], true, nil

@@ -3,31 +3,31 @@ package followercounts
 import "github.com/tidings/tidings/internal/postgres"
 
 const (
-	// splitAt is the number of followers from which an account's are spread over two shards; each doubling doubles them, up to
+	// splitAt is the number of incoming edges from which an object's are spread over two shards; each doubling doubles them, up to
 	// maxShards. docs/adr/0005-shards-of-the-celebrated.md has the measurements.
 	splitAt   = 100_000
-	maxShards = 64 // the CHECK of follower_shards has them too
+	maxShards = 64 // the CHECK of edge_shards has them too
 )
 
-// shardHash is a fixed hash of a follower, below maxShards: modulo an account's shards (a power of two) it is the shard of a new
+// shardHash is a fixed hash of an origin, below maxShards: modulo a target's shards (a power of two) it is the shard of a new
 // edge. It is the finalizer of SplitMix64, whose lowest bits depend on all of the id's.
-func shardHash(follower int64) int32 {
-	z := uint64(follower) + 0x9e3779b97f4a7c15
+func shardHash(from int64) int32 {
+	z := uint64(from) + 0x9e3779b97f4a7c15
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
 	z = (z ^ z>>27) * 0x94d049bb133111eb
 	return int32((z ^ z>>31) % maxShards)
 }
 
-// splitSQL raises the shards of counted accounts (those whose followers the batch has moved) that have grown past a threshold. All
-// events of a followee are in one partition, whose offset the caller has locked: nobody else raises them at the same time.
+// splitSQL raises the shards of counted objects (those whose incoming edges the batch has moved) that have grown past a threshold. All
+// events of a target are in one partition, whose offset the caller has locked: nobody else raises them at the same time.
 const splitSQL = `
-INSERT /* followercounts.split */ INTO follower_shards AS s (tenant_id, user_id, shards)
-SELECT c.tenant_id, c.user_id, want.shards
+INSERT /* followercounts.split */ INTO edge_shards AS s (tenant_id, kind, object_id, shards)
+SELECT c.tenant_id, @kind, c.object_id, want.shards
   FROM counted c
- CROSS JOIN LATERAL (SELECT max(r.shards) AS shards FROM unnest(@thresholds::bigint[], @shards::smallint[]) AS r(threshold, shards) WHERE c.followers >= r.threshold) want
-  LEFT JOIN follower_shards have ON have.tenant_id = c.tenant_id AND have.user_id = c.user_id
- WHERE c.followers >= @split_at AND coalesce(have.shards, 1) < want.shards
-    ON CONFLICT (tenant_id, user_id) DO UPDATE SET shards = excluded.shards`
+ CROSS JOIN LATERAL (SELECT max(r.shards) AS shards FROM unnest(@thresholds::bigint[], @shards::smallint[]) AS r(threshold, shards) WHERE c.incoming >= r.threshold) want
+  LEFT JOIN edge_shards have ON have.tenant_id = c.tenant_id AND have.kind = @kind AND have.object_id = c.object_id
+ WHERE c.incoming >= @split_at AND coalesce(have.shards, 1) < want.shards
+    ON CONFLICT (tenant_id, kind, object_id) DO UPDATE SET shards = excluded.shards`
 
 // splitArgs adds splitSQL's arguments to args.
 func (p Projection) splitArgs(args postgres.Args) postgres.Args {

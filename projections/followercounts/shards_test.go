@@ -13,6 +13,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 )
 
 func TestTheShardOfAFollowerIsFixed(t *testing.T) {
@@ -32,21 +33,27 @@ func TestTheShardOfAFollowerIsFixed(t *testing.T) {
 	}
 }
 
-// TestAnAccountIsSplitAsItGrows has old edges stay where they are, found again when they are removed and renewed, and every page in
+// TestAnObjectIsSplitAsItGrows has old edges stay where they are, found again when they are removed and renewed, and every page in
 // one order however many shards there are.
-func TestAnAccountIsSplitAsItGrows(t *testing.T) {
+func TestAnObjectIsSplitAsItGrows(t *testing.T) {
+	for _, l := range tested {
+		t.Run(l.Name, l.testSplit)
+	}
+}
+
+func (l lifecycle) testSplit(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
 	ctx := context.Background()
-	projection := Projection{splitAt: 4}
+	projection := Projection{kinds: kinds.Builtin, splitAt: 4}
 	const followers = 300
-	newest := map[pair]int64{}
+	newest := map[key]int64{}
 	step := func(version int64, who ...int64) {
 		t.Helper()
 		var events []event.Event
 		for _, follower := range who {
-			newest[pair{1, follower, 1000}] = version
-			events = append(events, follow(1, follower, 1000, version))
+			newest[key{1, follower, 1000}] = version
+			events = append(events, l.event(1, follower, 1000, version))
 		}
 		if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return projection.Apply(ctx, tx, events) }); err != nil {
 			t.Fatal(err)
@@ -54,7 +61,7 @@ func TestAnAccountIsSplitAsItGrows(t *testing.T) {
 	}
 	shards := func() (n int) {
 		t.Helper()
-		err := pool.QueryRow(ctx, `SELECT shards FROM follower_shards WHERE tenant_id = 1 AND user_id = 1000`).Scan(&n)
+		err := pool.QueryRow(ctx, `SELECT shards FROM edge_shards WHERE tenant_id = 1 AND object_id = 1000`).Scan(&n)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return 1
 		}
@@ -65,7 +72,7 @@ func TestAnAccountIsSplitAsItGrows(t *testing.T) {
 	}
 	home := func(follower int64) (shard int) {
 		t.Helper()
-		if err := pool.QueryRow(ctx, `SELECT shard_id FROM follow_edges WHERE follower_id = $1`, follower).Scan(&shard); err != nil {
+		if err := pool.QueryRow(ctx, `SELECT shard_id FROM edge_lists WHERE from_id = $1`, follower).Scan(&shard); err != nil {
 			t.Fatal(err)
 		}
 		return shard
@@ -83,37 +90,27 @@ func TestAnAccountIsSplitAsItGrows(t *testing.T) {
 		}
 	}
 	var used int
-	if err := pool.QueryRow(ctx, `SELECT count(DISTINCT shard_id) FROM follow_edges`).Scan(&used); err != nil || used < 60 {
+	if err := pool.QueryRow(ctx, `SELECT count(DISTINCT shard_id) FROM edge_lists`).Scan(&used); err != nil || used < 60 {
 		t.Errorf("edges are in %d shards, %v", used, err)
 	}
 	if home(3) != 0 {
 		t.Errorf("the third edge is in shard %d, want the one that there was", home(3))
 	}
-	step(2, all[:150]...) // gains and losses take the other way through the counts
-	step(3, all[:20]...)
+	step(l.versions, all[:150]...) // gains and losses take the other way through the counts
+	step(l.versions+1, all[:20]...)
 	if home(3) != 0 || shards() != maxShards {
 		t.Errorf("a renewed edge is in shard %d of %d", home(3), shards())
 	}
 	var want []Edge
 	for k, v := range newest {
-		if v%2 == 1 {
-			f := follow(1, k.follower, k.followee, v)
-			var payload event.Follow
-			if err := f.DecodePayload(&payload); err != nil {
-				t.Fatal(err)
-			}
-			want = append(want, Edge{k.follower, payload.PositionedAt.Time})
+		if l.active(v) {
+			want = append(want, l.line(k, k.from, v))
 		}
 	}
-	slices.SortFunc(want, func(a, b Edge) int {
-		if c := b.PositionedAt.Compare(a.PositionedAt); c != 0 {
-			return c
-		}
-		return int(b.UserID - a.UserID)
-	})
+	slices.SortFunc(want, newestFirst)
 	inTenant(t, api, 1, func(ctx context.Context, tx pgx.Tx) error {
 		for _, limit := range []int{1, 7, 170, 1000} {
-			got, err := walk(func(after *EdgeCursor) ([]Edge, error) { return Followers(ctx, tx, 1000, after, limit) }, limit)
+			got, err := walk(func(after *EdgeCursor) ([]Edge, error) { return Incoming(ctx, tx, l.Edge, 1000, "", after, limit) }, limit)
 			if err != nil {
 				return err
 			}
@@ -123,7 +120,7 @@ func TestAnAccountIsSplitAsItGrows(t *testing.T) {
 		}
 		return nil
 	})
-	if got := counts(t, pool, 1, 1000)[1000]; got != (Counts{Followers: int64(len(want))}) {
-		t.Errorf("counts %v, want %d followers", got, len(want))
+	if got := l.counts(t, pool, 1, 1000)[1000]; got != (Counts{Incoming: int64(len(want))}) {
+		t.Errorf("counts %v, want %d incoming", got, len(want))
 	}
 }

@@ -1,95 +1,147 @@
 package followercounts
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"iter"
+	"reflect"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/store"
 )
 
+// edgeRow is an edge of one kind.
 type edgeRow struct {
-	TenantID, FollowerID, FolloweeID int64
-	Active                           bool
-	Version                          int64
-	PositionedAt                     time.Time
-	ShardID, Shards                  int32 // the edge's, and how many its followee has; the truth knows of none
+	TenantID, From, To int64
+	Active             bool
+	Version            int64
+	PositionedAt       time.Time
+	Filter             *string
+	Attributes         []byte
+	ShardID, Shards    int32 // the edge's, and how many its target has; the truth knows of none
 }
 
-// wanted is the edge that the truth makes.
-func wanted(s *store.State[event.Follow]) *edgeRow {
-	f := s.Object
-	return &edgeRow{s.TenantID, int64(f.FollowerID), int64(f.FolloweeID), f.Active(), f.Version, f.PositionedAt.Time, 0, 1}
+// wanted returns what makes of an edge of the truth the row that the projection should have.
+func wanted(k kinds.Edge) func(*store.State[event.Edge]) *edgeRow {
+	return func(s *store.State[event.Edge]) *edgeRow {
+		e := &s.Object
+		kept, _ := stateOf(k, e) // attributes of the truth are an object
+		return &edgeRow{s.TenantID, int64(e.From), int64(e.To), kept.active, kept.version, kept.positionedAt, kept.filter, kept.attributes, 0, 1}
+	}
 }
 
 func (r *edgeRow) compare(o *edgeRow) int {
-	return cmp.Or(cmp.Compare(r.TenantID, o.TenantID), cmp.Compare(r.FollowerID, o.FollowerID), cmp.Compare(r.FolloweeID, o.FolloweeID))
+	return cmp.Or(cmp.Compare(r.TenantID, o.TenantID), cmp.Compare(r.From, o.From), cmp.Compare(r.To, o.To))
 }
 
-// edgeRowsSQL reads the projection's pairs behind one of them, of which NULL is no limit.
-// Index: follow_edges_pkey, one range; follower_shards, which is small.   Locks: none.
+// edgeRowsSQL reads a page of the projection's edges of a kind behind one of them, tenant by tenant: a key has the tenant before the kind, and other
+// kinds are passed over. The rows are in the order of the loops, for no plan turns a recursion and a limited LATERAL around.
+// Index: edge_lists_pkey, a probe for each tenant and one range for each that has edges of the kind; edge_shards, which is small.   Locks: none.
 const edgeRowsSQL = `
-SELECT /* followercounts.verify */ e.tenant_id, follower_id, followee_id, active, version, positioned_at, shard_id, coalesce(s.shards, 1)::int
-  FROM follow_edges e LEFT JOIN follower_shards s ON s.tenant_id = e.tenant_id AND s.user_id = e.followee_id
- WHERE (e.tenant_id, follower_id, followee_id) > (@tenant::bigint, @follower::bigint, @followee::bigint)
- ORDER BY e.tenant_id, follower_id, followee_id LIMIT @limit::bigint`
+WITH RECURSIVE tenants AS (
+  (SELECT tenant_id FROM edge_lists WHERE tenant_id >= @tenant::bigint ORDER BY tenant_id LIMIT 1)
+  UNION ALL
+  SELECT (SELECT e.tenant_id FROM edge_lists e WHERE e.tenant_id > t.tenant_id ORDER BY e.tenant_id LIMIT 1) FROM tenants t WHERE t.tenant_id IS NOT NULL
+)
+SELECT /* followercounts.verify */ t.tenant_id, page.*
+  FROM tenants t
+ CROSS JOIN LATERAL (
+   SELECT e.from_id, e.to_id, e.active, e.version, e.positioned_at, e.filter, e.attributes,
+          e.shard_id, coalesce((SELECT s.shards FROM edge_shards s WHERE s.tenant_id = e.tenant_id AND s.kind = e.kind AND s.object_id = e.to_id), 1)::int
+     FROM edge_lists e
+    WHERE e.tenant_id = t.tenant_id AND e.kind = @kind
+      AND (e.from_id, e.to_id) > (CASE WHEN t.tenant_id = @tenant::bigint THEN @from::bigint ELSE 0 END, CASE WHEN t.tenant_id = @tenant::bigint THEN @to::bigint ELSE 0 END)
+    ORDER BY e.from_id, e.to_id LIMIT @limit::bigint) page
+ LIMIT @limit::bigint`
 
-func edges(ctx context.Context, projection *pgxpool.Pool, after edgeRow, limit *int) iter.Seq2[*edgeRow, error] {
-	return projections.Rows[edgeRow](ctx, projection, edgeRowsSQL,
-		pgx.StrictNamedArgs{"tenant": after.TenantID, "follower": after.FollowerID, "followee": after.FolloweeID, "limit": limit})
+// pageRows is how many edges are in memory at a time.
+const pageRows = 4000
+
+// edges yields the projection's edges of a kind behind one of them, at most limit (0: all), a statement for each page.
+func edges(ctx context.Context, projection *pgxpool.Pool, kind string, after edgeRow, limit int) iter.Seq2[*edgeRow, error] {
+	return func(yield func(*edgeRow, error) bool) {
+		for page := cmp.Or(limit, pageRows); ; {
+			rows, _ := projection.Query(ctx, edgeRowsSQL, postgres.Args{"tenant": after.TenantID, "kind": kind, "from": after.From, "to": after.To, "limit": page})
+			all, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByPos[edgeRow])
+			if err != nil {
+				yield(nil, fmt.Errorf("read a page of %s edges: %w", kind, err))
+				return
+			}
+			for _, row := range all {
+				if after = *row; !yield(row, nil) {
+					return
+				}
+			}
+			if len(all) < page || limit != 0 {
+				return
+			}
+		}
+	}
 }
 
-// countRowsSQL reads every account of the projection that has anything; no row and zeros are the same to a reader.
-// Index: follower_counts_pkey, all of it.   Locks: none.
+// countRowsSQL reads every object of the projection that has any edges of a kind; no row and zeros are the same to a reader.
+// Index: edge_counts_pkey, all of it.   Locks: none.
 const countRowsSQL = `
-SELECT /* followercounts.verify */ tenant_id, user_id, followers, following
-  FROM follower_counts WHERE followers <> 0 OR following <> 0 ORDER BY tenant_id, user_id`
+SELECT /* followercounts.verify */ tenant_id, object_id, incoming, outgoing
+  FROM edge_counts WHERE kind = @kind AND (incoming <> 0 OR outgoing <> 0) ORDER BY tenant_id, object_id`
 
-// Verify compares edges and counts with the truth's follows, reports every difference, and returns how many pairs and accounts
-// it compared. An edge must be in a shard that its followee has, or no page would show it; in which one is nobody's business: two
-// projections that got the same events in other batches may differ in that. Counts are computed from the truth, not from the edges. What has not been applied yet is a difference too, so
-// it is run when the consumer's lag is 0. Both pools act as the system role. Memory does not grow with the tables.
-func (Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) (checked int64, err error) {
-	err = projections.Compare(projections.Of(store.ScanFollows(ctx, truth, nil, 0), wanted), edges(ctx, projection, edgeRow{}, nil), (*edgeRow).compare,
-		func(want, got *edgeRow) {
-			checked++
-			compareEdge(want, got, report)
-		})
-	if err != nil {
-		return checked, fmt.Errorf("verify follow edges: %w", err)
-	}
-	err = projections.Compare(projections.Rows[store.Counts](ctx, truth, store.CountFollowsSQL, nil), projections.Rows[store.Counts](ctx, projection, countRowsSQL, nil),
-		func(a, b *store.Counts) int {
-			return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.UserID, b.UserID))
-		},
-		func(want, got *store.Counts) {
-			checked++
-			compareCounts(want, got, report)
-		})
-	if err != nil {
-		return checked, fmt.Errorf("verify follower counts: %w", err)
+// Verify compares edges and counts of all kinds with the truth, reports every difference, and returns how many edges and objects
+// it compared. An edge must be in a shard that its target has, or no page would show it; in which one is nobody's business: two
+// projections that got the same events in other batches may differ in that. Counts are computed from the truth, not from the edges. What has not
+// been applied yet is a difference too, so it is run when the consumer's lag is 0. Both pools act as the system role. Memory does not grow with the tables.
+func (p Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) (checked int64, err error) {
+	for _, k := range p.kinds().AllEdges() {
+		c, named := comparison{k, report}, pgx.StrictNamedArgs{"kind": k.Name}
+		err := projections.Compare(projections.Of(store.ScanEdges(ctx, truth, k, nil, 0), wanted(k)), edges(ctx, projection, k.Name, edgeRow{}, 0), (*edgeRow).compare,
+			func(want, got *edgeRow) {
+				checked++
+				c.edge(want, got)
+			})
+		if err != nil {
+			return checked, fmt.Errorf("verify edges of %s: %w", k.Name, err)
+		}
+		err = projections.Compare(projections.Rows[store.Counts](ctx, truth, store.CountEdgesSQL, named), projections.Rows[store.Counts](ctx, projection, countRowsSQL, named),
+			func(a, b *store.Counts) int {
+				return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.ID, b.ID))
+			},
+			func(want, got *store.Counts) {
+				checked++
+				c.counts(want, got)
+			})
+		if err != nil {
+			return checked, fmt.Errorf("verify counts of %s: %w", k.Name, err)
+		}
 	}
 	return checked, nil
 }
 
-func compareEdge(want, got *edgeRow, report func(projections.Difference)) {
+// comparison reports differences in what is of one kind.
+type comparison struct {
+	kind   kinds.Edge
+	report func(projections.Difference)
+}
+
+func (c comparison) edge(want, got *edgeRow) {
 	present := want
 	if want == nil {
 		present = got
 	}
 	differ := func(field string, want, got any) {
 		if want != got {
-			report(projections.Difference{
-				Projection: Name, TenantID: present.TenantID, Entity: fmt.Sprintf("follow %d/%d", present.FollowerID, present.FolloweeID),
+			c.report(projections.Difference{
+				Projection: Name, TenantID: present.TenantID, Entity: fmt.Sprintf("%s %d/%d", c.kind.Name, present.From, present.To),
 				Field: field, Want: fmt.Sprint(want), Got: fmt.Sprint(got),
-				Key: projections.Key{Type: event.AggregateFollow, TenantID: present.TenantID, Aggregate: present.FolloweeID, Other: present.FollowerID},
+				Key: projections.Key{Type: c.kind.Name, TenantID: present.TenantID, Aggregate: present.To, Other: present.From},
 			})
 		}
 	}
@@ -100,12 +152,17 @@ func compareEdge(want, got *edgeRow, report func(projections.Difference)) {
 	differ("version", want.Version, got.Version)
 	differ("active", want.Active, got.Active)
 	differ("positioned_at", want.PositionedAt.UTC().Format(event.TimeFormat), got.PositionedAt.UTC().Format(event.TimeFormat))
+	differ("filter", orNone(want.Filter), orNone(got.Filter))
+	if !sameJSON(want.Attributes, got.Attributes) {
+		differ("attributes", string(want.Attributes), string(got.Attributes))
+	}
 	if got.ShardID < 0 || got.ShardID >= got.Shards {
 		differ("shard_id", fmt.Sprintf("0 to %d", got.Shards-1), fmt.Sprint(got.ShardID))
 	}
 }
 
-func compareCounts(want, got *store.Counts, report func(projections.Difference)) {
+// counts names them as the kind does: followers and following.
+func (c comparison) counts(want, got *store.Counts) {
 	var zero store.Counts
 	present := want
 	if want == nil {
@@ -114,16 +171,16 @@ func compareCounts(want, got *store.Counts, report func(projections.Difference))
 	if got == nil {
 		got = &zero
 	}
-	differ := func(field string, want, got int64) {
+	differ := func(object, field string, want, got int64) {
 		if want != got {
-			report(projections.Difference{
-				Projection: Name, TenantID: present.TenantID, Entity: fmt.Sprintf("counts of user %d", present.UserID),
-				Field: field, Want: fmt.Sprint(want), Got: fmt.Sprint(got), Key: projections.Key{Type: event.AggregateFollow, TenantID: present.TenantID, Aggregate: present.UserID},
+			c.report(projections.Difference{
+				Projection: Name, TenantID: present.TenantID, Entity: fmt.Sprintf("counts of %s %d", object, present.ID),
+				Field: field, Want: fmt.Sprint(want), Got: fmt.Sprint(got), Key: projections.Key{Type: c.kind.Name, TenantID: present.TenantID, Aggregate: present.ID},
 			})
 		}
 	}
-	differ("followers", want.Followers, got.Followers)
-	differ("following", want.Following, got.Following)
+	differ(c.kind.To, c.kind.Reverse, want.Incoming, got.Incoming)
+	differ(c.kind.From, c.kind.Forward, want.Outgoing, got.Outgoing)
 }
 
 func presence(there bool) string {
@@ -131,4 +188,20 @@ func presence(there bool) string {
 		return "present"
 	}
 	return "absent"
+}
+
+func orNone(s *string) string {
+	if s == nil {
+		return "absent"
+	}
+	return *s
+}
+
+// sameJSON reports whether two texts of attributes are of the same values.
+func sameJSON(a, b []byte) bool {
+	if bytes.Equal(a, b) {
+		return true
+	}
+	var x, y any
+	return json.Unmarshal(a, &x) == nil && json.Unmarshal(b, &y) == nil && reflect.DeepEqual(x, y)
 }

@@ -12,51 +12,76 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// windowCountsSQL counts the edges of accounts that say they have few: one statement sees edges and counts of one moment.
-// Index: follower_counts_pkey; follow_edges_forward_idx, follow_edges_reverse_idx, at most as many edges as are counted.   Locks: none.
+// windowCountsSQL counts the edges of objects that say they have few: one statement sees edges and counts of one moment.
+// Index: edge_counts_pkey; edge_lists_forward_idx, edge_lists_reverse_idx, at most as many edges as are counted.   Locks: none.
 const windowCountsSQL = `
-SELECT /* followercounts.window_counts */ c.tenant_id, c.user_id, c.followers, c.following,
-       (SELECT count(*) FROM follow_edges e WHERE e.tenant_id = c.tenant_id AND e.followee_id = c.user_id AND e.active),
-       (SELECT count(*) FROM follow_edges e WHERE e.tenant_id = c.tenant_id AND e.follower_id = c.user_id AND e.active)
-  FROM (SELECT DISTINCT * FROM unnest(@tenants::bigint[], @users::bigint[]) AS u(tenant_id, user_id)) a
-  JOIN follower_counts c USING (tenant_id, user_id)
- WHERE c.followers + c.following < @few`
+SELECT /* followercounts.window_counts */ c.tenant_id, c.object_id, c.incoming, c.outgoing,
+       (SELECT count(*) FROM edge_lists e WHERE e.tenant_id = c.tenant_id AND e.kind = @kind AND e.to_id = c.object_id AND e.active),
+       (SELECT count(*) FROM edge_lists e WHERE e.tenant_id = c.tenant_id AND e.kind = @kind AND e.from_id = c.object_id AND e.active)
+  FROM (SELECT DISTINCT * FROM unnest(@tenants::bigint[], @objects::bigint[]) AS u(tenant_id, object_id)) o
+  JOIN edge_counts c ON c.tenant_id = o.tenant_id AND c.kind = @kind AND c.object_id = o.object_id
+ WHERE c.incoming + c.outgoing < @few`
 
-// fewEdges is up to how many edges of an account a window counts.
+// fewEdges is up to how many edges of an object a window counts.
 const fewEdges = 2000
 
-// Window compares limit pairs of the truth from after on with the projection's, and the counts of their accounts with their edges. It
-// reports differences, which may be events on their way, and returns how many pairs it compared and where to go on: nil after the last one.
-// Cost: two ranges, and at most fewEdges edges per account.
-func (Projection) Window(ctx context.Context, truth, projection *pgxpool.Pool, after any, limit int, report func(projections.Difference)) (checked int64, next any, err error) {
-	var from *store.State[event.Follow]
-	var behind edgeRow
-	if last, ok := after.(*edgeRow); ok {
-		from, behind = &store.State[event.Follow]{TenantID: last.TenantID, Object: event.Follow{FollowerID: event.ID(last.FollowerID), FolloweeID: event.ID(last.FolloweeID)}}, *last
+// place is where a window ended: behind an edge of a kind.
+type place struct {
+	kind string
+	row  edgeRow
+}
+
+// Window compares limit edges of the truth from after on with the projection's, kind by kind, and the counts of their objects with their edges. It
+// reports differences, which may be events on their way, and returns how many edges it compared and where to go on: nil after the last one.
+// Cost: two ranges for each kind that the window touches, and at most fewEdges edges per object.
+func (p Projection) Window(ctx context.Context, truth, projection *pgxpool.Pool, after any, limit int, report func(projections.Difference)) (checked int64, next any, err error) {
+	at, _ := after.(place)
+	for _, k := range p.kinds().AllEdges() {
+		switch {
+		case k.Name < at.kind:
+			continue
+		case k.Name > at.kind:
+			at = place{kind: k.Name}
+		}
+		left := limit - int(checked)
+		if left <= 0 {
+			return checked, at, nil
+		}
+		c := comparison{k, report}
+		from := &store.State[event.Edge]{TenantID: at.row.TenantID, Object: event.Edge{From: event.ID(at.row.From), To: event.ID(at.row.To)}}
+		var seen []object
+		last, err := projections.Window(projections.Of(store.ScanEdges(ctx, truth, k, from, left), wanted(k)), edges(ctx, projection, k.Name, at.row, left), left, (*edgeRow).compare,
+			func(want, got *edgeRow) {
+				checked++
+				c.edge(want, got)
+				if got != nil {
+					seen = append(seen, object{got.TenantID, got.From}, object{got.TenantID, got.To})
+				}
+			})
+		if err != nil {
+			return checked, nil, fmt.Errorf("compare a window of edges of %s: %w", k.Name, err)
+		}
+		if err := c.windowCounts(ctx, projection, seen); err != nil {
+			return checked, nil, err
+		}
+		if last != nil {
+			return checked, place{k.Name, *last}, nil
+		}
 	}
-	var tenants, users []int64
-	last, err := projections.Window(projections.Of(store.ScanFollows(ctx, truth, from, limit), wanted), edges(ctx, projection, behind, &limit), limit, (*edgeRow).compare,
-		func(want, got *edgeRow) {
-			checked++
-			compareEdge(want, got, report)
-			if got != nil {
-				tenants, users = append(tenants, got.TenantID, got.TenantID), append(users, got.FollowerID, got.FolloweeID)
-			}
-		})
-	if err != nil {
-		return checked, nil, fmt.Errorf("compare a window of follow edges: %w", err)
-	}
-	rows, _ := projection.Query(ctx, windowCountsSQL, pgx.StrictNamedArgs{"tenants": tenants, "users": users, "few": fewEdges})
+	return checked, nil, nil
+}
+
+func (c comparison) windowCounts(ctx context.Context, projection *pgxpool.Pool, seen []object) error {
+	args := objectArgs(c.kind.Name, seen)
+	args["few"] = fewEdges
+	rows, _ := projection.Query(ctx, windowCountsSQL, args)
 	var got, want store.Counts
-	if _, err := pgx.ForEachRow(rows, []any{&got.TenantID, &got.UserID, &got.Followers, &got.Following, &want.Followers, &want.Following}, func() error {
-		want.TenantID, want.UserID = got.TenantID, got.UserID
-		compareCounts(&want, &got, report)
+	if _, err := pgx.ForEachRow(rows, []any{&got.TenantID, &got.ID, &got.Incoming, &got.Outgoing, &want.Incoming, &want.Outgoing}, func() error {
+		want.TenantID, want.ID = got.TenantID, got.ID
+		c.counts(&want, &got)
 		return nil
 	}); err != nil {
-		return checked, nil, fmt.Errorf("compare the counts of a window: %w", err)
+		return fmt.Errorf("compare the counts of a window: %w", err)
 	}
-	if last != nil {
-		next = last
-	}
-	return checked, next, nil
+	return nil
 }

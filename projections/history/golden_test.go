@@ -25,9 +25,9 @@ import (
 var update = flag.Bool("update", false, "write today's shapes anew: only for one that no release has stored, else they go to a file with the next number")
 
 // wireComment and wireFollow have something in every field.
-func wireComment(version int64) event.Comment {
+func wireComment(version int64) event.Child {
 	at := event.Time{Time: start.Add(123456 * time.Microsecond)}
-	c := event.Comment{CommentID: "0196b2d4-7c00-7000-8000-000000000001", PostID: 42, ParentID: "0196b2d4-7c00-7000-8000-000000000000", Slug: "abcd2345",
+	c := event.Child{ID: "0196b2d4-7c00-7000-8000-000000000001", Parent: 42, ReplyTo: "0196b2d4-7c00-7000-8000-000000000000", Slug: "abcd2345",
 		Path: "0632f8a0000000abcd2344/0632f8a0000001abcd2345", AuthorID: 9007199254740993, Body: "Grüße & <b>tags</b>\n", AuthorState: event.AuthorActive,
 		ModerationState: event.ModerationApproved, Version: version, CreatedAt: at, UpdatedAt: at, Actor: "user:7", Reason: "fine"}
 	if version == 3 {
@@ -36,9 +36,9 @@ func wireComment(version int64) event.Comment {
 	return c
 }
 
-func wireFollow(version int64) event.Follow {
+func wireFollow(version int64) event.Edge {
 	at := event.Time{Time: start.Add(123456 * time.Microsecond)}
-	f := event.Follow{FollowerID: 7, FolloweeID: 9007199254740994, Status: event.StatusActive, Version: version, CreatedAt: at, PositionedAt: at, UpdatedAt: at, Actor: "user:7"}
+	f := event.Edge{From: 7, To: 9007199254740994, Status: event.StatusActive, Version: version, CreatedAt: at, PositionedAt: at, UpdatedAt: at, Actor: "user:7"}
 	if version == 2 {
 		f.Status = event.StatusRemoved
 	}
@@ -113,41 +113,41 @@ func TestEveryShapeEverStoredIsRead(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := t.Context()
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	old := event.Comment{CommentID: "0190a000-0000-7000-8000-0000000000a1", PostID: 42, AuthorID: 7, Body: "first", Version: 1, Actor: "ann", CreatedAt: event.Time{Time: at}}
-	next := event.Comment{CommentID: old.CommentID, PostID: 42, AuthorID: 7, Body: "second", Version: 2}
-	comments := map[string][]versioned.Version[event.Comment]{
+	old := event.Child{ID: "0190a000-0000-7000-8000-0000000000a1", Parent: 42, AuthorID: 7, Body: "first", Version: 1, Actor: "ann", CreatedAt: event.Time{Time: at}}
+	next := event.Child{ID: old.ID, Parent: 42, AuthorID: 7, Body: "second", Version: 2}
+	comments := map[string][]versioned.Version[event.Child]{
 		"comment_history.v0.json": {
 			{Object: old, Metadata: versioned.Metadata{VersionID: 99999999991, VersionState: versioned.Archived, CreatedBy: "ann", LastUpdateTime: at}, Position: 1},
 			{Object: next, Metadata: versioned.Metadata{VersionID: 99999999992, VersionState: versioned.Latest, CreatedBy: "leo", LastUpdateTime: at.Add(time.Second - time.Hour)}, Position: 2},
 		},
 		"comment_history.v1.json": versions(versioned.Deleted, wireComment(1), wireComment(2), wireComment(3)),
 	}
-	follows := map[string][]versioned.Version[event.Follow]{
+	follows := map[string][]versioned.Version[event.Edge]{
 		"follow_history.v0.json": {
-			{Object: event.Follow{FollowerID: 7, FolloweeID: 9007199254740993, Version: 1},
+			{Object: event.Edge{From: 7, To: 9007199254740993, Version: 1},
 				Metadata: versioned.Metadata{VersionID: 99999999993, VersionState: versioned.Archived, CreatedBy: "ann", LastUpdateTime: at}, Position: 1},
-			{Object: event.Follow{FollowerID: 7, FolloweeID: 9007199254740993, Status: event.StatusActive, Version: 2},
+			{Object: event.Edge{From: 7, To: 9007199254740993, Status: event.StatusActive, Version: 2},
 				Metadata: versioned.Metadata{VersionID: 99999999994, VersionState: versioned.Latest, CreatedBy: "leo", LastUpdateTime: at.Add(1500 * time.Millisecond)}, Position: 2},
 		},
 		"follow_history.v1.json": versions(versioned.Latest, wireFollow(1), wireFollow(2), wireFollow(3)),
 	}
 	for _, file := range shapes(t, "comment_history") {
 		put(t, pool, "comment_history", file)
-		want, key := comments[filepath.Base(file)], versioned.Key{wireComment(1).CommentID}
+		want, key := comments[filepath.Base(file)], versioned.Key{wireComment(1).ID}
 		if len(want) == 2 {
-			key = versioned.Key{old.CommentID}
+			key = versioned.Key{old.ID}
 		}
-		reads(t, ctx, pool, file, Comments(), key, want, func(c event.Comment) []versioned.Field {
-			return []versioned.Field{{Name: "comment_id", Value: c.CommentID}}
+		reads(t, ctx, pool, file, Children(commentKind), key, want, func(c event.Child) []versioned.Field {
+			return []versioned.Field{{Name: "comment_id", Value: c.ID}}
 		})
 	}
 	for _, file := range shapes(t, "follow_history") {
 		put(t, pool, "follow_history", file)
 		want := follows[filepath.Base(file)]
 		f := want[0].Object
-		reads(t, ctx, pool, file, Follows(), versioned.Key{int64(f.FollowerID), int64(f.FolloweeID)}, want,
-			func(f event.Follow) []versioned.Field {
-				return []versioned.Field{{Name: "follower_id", Value: int64(f.FollowerID)}}
+		reads(t, ctx, pool, file, Edges(followKind), versioned.Key{int64(f.From), int64(f.To)}, want,
+			func(f event.Edge) []versioned.Field {
+				return []versioned.Field{{Name: "follower_id", Value: int64(f.From)}}
 			})
 	}
 }
@@ -156,7 +156,7 @@ func TestEveryShapeEverStoredIsRead(t *testing.T) {
 func versions[T any](head versioned.State, objects ...T) (all []versioned.Version[T]) {
 	var zero T
 	first := int64(100000000001)
-	if _, follow := any(zero).(event.Follow); follow {
+	if _, follow := any(zero).(event.Edge); follow {
 		first++
 	}
 	for i, o := range objects {
@@ -171,13 +171,13 @@ func versions[T any](head versioned.State, objects ...T) (all []versioned.Versio
 }
 
 // reads reads an object by every way that there is.
-func reads[T any](t *testing.T, ctx context.Context, pool *pgxpool.Pool, file string, table *versioned.Table[T], key versioned.Key, want []versioned.Version[T], fields func(T) []versioned.Field) {
+func reads[T any](t *testing.T, ctx context.Context, pool *pgxpool.Pool, file string, table *Table[T], key versioned.Key, want []versioned.Version[T], fields func(T) []versioned.Field) {
 	t.Helper()
 	if len(want) == 0 {
 		t.Fatalf("the test does not say what %s holds", file)
 	}
 	err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		history, err := table.History(ctx, tx, 1, key, 0, 10)
+		history, err := historyOf(table, ctx, tx, 1, key, 0, 10)
 		if diff := cmp.Diff(want, history); diff != "" {
 			t.Errorf("%s: history (-want +got):\n%s", file, diff)
 		}
@@ -186,10 +186,11 @@ func reads[T any](t *testing.T, ctx context.Context, pool *pgxpool.Pool, file st
 		if diff := cmp.Diff(head, recent); diff != "" {
 			t.Errorf("%s: the newest (-want +got):\n%s", file, diff)
 		}
-		list, lerr := table.List(ctx, tx, 1, nil, 10)
+		list, lerr := table.versions(table.raw.List(ctx, tx, 1, nil, 10))
 		query, qerr := table.Query(ctx, tx, 1, fields(head[0].Object), nil, 10)
-		deleted, derr := table.ListDeleted(ctx, tx, 1, nil, 10)
-		got, gerr := table.Get(ctx, tx, 1, key)
+		deleted, derr := table.versions(table.raw.ListDeleted(ctx, tx, 1, nil, 10))
+		got, gerr := table.raw.Get(ctx, tx, 1, key)
+		one, oerr := table.versions([]versioned.Version[json.RawMessage]{got}, gerr)
 		if err := errors.Join(err, rerr, lerr, qerr, derr); err != nil {
 			return err
 		}
@@ -199,7 +200,7 @@ func reads[T any](t *testing.T, ctx context.Context, pool *pgxpool.Pool, file st
 			}
 			return nil
 		}
-		if diff := cmp.Diff([][]versioned.Version[T]{head, head, head}, [][]versioned.Version[T]{list, query, {got}}); diff != "" || gerr != nil {
+		if diff := cmp.Diff([][]versioned.Version[T]{head, head, head}, [][]versioned.Version[T]{list, query, one}); diff != "" || oerr != nil {
 			t.Errorf("%s: listed, found and got (-want +got): %v\n%s", file, gerr, diff)
 		}
 		return nil

@@ -2,11 +2,16 @@ package history
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
+	"sync"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/versioned"
 )
 
@@ -15,77 +20,141 @@ const Name = "archiver"
 
 const sequence = "history_version_id"
 
-// Projection applies comment and follow events. It is immutable.
-type Projection struct {
-	comments *versioned.Table[event.Comment]
-	follows  *versioned.Table[event.Follow]
+// Projection applies the events of edges and children of every kind that is in force. It has no state of its own.
+type Projection struct{ kinds func() *kinds.Set }
+
+// New returns the projection of the kinds that now returns whenever they are needed: those of a kinds.Catalog, as a rule.
+func New(now func() *kinds.Set) *Projection { return &Projection{now} }
+
+// raw is a history as the table has it: its objects are JSON in the names of the kind.
+type raw = versioned.Table[json.RawMessage]
+
+// rawTables has the histories by their tables and keys.
+var rawTables sync.Map
+
+func rawOf(kind string, author bool, keys ...versioned.Column) *raw {
+	id := fmt.Sprint(kind, author, keys)
+	if t, ok := rawTables.Load(id); ok {
+		return t.(*raw)
+	}
+	def := versioned.Definition{Table: kind + "_history", Sequence: sequence, Version: "version", Key: keys, Purged: kind + "_history_purged"}
+	if author {
+		def.Indexes = [][]versioned.Column{{{Name: "author_id", Type: "bigint"}}}
+	}
+	t, _ := rawTables.LoadOrStore(id, versioned.New[json.RawMessage](def))
+	return t.(*raw)
 }
 
-// New returns the projection.
-func New() *Projection { return &Projection{comments: Comments(), follows: Follows()} }
-
-// Comments is the history of comments. Its key is (comment_id).
-func Comments() *versioned.Table[event.Comment] {
-	return versioned.New[event.Comment](versioned.Definition{
-		Table: "comment_history", Sequence: sequence, Version: "version",
-		Key: []versioned.Column{{Name: "comment_id", Type: "uuid"}}, Purged: "comment_history_purged",
-		Indexes: [][]versioned.Column{{{Name: "author_id", Type: "bigint"}}},
-	})
+// Table is the history of a kind's entities.
+type Table[T any] struct {
+	kind   string
+	raw    *raw
+	decode func([]byte) (T, error)
 }
 
-// Follows is the history of follows. Its key is (follower_id, followee_id).
-func Follows() *versioned.Table[event.Follow] {
-	return versioned.New[event.Follow](versioned.Definition{
-		Table: "follow_history", Sequence: sequence, Version: "version",
-		Key: []versioned.Column{{Name: "follower_id", Type: "bigint"}, {Name: "followee_id", Type: "bigint"}}, Purged: "follow_history_purged",
-	})
+// Children is the history of a kind's children. Its key is the child's id.
+func Children(k kinds.Child) *Table[event.Child] {
+	n := k.Names()
+	return &Table[event.Child]{k.Name, rawOf(k.Name, true, versioned.Column{Name: n.ID, Type: "uuid"}), n.Parse}
+}
+
+// Edges is the history of a kind's edges. Its key is (origin, target).
+func Edges(k kinds.Edge) *Table[event.Edge] {
+	n := k.Names()
+	return &Table[event.Edge]{k.Name, rawOf(k.Name, false, versioned.Column{Name: n.From, Type: "bigint"}, versioned.Column{Name: n.To, Type: "bigint"}), n.Parse}
+}
+
+// Recent is versioned.Table.Recent.
+func (t *Table[T]) Recent(ctx context.Context, tx pgx.Tx, tenant int64, key versioned.Key, before int64, limit int) ([]versioned.Version[T], error) {
+	all, err := t.raw.Recent(ctx, tx, tenant, key, before, limit)
+	return t.versions(all, err)
+}
+
+// Query is versioned.Table.Query.
+func (t *Table[T]) Query(ctx context.Context, tx pgx.Tx, tenant int64, fields []versioned.Field, after versioned.Key, limit int) ([]versioned.Version[T], error) {
+	all, err := t.raw.Query(ctx, tx, tenant, fields, after, limit)
+	return t.versions(all, err)
+}
+
+func (t *Table[T]) versions(all []versioned.Version[json.RawMessage], err error) ([]versioned.Version[T], error) {
+	if err != nil {
+		return nil, err
+	}
+	out := make([]versioned.Version[T], len(all))
+	for i, v := range all {
+		out[i] = versioned.Version[T]{Metadata: v.Metadata, Position: v.Position}
+		if out[i].Object, err = t.decode(v.Object); err != nil {
+			return nil, fmt.Errorf("version %d in the history of %s: %w", v.Metadata.VersionID, t.kind, err)
+		}
+	}
+	return out, nil
 }
 
 // Name returns the projection's name.
 func (*Projection) Name() string { return Name }
 
 // Wants reports whether the projection applies events of the aggregate type.
-func (*Projection) Wants(aggregateType string) bool {
-	return aggregateType == event.AggregateComment || aggregateType == event.AggregateFollow
+func (p *Projection) Wants(aggregateType string) bool {
+	set := p.kinds()
+	_, child := set.Child(aggregateType)
+	_, edge := set.Edge(aggregateType)
+	return child || edge
 }
 
 // Apply records a version per event, in the caller's transaction. A payload that does not decode, or that does not say who did
 // it, is a permanent error. Cost: three statements per table however many events.
 func (p *Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
-	var comments []versioned.Entry[event.Comment]
-	var follows []versioned.Entry[event.Follow]
+	set := p.kinds()
+	entries := make(map[string][]versioned.Entry[json.RawMessage]) // by kind
 	for i := range events {
-		e := &events[i]
-		switch e.AggregateType {
-		case event.AggregateComment:
-			var c event.Comment
-			if err := e.DecodePayload(&c); err != nil {
-				return err
-			}
-			if c.Version <= 0 || c.Actor == "" {
-				return event.Permanent(fmt.Errorf("event %s: comment %s has version %d by %.80q", e.ID, c.CommentID, c.Version, c.Actor))
-			}
-			comments = append(comments, versioned.Entry[event.Comment]{
-				Change:  versioned.Change[event.Comment]{TenantID: e.TenantID, Object: c, By: c.Actor, At: c.UpdatedAt.Time},
-				Deleted: c.AuthorState != event.AuthorActive,
-			})
-		case event.AggregateFollow:
-			var f event.Follow
-			if err := e.DecodePayload(&f); err != nil {
-				return err
-			}
-			if f.FollowerID <= 0 || f.FolloweeID <= 0 || f.Version <= 0 || f.Actor == "" {
-				return event.Permanent(fmt.Errorf("event %s: follow %d/%d has version %d by %.80q", e.ID, f.FollowerID, f.FolloweeID, f.Version, f.Actor))
-			}
-			follows = append(follows, versioned.Entry[event.Follow]{
-				Change:  versioned.Change[event.Follow]{TenantID: e.TenantID, Object: f, By: f.Actor, At: f.UpdatedAt.Time},
-				Deleted: !f.Active(),
-			})
+		entry, err := entryOf(set, &events[i])
+		if err != nil {
+			return err
+		}
+		kind := events[i].AggregateType
+		entries[kind] = append(entries[kind], entry)
+	}
+	for _, kind := range slices.Sorted(maps.Keys(entries)) {
+		var table *raw
+		if k, ok := set.Child(kind); ok {
+			table = Children(k).raw
+		} else {
+			table = Edges(set.Edges[kind]).raw
+		}
+		if _, err := table.Record(ctx, tx, entries[kind]); err != nil {
+			return err
 		}
 	}
-	if _, err := p.comments.Record(ctx, tx, comments); err != nil {
-		return err
+	return nil
+}
+
+// entryOf returns the version that the event tells of.
+func entryOf(set *kinds.Set, e *event.Event) (entry versioned.Entry[json.RawMessage], err error) {
+	entry.TenantID = e.TenantID
+	var version int64
+	if k, ok := set.Child(e.AggregateType); ok {
+		c, err := e.DecodeChild(k.Names())
+		if err != nil {
+			return entry, err
+		}
+		entry.By, entry.At, entry.Deleted, version = c.Actor, c.UpdatedAt.Time, c.AuthorState != event.AuthorActive, c.Version
+		if entry.Object, err = c.Encode(k.Names()); err != nil {
+			return entry, err
+		}
+	} else if k, ok := set.Edge(e.AggregateType); ok {
+		edge, err := e.DecodeEdge(k.Names())
+		if err != nil {
+			return entry, err
+		}
+		entry.By, entry.At, entry.Deleted, version = edge.Actor, edge.UpdatedAt.Time, !edge.Active(), edge.Version
+		if entry.Object, err = edge.Encode(k.Names()); err != nil {
+			return entry, err
+		}
+	} else {
+		return entry, event.Permanent(fmt.Errorf("event %s is of %s: there is no such kind", e.ID, e.AggregateType))
 	}
-	_, err := p.follows.Record(ctx, tx, follows)
-	return err
+	if entry.By == "" {
+		return entry, event.Permanent(fmt.Errorf("event %s: version %d of a %s is by nobody", e.ID, version, e.AggregateType))
+	}
+	return entry, nil
 }

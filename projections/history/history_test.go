@@ -15,6 +15,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/versioned"
 )
@@ -25,16 +26,30 @@ const commentID = "0190a000-0000-7000-8000-000000000001"
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
+var commentKind, followKind = kinds.Builtin().Children[event.AggregateComment], kinds.Builtin().Edges[event.AggregateFollow]
+
 func toEvent(aggregate, typ string, payload any) event.Event {
-	b, err := json.Marshal(payload)
+	var b []byte
+	var err error
+	id := int64(5)
+	switch o := payload.(type) {
+	case event.Child:
+		b, err = o.Encode(commentKind.Names())
+		id = int64(o.Parent)
+	case event.Edge:
+		b, err = o.Encode(followKind.Names())
+		id = int64(o.To)
+	default:
+		b, err = json.Marshal(payload)
+	}
 	if err != nil {
 		panic(err)
 	}
-	return event.Event{ID: fmt.Sprint(typ, "-", string(b)), TenantID: 1, AggregateType: aggregate, AggregateID: 5, Type: typ, Version: 1, Payload: b}
+	return event.Event{ID: fmt.Sprint(typ, "-", string(b)), TenantID: 1, AggregateType: aggregate, AggregateID: id, Type: typ, Version: 1, Payload: b}
 }
 
-func comment(version int64, typ, actor string, change func(*event.Comment)) event.Event {
-	c := event.Comment{CommentID: commentID, PostID: 5, AuthorID: 7, Body: fmt.Sprint("body ", version), AuthorState: event.AuthorActive,
+func comment(version int64, typ, actor string, change func(*event.Child)) event.Event {
+	c := event.Child{ID: commentID, Parent: 5, AuthorID: 7, Body: fmt.Sprint("body ", version), AuthorState: event.AuthorActive,
 		ModerationState: event.ModerationNone, Version: version, Actor: actor}
 	c.UpdatedAt.Time = start.Add(time.Duration(version) * time.Minute)
 	if change != nil {
@@ -44,7 +59,7 @@ func comment(version int64, typ, actor string, change func(*event.Comment)) even
 }
 
 func follow(version int64, actor string) event.Event {
-	f := event.Follow{FollowerID: 7, FolloweeID: 5, Status: event.StatusActive, Version: version, Actor: actor}
+	f := event.Edge{From: 7, To: 5, Status: event.StatusActive, Version: version, Actor: actor}
 	typ := event.Created
 	if version%2 == 0 {
 		f.Status, typ = event.StatusRemoved, event.Removed
@@ -55,7 +70,7 @@ func follow(version int64, actor string) event.Event {
 func apply(t *testing.T, pool *pgxpool.Pool, events ...event.Event) {
 	t.Helper()
 	ctx := context.Background()
-	if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return New().Apply(ctx, tx, events) }); err != nil {
+	if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return New(kinds.Builtin).Apply(ctx, tx, events) }); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -70,7 +85,7 @@ func histories(t *testing.T, pool *pgxpool.Pool) (comments, follows []entry) {
 	t.Helper()
 	ctx := context.Background()
 	err := postgres.InTenant(ctx, pool, 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		c, err := Comments().History(ctx, tx, 1, versioned.Key{commentID}, 0, 100)
+		c, err := historyOf(Children(commentKind), ctx, tx, 1, versioned.Key{commentID}, 0, 100)
 		if err != nil {
 			return err
 		}
@@ -80,7 +95,7 @@ func histories(t *testing.T, pool *pgxpool.Pool) (comments, follows []entry) {
 				t.Errorf("version %d was made at %s, want %s", v.Object.Version, v.Metadata.LastUpdateTime, want)
 			}
 		}
-		f, err := Follows().History(ctx, tx, 1, versioned.Key{7, 5}, 0, 100)
+		f, err := historyOf(Edges(followKind), ctx, tx, 1, versioned.Key{7, 5}, 0, 100)
 		for _, v := range f {
 			follows = append(follows, entry{v.Object.Version, v.Metadata.CreatedBy, v.Metadata.VersionState})
 		}
@@ -97,7 +112,7 @@ func TestHistoriesSayWhoDidWhat(t *testing.T) {
 	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
 	events := []event.Event{
 		comment(1, event.Created, "ann", nil), follow(1, "ann"), comment(2, event.Edited, "ann", nil), follow(2, "bob"),
-		comment(3, event.Deleted, "mod", func(c *event.Comment) { c.AuthorState = event.AuthorDeleted }), follow(3, "ann"),
+		comment(3, event.Deleted, "mod", func(c *event.Child) { c.AuthorState = event.AuthorDeleted }), follow(3, "ann"),
 	}
 	apply(t, pool, events[2:4]...)
 	apply(t, pool, events...) // what came late is put in its place, what was there is left
@@ -116,11 +131,11 @@ func TestAVersionThatNobodyMadeIsPermanent(t *testing.T) {
 	for name, e := range map[string]event.Event{
 		"a follow without an actor":  follow(1, ""),
 		"a comment without an actor": comment(1, event.Created, "", nil),
-		"a comment without an id":    comment(1, event.Created, "ann", func(c *event.Comment) { c.CommentID = "" }),
+		"a comment without an id":    comment(1, event.Created, "ann", func(c *event.Child) { c.ID = "" }),
 		"a comment without a number": comment(0, event.Created, "ann", nil),
 	} {
 		ctx := context.Background()
-		err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return New().Apply(ctx, tx, []event.Event{e}) })
+		err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return New(kinds.Builtin).Apply(ctx, tx, []event.Event{e}) })
 		if !event.IsPermanent(err) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -140,7 +155,7 @@ func TestVerifyComparesTheHeads(t *testing.T) {
 	exec(`INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body) VALUES (1, $1, 5, 'abcdefgh', '00000000000000abcdefgh', 7, 'x')`, commentID)
 	exec(`INSERT INTO follows (tenant_id, follower_id, followee_id, status, version) VALUES (1, 7, 5, 'REMOVED', 2)`)
 	verify := func() (got []string) {
-		if _, err := New().Verify(ctx, pool, pool, func(d projections.Difference) { got = append(got, d.String()) }); err != nil {
+		if _, err := New(kinds.Builtin).Verify(ctx, pool, pool, func(d projections.Difference) { got = append(got, d.String()) }); err != nil {
 			t.Fatal(err)
 		}
 		return got
@@ -168,4 +183,10 @@ func TestVerifyComparesTheHeads(t *testing.T) {
 	if diff := cmp.Diff(want, verify()); diff != "" {
 		t.Errorf("a history without a head (-want +got):\n%s", diff)
 	}
+}
+
+// historyOf is versioned.Table.History.
+func historyOf[T any](t *Table[T], ctx context.Context, tx pgx.Tx, tenant int64, key versioned.Key, after int64, limit int) ([]versioned.Version[T], error) {
+	all, err := t.raw.History(ctx, tx, tenant, key, after, limit)
+	return t.versions(all, err)
 }

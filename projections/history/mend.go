@@ -14,38 +14,45 @@ import (
 // Mend adds the versions that the truth is at where the histories of the keys lack them, by versioned.Unrecorded. A record is not corrected:
 // versions that the truth does not know stay, and stay named by Verify. The caller holds the consumer's offsets in tx.
 func (p *Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key, parked projections.Parked) error {
-	refs := make(map[int64][]event.Ref) // by tenant
-	for _, k := range keys {
-		refs[k.TenantID] = append(refs[k.TenantID], event.Ref{Type: k.Type, Comment: k.Comment, Follower: event.ID(k.Other), Followee: event.ID(k.Aggregate)})
+	type of struct {
+		tenant int64
+		kind   string
 	}
+	refs := make(map[of][]event.Ref)
+	for _, k := range keys {
+		o := of{k.TenantID, k.Type}
+		refs[o] = append(refs[o], event.Ref{Type: k.Type, Child: k.Child, From: event.ID(k.Other), To: event.ID(k.Aggregate)})
+	}
+	set := p.kinds()
 	var events []event.Event
-	for tenant, some := range refs {
-		comments, err := store.GetComments(ctx, truth, tenant, some)
-		if err != nil {
-			return err
+	add := func(e event.Event, err error) error {
+		if err == nil && !parked(e.TenantID, e.AggregateType, e.AggregateID) {
+			events = append(events, e)
 		}
-		follows, err := store.GetFollows(ctx, truth, tenant, some)
-		if err != nil {
-			return err
-		}
-		for _, c := range comments {
-			if err := appendState(&events, unrecordedComment(&c), parked); err != nil {
+		return err
+	}
+	for o, some := range refs {
+		if k, ok := set.Child(o.kind); ok {
+			states, err := store.GetChildren(ctx, truth, o.tenant, k, some)
+			if err != nil {
 				return err
 			}
-		}
-		for _, f := range follows {
-			if err := appendState(&events, unrecordedFollow(&f), parked); err != nil {
+			for i := range states {
+				if err := add(store.ChildEvent(k, unrecordedChild(&states[i]))); err != nil {
+					return err
+				}
+			}
+		} else if k, ok := set.Edge(o.kind); ok {
+			states, err := store.GetEdges(ctx, truth, o.tenant, k, some)
+			if err != nil {
 				return err
+			}
+			for i := range states {
+				if err := add(store.EdgeEvent(k, *unrecordedEdge(&states[i]))); err != nil {
+					return err
+				}
 			}
 		}
 	}
 	return p.Apply(ctx, tx, events)
-}
-
-func appendState[T any](to *[]event.Event, s *store.State[T], parked projections.Parked) error {
-	e, err := s.Event()
-	if err == nil && !parked(e.TenantID, e.AggregateType, e.AggregateID) {
-		*to = append(*to, e)
-	}
-	return err
 }

@@ -2,68 +2,65 @@ package history
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/versioned"
 )
 
-// RetainComments does retention for the history of comments: that of a comment which the truth has no more is deleted logically when
-// nothing was added to it for terms.After, and that of one which has been deleted or erased for as long is purged, all of it. The history of a comment
-// that lives stays, however old. Both pools act as the system role; they may be of two servers. See versioned.Retain.
-func RetainComments(ctx context.Context, truth, projection *pgxpool.Pool, terms versioned.Terms) error {
-	type key struct {
-		tenant  int64
-		comment string
-	}
-	return retain(ctx, Comments(), projection, versioned.Retention[event.Comment]{Terms: terms},
-		func(h versioned.Head[event.Comment]) key { return key{h.TenantID, h.Key[0]} },
-		func(ctx context.Context, keys []key) (map[key]entityNow, error) {
-			refs := make(map[int64][]event.Ref)
-			for _, k := range keys {
-				refs[k.tenant] = append(refs[k.tenant], event.Ref{Type: event.AggregateComment, Comment: k.comment})
-			}
-			now := make(map[key]entityNow, len(keys))
-			for tenant, some := range refs {
-				states, err := store.GetComments(ctx, truth, tenant, some)
-				if err != nil {
-					return nil, err
-				}
-				for _, s := range states {
-					now[key{tenant, s.Object.CommentID}] = entityNow{s.Object.Version, s.Object.AuthorState != event.AuthorActive}
-				}
-			}
-			return now, nil
-		}, func(c event.Comment) int64 { return c.Version })
+type head = versioned.Head[json.RawMessage]
+
+// entityKey names an entity of a kind: its tenant and the values of its key columns.
+type entityKey struct {
+	tenant int64
+	key    string
 }
 
-// RetainFollows is RetainComments for the history of follows: a pair that is followed keeps its own.
-func RetainFollows(ctx context.Context, truth, projection *pgxpool.Pool, terms versioned.Terms) error {
-	type key struct{ tenant, follower, followee int64 }
-	return retain(ctx, Follows(), projection, versioned.Retention[event.Follow]{Terms: terms},
-		func(h versioned.Head[event.Follow]) key {
-			return key{h.TenantID, int64(h.Object.FollowerID), int64(h.Object.FolloweeID)}
-		},
-		func(ctx context.Context, keys []key) (map[key]entityNow, error) {
-			refs := make(map[int64][]event.Ref)
-			for _, k := range keys {
-				refs[k.tenant] = append(refs[k.tenant], event.Ref{Type: event.AggregateFollow, Follower: event.ID(k.follower), Followee: event.ID(k.followee)})
+func keyOf(h head) entityKey { return entityKey{h.TenantID, strings.Join(h.Key, "/")} }
+
+// RetainChildren does retention for the history of a kind's children: that of a child which the truth has no more is deleted logically when
+// nothing was added to it for terms.After, and that of one which has been deleted or erased for as long is purged, all of it. The history of a child
+// that lives stays, however old. Both pools act as the system role; they may be of two servers. See versioned.Retain.
+func RetainChildren(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child, terms versioned.Terms) error {
+	return retain(ctx, Children(k).raw, projection, terms, func(ctx context.Context, tenant int64, heads []head, now map[entityKey]entityNow) error {
+		var refs []event.Ref
+		for _, h := range heads {
+			refs = append(refs, event.Ref{Type: k.Name, Child: h.Key[0]})
+		}
+		states, err := store.GetChildren(ctx, truth, tenant, k, refs)
+		for _, s := range states {
+			now[entityKey{tenant, s.Object.ID}] = entityNow{s.Object.Version, s.Object.AuthorState != event.AuthorActive}
+		}
+		return err
+	})
+}
+
+// RetainEdges is RetainChildren for the history of a kind's edges: one that is there keeps its own.
+func RetainEdges(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, terms versioned.Terms) error {
+	return retain(ctx, Edges(k).raw, projection, terms, func(ctx context.Context, tenant int64, heads []head, now map[entityKey]entityNow) error {
+		var refs []event.Ref
+		for _, h := range heads {
+			from, err1 := strconv.ParseInt(h.Key[0], 10, 64)
+			to, err2 := strconv.ParseInt(h.Key[1], 10, 64)
+			if err1 != nil || err2 != nil {
+				return fmt.Errorf("the key %q of a %s is not of numbers", h.Key, k.Name)
 			}
-			now := make(map[key]entityNow, len(keys))
-			for tenant, some := range refs {
-				states, err := store.GetFollows(ctx, truth, tenant, some)
-				if err != nil {
-					return nil, err
-				}
-				for _, s := range states {
-					now[key{tenant, int64(s.Object.FollowerID), int64(s.Object.FolloweeID)}] = entityNow{s.Object.Version, !s.Object.Active()}
-				}
-			}
-			return now, nil
-		}, func(f event.Follow) int64 { return f.Version })
+			refs = append(refs, event.Ref{Type: k.Name, From: event.ID(from), To: event.ID(to)})
+		}
+		states, err := store.GetEdges(ctx, truth, tenant, k, refs)
+		for _, s := range states {
+			now[entityKey{tenant, s.Object.From.String() + "/" + s.Object.To.String()}] = entityNow{s.Object.Version, !s.Object.Active()}
+		}
+		return err
+	})
 }
 
 // entityNow is what the truth says of an entity.
@@ -73,27 +70,29 @@ type entityNow struct {
 }
 
 // retain compares the heads that are old enough with the truth, as read gives it. A version that is on its way to a history keeps it.
-func retain[T any, K comparable](ctx context.Context, table *versioned.Table[T], projection *pgxpool.Pool, r versioned.Retention[T],
-	key func(versioned.Head[T]) K, read func(context.Context, []K) (map[K]entityNow, error), version func(T) int64) error {
-	choose := func(ends func(h versioned.Head[T], now entityNow, there bool) bool) func(context.Context, []versioned.Head[T]) ([]versioned.Head[T], error) {
-		return func(ctx context.Context, heads []versioned.Head[T]) ([]versioned.Head[T], error) {
-			keys := make([]K, len(heads))
-			for i, h := range heads {
-				keys[i] = key(h)
+func retain(ctx context.Context, table *raw, projection *pgxpool.Pool, terms versioned.Terms, read func(context.Context, int64, []head, map[entityKey]entityNow) error) error {
+	choose := func(ends func(h head, now entityNow, there bool) bool) func(context.Context, []head) ([]head, error) {
+		return func(ctx context.Context, heads []head) ([]head, error) {
+			byTenant := make(map[int64][]head)
+			for _, h := range heads {
+				byTenant[h.TenantID] = append(byTenant[h.TenantID], h)
 			}
-			all, err := read(ctx, keys)
-			if err != nil {
-				return nil, err
+			all := make(map[entityKey]entityNow, len(heads))
+			for tenant, some := range byTenant {
+				if err := read(ctx, tenant, some, all); err != nil {
+					return nil, err
+				}
 			}
-			return slices.DeleteFunc(heads, func(h versioned.Head[T]) bool {
-				now, there := all[key(h)]
+			return slices.DeleteFunc(heads, func(h head) bool {
+				now, there := all[keyOf(h)]
 				return !ends(h, now, there)
 			}), nil
 		}
 	}
-	r.Invalid = choose(func(_ versioned.Head[T], _ entityNow, there bool) bool { return !there })
-	r.Ended = choose(func(h versioned.Head[T], now entityNow, there bool) bool {
-		return !there || now.gone && now.version == version(h.Object)
+	return table.Retain(ctx, projection, versioned.Retention[json.RawMessage]{Terms: terms,
+		Invalid: choose(func(_ head, _ entityNow, there bool) bool { return !there }),
+		Ended: choose(func(h head, now entityNow, there bool) bool {
+			return !there || now.gone && now.version == h.Position
+		}),
 	})
-	return table.Retain(ctx, projection, r)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/versioned"
 )
@@ -41,8 +42,8 @@ func TestRetentionTakesTheHistoriesOfWhatIsGoneAndNothingMissesThem(t *testing.T
 		for _, tenant := range []int64{1, 2} { // of the other tenant all live
 			for v := range int64(2) {
 				gone := tenant == 1 && v == 1 && (n == deleted || n == behind || n == recent)
-				c := event.Comment{CommentID: id(n), PostID: 5, AuthorID: 7, Body: "x", AuthorState: event.AuthorActive, ModerationState: event.ModerationNone, Version: v + 1, Actor: "ann"}
-				f := event.Follow{FollowerID: 7, FolloweeID: event.ID(100 + n), Status: event.StatusActive, Version: v + 1, Actor: "ann"}
+				c := event.Child{ID: id(n), Parent: 5, AuthorID: 7, Body: "x", AuthorState: event.AuthorActive, ModerationState: event.ModerationNone, Version: v + 1, Actor: "ann"}
+				f := event.Edge{From: 7, To: event.ID(100 + n), Status: event.StatusActive, Version: v + 1, Actor: "ann"}
 				c.UpdatedAt.Time, f.UpdatedAt.Time = long, long
 				if gone {
 					c.AuthorState, f.Status = event.AuthorDeleted, event.StatusRemoved
@@ -80,10 +81,10 @@ func TestRetentionTakesTheHistoriesOfWhatIsGoneAndNothingMissesThem(t *testing.T
 		done = [2][3]int64{}
 		for i, step := range []func(int) error{
 			func(i int) error {
-				return RetainComments(ctx, pool, pool, versioned.Terms{After: after, Done: func(e, p, v int64) { done[i][0], done[i][1], done[i][2] = done[i][0]+e, done[i][1]+p, done[i][2]+v }})
+				return RetainChildren(ctx, pool, pool, commentKind, versioned.Terms{After: after, Done: func(e, p, v int64) { done[i][0], done[i][1], done[i][2] = done[i][0]+e, done[i][1]+p, done[i][2]+v }})
 			},
 			func(i int) error {
-				return RetainFollows(ctx, pool, pool, versioned.Terms{After: after, Done: func(e, p, v int64) { done[i][0], done[i][1], done[i][2] = done[i][0]+e, done[i][1]+p, done[i][2]+v }})
+				return RetainEdges(ctx, pool, pool, followKind, versioned.Terms{After: after, Done: func(e, p, v int64) { done[i][0], done[i][1], done[i][2] = done[i][0]+e, done[i][1]+p, done[i][2]+v }})
 			},
 		} {
 			if err := step(i); err != nil {
@@ -107,7 +108,7 @@ func TestRetentionTakesTheHistoriesOfWhatIsGoneAndNothingMissesThem(t *testing.T
 	}
 	differences := func() (all []string) {
 		t.Helper()
-		if _, err := New().Verify(ctx, pool, pool, func(d projections.Difference) { all = append(all, fmt.Sprint(d.Entity, " ", d.Field)) }); err != nil {
+		if _, err := New(kinds.Builtin).Verify(ctx, pool, pool, func(d projections.Difference) { all = append(all, fmt.Sprint(d.Entity, " ", d.Field)) }); err != nil {
 			t.Fatal(err)
 		}
 		return all
@@ -137,13 +138,13 @@ func TestRetentionTakesTheHistoriesOfWhatIsGoneAndNothingMissesThem(t *testing.T
 	// The events once more, as a replay brings them, and a repair: nothing of what was purged.
 	apply(t, pool, events...)
 	err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		keys := []projections.Key{{Type: event.AggregateComment, TenantID: 1, Comment: id(deleted)}, {Type: event.AggregateFollow, TenantID: 1, Aggregate: 100 + deleted, Other: 7}}
-		return New().Mend(ctx, tx, pool, keys, func(int64, string, int64) bool { return false })
+		keys := []projections.Key{{Type: event.AggregateComment, TenantID: 1, Child: id(deleted)}, {Type: event.AggregateFollow, TenantID: 1, Aggregate: 100 + deleted, Other: 7}}
+		return New(kinds.Builtin).Mend(ctx, tx, pool, keys, func(int64, string, int64) bool { return false })
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for e, err := range New().Truth(ctx, pool) {
+	for e, err := range New(kinds.Builtin).Truth(ctx, pool) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -165,7 +166,7 @@ func TestRetentionTakesTheHistoriesOfWhatIsGoneAndNothingMissesThem(t *testing.T
 	retain(time.Hour)
 	exec(`UPDATE follows SET status = 'ACTIVE', version = 3 WHERE tenant_id = 1 AND followee_id = $1`, 100+deleted)
 	apply(t, pool, func() event.Event {
-		f := event.Follow{FollowerID: 7, FolloweeID: 100 + deleted, Status: event.StatusActive, Version: 3, Actor: "bob"}
+		f := event.Edge{From: 7, To: 100 + deleted, Status: event.StatusActive, Version: 3, Actor: "bob"}
 		f.UpdatedAt.Time = now
 		return toEvent(event.AggregateFollow, event.Created, f)
 	}())
@@ -195,13 +196,13 @@ func TestWhatAnAuthorWroteIsFoundByTheIndex(t *testing.T) {
 	err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		var after versioned.Key
 		for {
-			page, err := Comments().Query(ctx, tx, 2, []versioned.Field{{Name: "author_id", Value: 8}}, after, 7)
+			page, err := Children(commentKind).Query(ctx, tx, 2, []versioned.Field{{Name: "author_id", Value: 8}}, after, 7)
 			if err != nil {
 				return err
 			}
 			for _, v := range page {
 				got[fmt.Sprint(v.Object.AuthorID, " ", v.Metadata.VersionState)]++
-				after = versioned.Key{v.Object.CommentID}
+				after = versioned.Key{v.Object.ID}
 			}
 			if len(page) < 7 {
 				break

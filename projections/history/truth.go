@@ -24,20 +24,25 @@ func (*Projection) Window(context.Context, *pgxpool.Pool, *pgxpool.Pool, any, in
 	return 0, nil, nil
 }
 
-// Truth yields an event for each comment and each pair of the truth, with the version that it is at, by versioned.Unrecorded: versions
+// Truth yields an event for each child and each edge of the truth, with the version that it is at, by versioned.Unrecorded: versions
 // before it, and who made it, are known to their events alone. Memory is bounded. The pool acts as the system role.
-func (*Projection) Truth(ctx context.Context, truth *pgxpool.Pool) iter.Seq2[event.Event, error] {
-	return projections.Concat(
-		store.Events(projections.Of(store.ScanComments(ctx, truth, nil, 0), unrecordedComment)),
-		store.Events(projections.Of(store.ScanFollows(ctx, truth, nil, 0), unrecordedFollow)))
+func (p *Projection) Truth(ctx context.Context, truth *pgxpool.Pool) iter.Seq2[event.Event, error] {
+	var all []iter.Seq2[event.Event, error]
+	for _, k := range p.kinds().AllChildren() {
+		all = append(all, store.ChildEvents(k, projections.Of(store.ScanChildren(ctx, truth, k, nil, 0), unrecordedChild)))
+	}
+	for _, k := range p.kinds().AllEdges() {
+		all = append(all, store.EdgeEvents(k, projections.Of(store.ScanEdges(ctx, truth, k, nil, 0), unrecordedEdge)))
+	}
+	return projections.Concat(all...)
 }
 
-func unrecordedComment(s *store.State[event.Comment]) *store.State[event.Comment] {
+func unrecordedChild(s *store.State[event.Child]) *store.State[event.Child] {
 	s.Object.Actor = versioned.Unrecorded
 	return s
 }
 
-func unrecordedFollow(s *store.State[event.Follow]) *store.State[event.Follow] {
+func unrecordedEdge(s *store.State[event.Edge]) *store.State[event.Edge] {
 	s.Object.Actor = versioned.Unrecorded
 	return s
 }

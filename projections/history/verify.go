@@ -3,105 +3,123 @@ package history
 import (
 	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"iter"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/versioned"
 )
 
-// headRow is an entity's last version, and whether that is its deletion. A and B are its key; B is not used by comments.
+// headRow is an entity's last version, and whether that is its deletion. A child's key is Child, an edge's From and To.
 type headRow struct {
 	TenantID int64
-	Comment  string
-	A, B     int64
+	Child    string
+	From, To int64
 	Version  int64
 	Deleted  bool
 }
 
-func (r *headRow) kind() string {
-	if r.Comment != "" {
-		return event.AggregateComment
-	}
-	return event.AggregateFollow
+func childHead(s *store.State[event.Child]) *headRow {
+	return &headRow{TenantID: s.TenantID, Child: s.Object.ID, Version: s.Object.Version, Deleted: s.Object.AuthorState != event.AuthorActive}
 }
 
-func commentHead(s *store.State[event.Comment]) *headRow {
-	return &headRow{TenantID: s.TenantID, Comment: s.Object.CommentID, Version: s.Object.Version, Deleted: s.Object.AuthorState != event.AuthorActive}
+func edgeHead(s *store.State[event.Edge]) *headRow {
+	return &headRow{TenantID: s.TenantID, From: int64(s.Object.From), To: int64(s.Object.To), Version: s.Object.Version, Deleted: !s.Object.Active()}
 }
 
-func followHead(s *store.State[event.Follow]) *headRow {
-	return &headRow{TenantID: s.TenantID, A: int64(s.Object.FollowerID), B: int64(s.Object.FolloweeID), Version: s.Object.Version, Deleted: !s.Object.Active()}
-}
-
-// commentHeadsSQL reads the heads of the comments' histories; where all of one was purged, what is noted of it.
-// Index: comment_history_head_idx, comment_history_purged_pkey, all of them.   Locks: none.
-const commentHeadsSQL = `
-SELECT /* history.verify */ tenant_id, comment_id::text, 0::bigint, 0::bigint, version, deleted
-  FROM (SELECT tenant_id, comment_id, version, version_state = 'DELETED' AS deleted FROM comment_history WHERE version_state IN ('LATEST', 'DELETED')
+// childHeadsSQL reads the heads of the histories of a kind's children; where all of one was purged, what is noted of it.
+// Index: KIND_history_head_idx, KIND_history_purged_pkey, all of them.   Locks: none.
+const childHeadsSQL = `
+SELECT /* history.verify */ tenant_id, {id}::text, 0::bigint, 0::bigint, version, deleted
+  FROM (SELECT tenant_id, {id}, version, version_state = 'DELETED' AS deleted FROM {kind}_history WHERE version_state IN ('LATEST', 'DELETED')
          UNION ALL
-        SELECT tenant_id, comment_id, version, true FROM comment_history_purged p
-         WHERE NOT EXISTS (SELECT FROM comment_history h WHERE h.tenant_id = p.tenant_id AND h.comment_id = p.comment_id)) heads
- ORDER BY tenant_id, heads.comment_id`
+        SELECT tenant_id, {id}, version, true FROM {kind}_history_purged p
+         WHERE NOT EXISTS (SELECT FROM {kind}_history h WHERE h.tenant_id = p.tenant_id AND h.{id} = p.{id})) heads
+ ORDER BY tenant_id, heads.{id}`
 
-// followHeadsSQL reads those of the pairs' histories likewise.
-// Index: follow_history_head_idx, follow_history_purged_pkey, all of them.   Locks: none.
-const followHeadsSQL = `
-SELECT /* history.verify */ tenant_id, '', follower_id, followee_id, version, deleted
-  FROM (SELECT tenant_id, follower_id, followee_id, version, version_state = 'DELETED' AS deleted FROM follow_history WHERE version_state IN ('LATEST', 'DELETED')
+// edgeHeadsSQL reads those of a kind's edges likewise.
+// Index: KIND_history_head_idx, KIND_history_purged_pkey, all of them.   Locks: none.
+const edgeHeadsSQL = `
+SELECT /* history.verify */ tenant_id, '', {from}, {to}, version, deleted
+  FROM (SELECT tenant_id, {from}, {to}, version, version_state = 'DELETED' AS deleted FROM {kind}_history WHERE version_state IN ('LATEST', 'DELETED')
          UNION ALL
-        SELECT tenant_id, follower_id, followee_id, version, true FROM follow_history_purged p
-         WHERE NOT EXISTS (SELECT FROM follow_history h WHERE h.tenant_id = p.tenant_id AND h.follower_id = p.follower_id AND h.followee_id = p.followee_id)) heads
- ORDER BY tenant_id, follower_id, followee_id`
+        SELECT tenant_id, {from}, {to}, version, true FROM {kind}_history_purged p
+         WHERE NOT EXISTS (SELECT FROM {kind}_history h WHERE h.tenant_id = p.tenant_id AND h.{from} = p.{from} AND h.{to} = p.{to})) heads
+ ORDER BY tenant_id, {from}, {to}`
+
+func ofEdges(k kinds.Edge, sql string) string {
+	return strings.NewReplacer("{kind}", k.Name, "{from}", k.Ends[0], "{to}", k.Ends[1]).Replace(sql)
+}
 
 // Verify compares the head of each history with the truth's row and each version with its predecessor (versioned.Table.Check),
 // reports every difference, and returns how many entities it compared. What has not been applied yet is a difference too, so it is run when the consumer's lag is 0. Both pools act
 // as the system role. Memory does not grow with the tables.
-func (*Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) (checked int64, err error) {
-	visit := func(want, got *headRow) {
-		checked++
-		compareHead(want, got, report)
-	}
-	key := func(a, b *headRow) int {
-		return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.Comment, b.Comment), cmp.Compare(a.A, b.A), cmp.Compare(a.B, b.B))
-	}
-	if err := projections.Compare(projections.Of(store.ScanComments(ctx, truth, nil, 0), commentHead), projections.Rows[headRow](ctx, projection, commentHeadsSQL, nil), key, visit); err != nil {
-		return checked, fmt.Errorf("verify the history of comments: %w", err)
-	}
-	if err := projections.Compare(projections.Of(store.ScanFollows(ctx, truth, nil, 0), followHead), projections.Rows[headRow](ctx, projection, followHeadsSQL, nil), key, visit); err != nil {
-		return checked, fmt.Errorf("verify the history of follows: %w", err)
-	}
-	return checked, postgres.InTx(ctx, projection, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		if _, err := Comments().Check(ctx, tx, func(f versioned.Flaw[event.Comment]) {
-			report(flaw(f, projections.Key{Type: event.AggregateComment, TenantID: f.TenantID, Comment: f.Object.CommentID}, f.Object.Version))
-		}); err != nil {
-			return err
+func (p *Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) (checked int64, err error) {
+	one := func(kind string, table *raw, want iter.Seq2[*headRow, error], sql string, keyOf func([]byte) (projections.Key, int64, error)) error {
+		key := func(a, b *headRow) int {
+			return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.Child, b.Child), cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To))
 		}
-		_, err := Follows().Check(ctx, tx, func(f versioned.Flaw[event.Follow]) {
-			report(flaw(f, projections.Key{Type: event.AggregateFollow, TenantID: f.TenantID, Aggregate: int64(f.Object.FolloweeID), Other: int64(f.Object.FollowerID)}, f.Object.Version))
+		err := projections.Compare(want, projections.Rows[headRow](ctx, projection, sql, nil), key, func(want, got *headRow) {
+			checked++
+			compareHead(kind, want, got, report)
 		})
-		return err
-	})
-}
-
-func flaw[T any](f versioned.Flaw[T], key projections.Key, version int64) projections.Difference {
-	return projections.Difference{Projection: Name, TenantID: f.TenantID, Entity: entity(key.Comment, key.Other, key.Aggregate),
-		Field: fmt.Sprintf("version %d, %s", version, f.Rule), Want: f.Want, Got: f.Got, Key: key}
-}
-
-func entity(comment string, follower, followee int64) string {
-	if comment != "" {
-		return "history of comment " + comment
+		if err == nil {
+			err = postgres.InTx(ctx, projection, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
+				var failed error
+				_, err = table.Check(ctx, tx, func(f versioned.Flaw[json.RawMessage]) {
+					k, version, err := keyOf(f.Object)
+					if err != nil {
+						failed = err
+						return
+					}
+					k.Type, k.TenantID = kind, f.TenantID
+					report(projections.Difference{Projection: Name, TenantID: f.TenantID, Entity: entity(k), Field: fmt.Sprintf("version %d, %s", version, f.Rule), Want: f.Want, Got: f.Got, Key: k})
+				})
+				return errors.Join(err, failed)
+			})
+		}
+		if err != nil {
+			return fmt.Errorf("verify the history of %s: %w", kind, err)
+		}
+		return nil
 	}
-	return fmt.Sprintf("history of follow %d/%d", follower, followee)
+	for _, k := range p.kinds().AllChildren() {
+		if err := one(k.Name, Children(k).raw, projections.Of(store.ScanChildren(ctx, truth, k, nil, 0), childHead), ofChildren(k, childHeadsSQL), func(object []byte) (projections.Key, int64, error) {
+			c, err := k.Names().Parse(object)
+			return projections.Key{Child: c.ID}, c.Version, err
+		}); err != nil {
+			return checked, err
+		}
+	}
+	for _, k := range p.kinds().AllEdges() {
+		if err := one(k.Name, Edges(k).raw, projections.Of(store.ScanEdges(ctx, truth, k, nil, 0), edgeHead), ofEdges(k, edgeHeadsSQL), func(object []byte) (projections.Key, int64, error) {
+			e, err := k.Names().Parse(object)
+			return projections.Key{Other: int64(e.From), Aggregate: int64(e.To)}, e.Version, err
+		}); err != nil {
+			return checked, err
+		}
+	}
+	return checked, nil
 }
 
-func compareHead(want, got *headRow, report func(projections.Difference)) {
+func entity(k projections.Key) string {
+	if k.Child != "" {
+		return fmt.Sprintf("history of %s %s", k.Type, k.Child)
+	}
+	return fmt.Sprintf("history of %s %d/%d", k.Type, k.Other, k.Aggregate)
+}
+
+func compareHead(kind string, want, got *headRow, report func(projections.Difference)) {
 	if want == nil && got.Deleted {
 		return // gone in both
 	}
@@ -109,10 +127,10 @@ func compareHead(want, got *headRow, report func(projections.Difference)) {
 	if want == nil {
 		present = got
 	}
+	key := projections.Key{Type: kind, TenantID: present.TenantID, Aggregate: present.To, Other: present.From, Child: present.Child}
 	differ := func(field string, want, got any) {
 		if want != got {
-			report(projections.Difference{Projection: Name, TenantID: present.TenantID, Entity: entity(present.Comment, present.A, present.B), Field: field, Want: fmt.Sprint(want), Got: fmt.Sprint(got),
-				Key: projections.Key{Type: present.kind(), TenantID: present.TenantID, Aggregate: present.B, Other: present.A, Comment: present.Comment}})
+			report(projections.Difference{Projection: Name, TenantID: present.TenantID, Entity: entity(key), Field: field, Want: fmt.Sprint(want), Got: fmt.Sprint(got), Key: key})
 		}
 	}
 	if want == nil || got == nil {

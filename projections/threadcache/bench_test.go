@@ -15,6 +15,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 )
 
 // asConsumersDoSQL is what the consumer's transaction begins with.
@@ -22,9 +23,9 @@ const asConsumersDoSQL = `SELECT set_config('plan_cache_mode', 'force_custom_pla
        set_config('random_page_cost', '1.1', true), set_config('jit', 'off', true)`
 
 // written is comment n of a post, half a millisecond after the one before it.
-func written(post int64, n int, parent *event.Comment) event.Comment {
-	c := event.Comment{
-		CommentID: fmt.Sprintf("00000000-0000-7000-%04x-%012x", 0x8000+post%0x4000, n), PostID: event.ID(post), Slug: fmt.Sprintf("%08x", n),
+func written(post int64, n int, parent *event.Child) event.Child {
+	c := event.Child{
+		ID: fmt.Sprintf("00000000-0000-7000-%04x-%012x", 0x8000+post%0x4000, n), Parent: event.ID(post), Slug: fmt.Sprintf("%08x", n),
 		AuthorID: event.ID(n%1000 + 1), Body: strings.Repeat("a word or two. ", 12), AuthorState: event.AuthorActive,
 		ModerationState: event.ModerationNone, Version: 1, Actor: "bench",
 	}
@@ -32,7 +33,7 @@ func written(post int64, n int, parent *event.Comment) event.Comment {
 	c.UpdatedAt = c.CreatedAt
 	c.Path = fmt.Sprintf("%014x%s", c.CreatedAt.UnixMicro(), c.Slug)
 	if parent != nil {
-		c.ParentID, c.Path = parent.CommentID, parent.Path+"/"+c.Path
+		c.ReplyTo, c.Path = parent.ID, parent.Path+"/"+c.Path
 	}
 	return c
 }
@@ -50,14 +51,14 @@ func BenchmarkApply(b *testing.B) {
 		b.Run(bench.name, func(b *testing.B) {
 			pool := testkit.Postgres(b).Pool(b, postgres.RoleSystem)
 			ctx := context.Background()
-			threads := make([][]event.Comment, bench.posts)
+			threads := make([][]event.Child, bench.posts)
 			n := 0
 			for b.Loop() {
 				b.StopTimer()
 				events := make([]event.Event, size)
 				for i := range events {
 					p := r.IntN(bench.posts)
-					var parent *event.Comment
+					var parent *event.Child
 					if t := threads[p]; len(t) > 0 && r.IntN(3) > 0 {
 						if of := &t[r.IntN(len(t))]; strings.Count(of.Path, "/")+1 < bench.depth {
 							parent = of
@@ -73,7 +74,7 @@ func BenchmarkApply(b *testing.B) {
 					if _, err := tx.Exec(ctx, asConsumersDoSQL); err != nil {
 						return err
 					}
-					return New().Apply(ctx, tx, events)
+					return New(kinds.Builtin).Apply(ctx, tx, events)
 				}); err != nil {
 					b.Fatal(err)
 				}
@@ -86,28 +87,28 @@ func BenchmarkApply(b *testing.B) {
 // documentsSQL makes what buckets would be as documents: one row with all visible comments of the bucket.
 const documentsSQL = `
 CREATE TABLE thread_documents AS
-SELECT b.tenant_id, b.post_id, b.first_at, b.first_id,
-       (SELECT jsonb_agg(jsonb_build_object('comment_id', c.comment_id, 'post_id', c.post_id::text, 'slug', c.slug, 'path', c.path, 'author_id', c.author_id::text,
+SELECT b.tenant_id, b.object_id, b.first_at, b.first_id,
+       (SELECT jsonb_agg(jsonb_build_object('child_id', c.child_id, 'object_id', c.object_id::text, 'slug', c.slug, 'path', c.path, 'author_id', c.author_id::text,
                  'body', c.body, 'author_state', c.author_state, 'moderation_state', c.moderation_state, 'version', c.version,
-                 'created_at', c.created_at, 'updated_at', c.updated_at) ORDER BY c.created_at, c.comment_id)
-          FROM thread_comments c WHERE c.tenant_id = b.tenant_id AND c.post_id = b.post_id AND c.visible
-           AND (c.created_at, c.comment_id) >= (b.first_at, b.first_id) AND (c.created_at, c.comment_id) < (b.next_at, b.next_id)) AS comments
+                 'created_at', c.created_at, 'updated_at', c.updated_at) ORDER BY c.created_at, c.child_id)
+          FROM child_lists c WHERE c.tenant_id = b.tenant_id AND c.object_id = b.object_id AND c.visible
+           AND (c.created_at, c.child_id) >= (b.first_at, b.first_id) AND (c.created_at, c.child_id) < (b.next_at, b.next_id)) AS comments
   FROM (SELECT *, lead(first_at, 1, 'infinity') OVER w AS next_at, lead(first_id, 1, first_id) OVER w AS next_id
-          FROM thread_buckets WHERE level = 0 WINDOW w AS (PARTITION BY tenant_id, post_id ORDER BY first_at, first_id)) b`
+          FROM child_buckets WHERE level = 0 WINDOW w AS (PARTITION BY tenant_id, object_id ORDER BY first_at, first_id)) b`
 
 // skipDocumentsSQL is skipOldestSQL with documents: the bucket's, and the next one.
 var skipDocumentsSQL = skipOldestSQL[:strings.Index(skipOldestSQL, "SELECT /* threadcache")] + `
 SELECT comments, (SELECT @skip - before FROM bucket_at) FROM thread_documents
- WHERE tenant_id = current_setting('tidings.tenant')::bigint AND post_id = @post
+ WHERE tenant_id = current_setting('tidings.tenant')::bigint AND object_id = @object
    AND (first_at, first_id) >= ((SELECT first_at FROM bucket_at), (SELECT first_id FROM bucket_at))
  ORDER BY first_at, first_id LIMIT 2`
 
-func skipDocuments(ctx context.Context, tx pgx.Tx, skip int64, limit int) (page []event.Comment, err error) {
-	rows, _ := tx.Query(ctx, skipDocumentsSQL, pgx.StrictNamedArgs{"post": 1, "skip": skip})
+func skipDocuments(ctx context.Context, tx pgx.Tx, skip int64, limit int) (page []event.Child, err error) {
+	rows, _ := tx.Query(ctx, skipDocumentsSQL, pgx.StrictNamedArgs{"kind": "comment", "object": 1, "skip": skip})
 	var document []byte
 	var rest int
 	_, err = pgx.ForEachRow(rows, []any{&document, &rest}, func() error {
-		var comments []event.Comment
+		var comments []event.Child
 		if err := json.Unmarshal(document, &comments); err != nil {
 			return err
 		}
@@ -135,7 +136,7 @@ func BenchmarkPages(b *testing.B) {
 			if _, err := tx.Exec(ctx, asConsumersDoSQL); err != nil {
 				return err
 			}
-			return New().Apply(ctx, tx, events)
+			return New(kinds.Builtin).Apply(ctx, tx, events)
 		}); err != nil {
 			b.Fatal(err)
 		}
@@ -161,8 +162,8 @@ func BenchmarkPages(b *testing.B) {
 	}
 	b.Logf("%d deletions: %.0f events/s", deleted, deleted/time.Since(began).Seconds())
 	owner := db.Pool(b, postgres.RoleOwner)
-	for _, sql := range []string{documentsSQL, `ALTER TABLE thread_documents ADD PRIMARY KEY (tenant_id, post_id, first_at, first_id)`,
-		`GRANT SELECT ON thread_documents TO tidings_api`, `VACUUM ANALYZE thread_comments, thread_buckets, thread_documents`} {
+	for _, sql := range []string{documentsSQL, `ALTER TABLE thread_documents ADD PRIMARY KEY (tenant_id, object_id, first_at, first_id)`,
+		`GRANT SELECT ON thread_documents TO tidings_api`, `VACUUM ANALYZE child_lists, child_buckets, thread_documents`} {
 		if _, err := owner.Exec(ctx, sql); err != nil {
 			b.Fatal(err)
 		}
@@ -170,13 +171,13 @@ func BenchmarkPages(b *testing.B) {
 	deep := func() int64 { return 850_000 + r.Int64N(100_000) }
 	reads := []struct {
 		name string
-		read func(tx pgx.Tx) ([]event.Comment, error)
+		read func(tx pgx.Tx) ([]event.Child, error)
 		took []time.Duration
 	}{
-		{name: "first", read: func(tx pgx.Tx) ([]event.Comment, error) { return Page(ctx, tx, 1, Oldest, nil, limit) }},
-		{name: "deep", read: func(tx pgx.Tx) ([]event.Comment, error) { return Skip(ctx, tx, 1, Oldest, deep(), limit) }},
-		{name: "deepnewest", read: func(tx pgx.Tx) ([]event.Comment, error) { return Skip(ctx, tx, 1, Newest, deep(), limit) }},
-		{name: "documents", read: func(tx pgx.Tx) ([]event.Comment, error) { return skipDocuments(ctx, tx, deep(), limit) }},
+		{name: "first", read: func(tx pgx.Tx) ([]event.Child, error) { return Page(ctx, tx, "comment", 1, Oldest, nil, limit) }},
+		{name: "deep", read: func(tx pgx.Tx) ([]event.Child, error) { return Skip(ctx, tx, "comment", 1, Oldest, deep(), limit) }},
+		{name: "deepnewest", read: func(tx pgx.Tx) ([]event.Child, error) { return Skip(ctx, tx, "comment", 1, Newest, deep(), limit) }},
+		{name: "documents", read: func(tx pgx.Tx) ([]event.Child, error) { return skipDocuments(ctx, tx, deep(), limit) }},
 	}
 	for b.Loop() {
 		for i := range reads {

@@ -1,10 +1,10 @@
 // Package threadcache is the read side of comments: a post's thread by age, in its own order, as a tree, in numbers.
 //
-//	comment events ──▶ fold per comment ──▶ thread_comments (newer versions only) ──▶ visible(after) - visible(before)
+//	comment events ──▶ fold per comment ──▶ child_lists (newer versions only) ──▶ visible(after) - visible(before)
 //	                                              ▲                                     │            │
 //	                                              └── visible_descendants, shown ◀── per ancestor    ▼
-//	                                                                        thread_buckets: per bucket and per group of buckets
-//	thread events ──▶ thread_settings                                       thread_totals: comments that are new, per post
+//	                                                                        child_buckets: per bucket and per group of buckets
+//	thread events ──▶ child_settings                                       child_totals: comments that are new, per post
 //
 // There is one row per comment. A row is visible when its two states say so, and shown in a threaded page when it is visible
 // or has something visible below it: then it is a tombstone. Ancestors are found by the prefixes of the path, whose levels

@@ -7,32 +7,41 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// heldBodiesSQL counts comments that have a body.
-// Index: thread_comments_pkey.   Locks: none.
-const heldBodiesSQL = `
-SELECT /* threadcache.held */ count(*) FROM thread_comments WHERE tenant_id = @tenant AND comment_id = ANY(@ids::uuid[]) AND body <> ''`
+// heldSQL counts children that have content.
+// Index: child_lists_pkey.   Locks: none.
+const heldSQL = `
+SELECT /* threadcache.held */ count(*) FROM child_lists
+ WHERE tenant_id = @tenant AND kind = @kind AND child_id = ANY(@ids::uuid[]) AND (body <> '' OR attributes - @aggregated::text[] <> '{}')`
 
-// redactBodiesSQL takes bodies out and leaves the rest, which the counts rest on.
-// Index: thread_comments_pkey.   Locks: the comments, in key order.
-const redactBodiesSQL = `
+// redactSQL takes bodies and attributes out and leaves the rest, which the counts and aggregates rest on.
+// Index: child_lists_pkey.   Locks: the children, in key order.
+const redactSQL = `
 WITH held AS MATERIALIZED (
-  SELECT comment_id FROM thread_comments WHERE tenant_id = @tenant AND comment_id = ANY(@ids::uuid[]) AND body <> '' ORDER BY comment_id FOR NO KEY UPDATE
+  SELECT child_id FROM child_lists
+   WHERE tenant_id = @tenant AND kind = @kind AND child_id = ANY(@ids::uuid[]) AND (body <> '' OR attributes - @aggregated::text[] <> '{}')
+   ORDER BY child_id FOR NO KEY UPDATE
 )
-UPDATE /* threadcache.redact */ thread_comments t SET body = '' FROM held WHERE t.tenant_id = @tenant AND t.comment_id = held.comment_id`
+UPDATE /* threadcache.redact */ child_lists t
+   SET body = '', attributes = (SELECT jsonb_object_agg(key, value) FROM jsonb_each(t.attributes) WHERE key = ANY(@aggregated::text[]))
+  FROM held WHERE t.tenant_id = @tenant AND t.kind = @kind AND t.child_id = held.child_id`
 
-// Redact takes the bodies of these comments out, in the caller's transaction, and returns of how many. It is for comments whose
-// comment.erased is parked behind a dead letter: everywhere else the event has done it. They become tombstones when that is retried. With
-// look it only counts them.
-func (Projection) Redact(ctx context.Context, tx pgx.Tx, tenant int64, ids []string, look bool) (n int64, err error) {
-	args := pgx.StrictNamedArgs{"tenant": tenant, "ids": ids}
-	if look {
-		err = tx.QueryRow(ctx, heldBodiesSQL, args).Scan(&n)
-	} else {
-		tag, e := tx.Exec(ctx, redactBodiesSQL, args)
-		n, err = tag.RowsAffected(), e
-	}
-	if err != nil {
-		return 0, fmt.Errorf("redact %d thread comments: %w", len(ids), err)
+// Redact takes the content of these children out, in the caller's transaction, and returns of how many. It is for children whose
+// event of the erasure is parked behind a dead letter: everywhere else the event has done it. They become tombstones when that is retried. With
+// look it only counts them. Attributes that are aggregated stay until then.
+func (p Projection) Redact(ctx context.Context, tx pgx.Tx, tenant int64, ids []string, look bool) (n int64, err error) {
+	for _, k := range p.kinds().AllChildren() {
+		args := pgx.StrictNamedArgs{"tenant": tenant, "kind": k.Name, "ids": ids, "aggregated": append([]string{}, k.Aggregates()...)}
+		var some int64
+		if look {
+			err = tx.QueryRow(ctx, heldSQL, args).Scan(&some)
+		} else {
+			tag, e := tx.Exec(ctx, redactSQL, args)
+			some, err = tag.RowsAffected(), e
+		}
+		if err != nil {
+			return 0, fmt.Errorf("redact %d children: %w", len(ids), err)
+		}
+		n += some
 	}
 	return n, nil
 }

@@ -1,6 +1,7 @@
 package threadcache
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -12,45 +13,100 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// Mend drops all that the projection has of the posts of the keys and applies the truth's comments and settings of them. The caller holds the
-// consumer's offsets in tx: an event that is on its way finds that its version is there. Cost: that of the posts' comments.
+// mendBatch is how many children are applied together.
+const mendBatch = 1000
+
+// dropObjectSQL drops what a table has of an object.
+const dropObjectSQL = `DELETE /* threadcache.drop */ FROM %s WHERE tenant_id = @tenant AND kind = @kind AND object_id = @object`
+
+// dropChildrenSQL drops children by their ids.
+// Index: child_lists_pkey.   Locks: the children.
+const dropChildrenSQL = `DELETE /* threadcache.drop_children */ FROM child_lists WHERE tenant_id = @tenant AND kind = @kind AND child_id = ANY(@ids::uuid[])`
+
+// Mend drops all that the projection has of the objects of the keys and applies the truth's children and settings of them. The caller holds the
+// consumer's offsets in tx: an event that is on its way finds that its version is there. Cost: that of the objects' children. What is not visible of a
+// kind that is not threaded has no index by its object: it is dropped by the ids of the truth and of the keys.
 func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key, parked projections.Parked) error {
-	var tenants, posts []int64
-	seen := make(map[thread]bool)
+	objects := make(map[object][]string) // children that the keys name
 	for _, k := range keys {
-		post := thread{k.TenantID, k.Aggregate}
-		if seen[post] {
+		o := object{k.TenantID, cmp.Or(k.Kind, k.Type), k.Aggregate}
+		if parked(o.tenant, o.kind, o.id) || parked(o.tenant, event.AggregateThread, o.id) {
 			continue
 		}
-		seen[post] = true
-		if !parked(k.TenantID, event.AggregateComment, k.Aggregate) && !parked(k.TenantID, event.AggregateThread, k.Aggregate) {
-			tenants, posts = append(tenants, k.TenantID), append(posts, k.Aggregate)
+		if objects[o] = append(objects[o], []string{}...); k.Child != "" {
+			objects[o] = append(objects[o], k.Child)
 		}
 	}
-	for _, table := range p.Tables() { // each by tenant and post
-		if _, err := tx.Exec(ctx, `DELETE FROM `+pgx.Identifier{table}.Sanitize()+` WHERE (tenant_id, post_id) IN (SELECT * FROM unnest(@tenants::bigint[], @posts::bigint[]))`,
-			pgx.StrictNamedArgs{"tenants": tenants, "posts": posts}); err != nil {
-			return fmt.Errorf("drop %d threads from %s: %w", len(posts), table, err)
+	for o, children := range objects {
+		if err := p.mend(ctx, tx, truth, o, children); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+func (p Projection) mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, o object, named []string) error {
+	kind, ok := p.kinds().Child(o.kind)
+	if !ok {
+		return fmt.Errorf("mend the children %s of %d: there is no such kind", o.kind, o.id)
+	}
+	args := pgx.StrictNamedArgs{"tenant": o.tenant, "kind": o.kind, "object": o.id}
+	for _, table := range p.Tables() {
+		sql := fmt.Sprintf(dropObjectSQL, pgx.Identifier{table}.Sanitize())
+		if table == "child_lists" && kind.Threaded {
+			sql += ` AND path IS NOT NULL` // Index: child_lists_path_idx
+		} else if table == "child_lists" {
+			sql += ` AND visible` // Index: child_lists_oldest_idx
+		}
+		if _, err := tx.Exec(ctx, sql, args); err != nil {
+			return fmt.Errorf("drop object %d from %s: %w", o.id, table, err)
+		}
+	}
+	drop := func(ids []string) error {
+		if _, err := tx.Exec(ctx, dropChildrenSQL, pgx.StrictNamedArgs{"tenant": o.tenant, "kind": o.kind, "ids": ids}); err != nil {
+			return fmt.Errorf("drop %d children of %d: %w", len(ids), o.id, err)
+		}
+		return nil
+	}
+	if err := drop(named); err != nil {
+		return err
+	}
+	settings, err := store.GetSettings(ctx, truth, o.tenant, []event.Ref{{Type: event.AggregateThread, Thread: event.ID(o.id), Kind: o.kind}})
+	if err != nil {
+		return err
 	}
 	var events []event.Event
-	for i, post := range posts {
-		settings, err := store.GetEvents(ctx, truth, tenants[i], []event.Ref{{Type: event.AggregateThread, Thread: event.ID(post)}})
+	for i := range settings {
+		e, err := store.SettingsEvent(&settings[i])
 		if err != nil {
 			return err
 		}
-		events = append(events, settings...)
-		for e, err := range store.Events(store.ScanThread(ctx, truth, tenants[i], post)) {
-			if err != nil {
+		events = append(events, e)
+	}
+	var ids []string
+	flush := func() error {
+		if !kind.Threaded {
+			if err := drop(ids); err != nil {
 				return err
 			}
-			if events = append(events, e); len(events) == 1000 {
-				if err := p.Apply(ctx, tx, events); err != nil {
-					return err
-				}
-				events = events[:0]
+		}
+		err := p.Apply(ctx, tx, events)
+		events, ids = events[:0], ids[:0]
+		return err
+	}
+	for s, err := range store.ScanObject(ctx, truth, kind, o.tenant, o.id) {
+		if err != nil {
+			return err
+		}
+		e, err := store.ChildEvent(kind, s)
+		if err != nil {
+			return err
+		}
+		if events, ids = append(events, e), append(ids, s.Object.ID); len(events) == mendBatch {
+			if err := flush(); err != nil {
+				return err
 			}
 		}
 	}
-	return p.Apply(ctx, tx, events)
+	return flush()
 }

@@ -9,35 +9,36 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// reachedSQL looks for comments and settings whose row here is older than asked for. Rows of gone comments stay.
-// Index: thread_comments_pkey, thread_settings_pkey, one probe per entity.   Locks: none.
+// reachedSQL looks for children and settings whose row here is older than asked for. Rows of gone children stay.
+// Index: child_lists_pkey, child_settings_pkey, one probe per entity.   Locks: none.
 const reachedSQL = `
 SELECT /* threadcache.reached */ NOT EXISTS (
-  SELECT FROM unnest(@comments::uuid[], @comment_versions::bigint[]) AS w(comment_id, version)
-    LEFT JOIN thread_comments t ON t.tenant_id = current_setting('tidings.tenant')::bigint AND t.comment_id = w.comment_id
+  SELECT FROM unnest(@kinds::text[], @children::uuid[], @versions::bigint[]) AS w(kind, child_id, version)
+    LEFT JOIN child_lists t ON t.tenant_id = current_setting('tidings.tenant')::bigint AND t.kind = w.kind AND t.child_id = w.child_id
    WHERE coalesce(t.version, 0) < w.version)
    AND NOT EXISTS (
-  SELECT FROM unnest(@posts::bigint[], @post_versions::bigint[]) AS w(post_id, version)
-    LEFT JOIN thread_settings t ON t.tenant_id = current_setting('tidings.tenant')::bigint AND t.post_id = w.post_id
+  SELECT FROM unnest(@set_kinds::text[], @set_objects::bigint[], @set_versions::bigint[]) AS w(kind, object_id, version)
+    LEFT JOIN child_settings t ON t.tenant_id = current_setting('tidings.tenant')::bigint AND t.kind = w.kind AND t.object_id = w.object_id
    WHERE coalesce(t.version, 0) < w.version)`
 
 // Reached reports whether the projection has each of the entities at the version that the ref names, or a later one. The
 // transaction's tenant is set.
 func (Projection) Reached(ctx context.Context, tx pgx.Tx, refs []event.Ref) (reached bool, err error) {
-	var comments []string
-	var commentVersions, posts, postVersions []int64
+	var names, children, setKinds []string
+	var versions, setObjects, setVersions []int64
 	for _, r := range refs {
-		if r.Type == event.AggregateComment {
-			comments, commentVersions = append(comments, r.Comment), append(commentVersions, r.Version)
+		if r.Type == event.AggregateThread {
+			t := event.Thread{Kind: r.Kind}
+			setKinds, setObjects, setVersions = append(setKinds, t.Of()), append(setObjects, int64(r.Thread)), append(setVersions, r.Version)
 		} else {
-			posts, postVersions = append(posts, int64(r.Thread)), append(postVersions, r.Version)
+			names, children, versions = append(names, r.Type), append(children, r.Child), append(versions, r.Version)
 		}
 	}
 	err = tx.QueryRow(ctx, reachedSQL, pgx.StrictNamedArgs{
-		"comments": comments, "comment_versions": commentVersions, "posts": posts, "post_versions": postVersions,
+		"kinds": names, "children": children, "versions": versions, "set_kinds": setKinds, "set_objects": setObjects, "set_versions": setVersions,
 	}).Scan(&reached)
 	if err != nil {
-		return false, fmt.Errorf("look whether %d comments and threads are there: %w", len(refs), err)
+		return false, fmt.Errorf("look whether %d children and threads are there: %w", len(refs), err)
 	}
 	return reached, nil
 }

@@ -1,7 +1,9 @@
 package threadcache
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"time"
@@ -11,14 +13,14 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// Key is a place in the chronological order, at a comment or where one was.
+// Key is a place in the chronological order, at a child or where one was.
 type Key struct {
 	CreatedAt time.Time
-	CommentID string
+	ChildID   string
 }
 
-// KeyOf is the comment's place.
-func KeyOf(c event.Comment) Key { return Key{c.CreatedAt.Time, c.CommentID} }
+// KeyOf is the child's place.
+func KeyOf(c event.Child) Key { return Key{c.CreatedAt.Time, c.ID} }
 
 // Order is a chronological order: Oldest or Newest first.
 type Order bool
@@ -31,82 +33,82 @@ const (
 
 const zeroID = "00000000-0000-0000-0000-000000000000"
 
-// columns are a comment's, for toComment. The id's name is another than its column's: else ORDER BY would take the text.
-const columns = `comment_id::text AS id, post_id, parent_id::text, slug, path, author_id, body, author_state, moderation_state,
+// fields are a child's, for toChild. The id's name is another than its column's: else ORDER BY would take the text.
+const fields = `child_id::text AS id, object_id, parent_id::text, slug, path, author_id, body, attributes, author_state, moderation_state,
        version, created_at, updated_at`
 
-// oldestSQL is one chronological page: visible comments only.
-// Index: thread_comments_oldest_idx, one range.   Locks: none.
+// oldestSQL is one chronological page: visible children only.
+// Index: child_lists_oldest_idx, one range.   Locks: none.
 const oldestSQL = `
-SELECT /* threadcache.oldest */ ` + columns + `
-  FROM thread_comments
- WHERE tenant_id = current_setting('tidings.tenant')::bigint AND post_id = @post AND visible
-   AND (created_at, comment_id) > (@created_at::timestamptz, @comment_id::uuid)
- ORDER BY created_at, comment_id
+SELECT /* threadcache.oldest */ ` + fields + `
+  FROM child_lists
+ WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object AND visible
+   AND (created_at, child_id) > (@created_at::timestamptz, @child_id::uuid)
+ ORDER BY created_at, child_id
  LIMIT @limit`
 
 // newestSQL is one page the other way.
-// Index: thread_comments_oldest_idx, one range backwards.   Locks: none.
+// Index: child_lists_oldest_idx, one range backwards.   Locks: none.
 const newestSQL = `
-SELECT /* threadcache.newest */ ` + columns + `
-  FROM thread_comments
- WHERE tenant_id = current_setting('tidings.tenant')::bigint AND post_id = @post AND visible
-   AND (created_at, comment_id) < (@created_at::timestamptz, @comment_id::uuid)
- ORDER BY created_at DESC, comment_id DESC
+SELECT /* threadcache.newest */ ` + fields + `
+  FROM child_lists
+ WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object AND visible
+   AND (created_at, child_id) < (@created_at::timestamptz, @child_id::uuid)
+ ORDER BY created_at DESC, child_id DESC
  LIMIT @limit`
 
-// Page returns up to limit visible comments of post in the order, behind after; from the first when after is nil.
+// Page returns up to limit visible children of the object in the order, behind after; from the first when after is nil.
 // The transaction's tenant is set. Cost: one index range of limit rows.
-func Page(ctx context.Context, tx pgx.Tx, post int64, order Order, after *Key, limit int) ([]event.Comment, error) {
-	sql, args := oldestSQL, pgx.StrictNamedArgs{"post": post, "limit": limit, "created_at": any("-infinity"), "comment_id": zeroID}
+func Page(ctx context.Context, tx pgx.Tx, kind string, object int64, order Order, after *Key, limit int) ([]event.Child, error) {
+	sql, args := oldestSQL, pgx.StrictNamedArgs{"kind": kind, "object": object, "limit": limit, "created_at": any("-infinity"), "child_id": zeroID}
 	if order == Newest {
 		sql, args["created_at"] = newestSQL, "infinity"
 	}
 	if after != nil {
-		args["created_at"], args["comment_id"] = after.CreatedAt, after.CommentID
+		args["created_at"], args["child_id"] = after.CreatedAt, after.ChildID
 	}
 	page, err := collect(ctx, tx, sql, args)
 	if err != nil {
-		return nil, fmt.Errorf("read %d comments of post %d: %w", limit, post, err)
+		return nil, fmt.Errorf("read %d children of object %d: %w", limit, object, err)
 	}
 	return page, nil
 }
 
-// skipOldestSQL is the page behind the first skip visible comments. The counts of the groups lead to the group, those of its
+// skipOldestSQL is the page behind the first skip visible children. The counts of the groups lead to the group, those of its
 // buckets to the bucket, and what is left to skip are rows of the bucket. It is one statement, so that counts and rows are of
 // one snapshot. The limit is a subquery so that the planner makes no more of one number than of another, and keeps its plan:
 // to plan this takes as long as to run it.
-// Index: thread_buckets_pkey: the post's groups, one group's buckets; thread_comments_oldest_idx, from one bucket's first key.
+// Index: child_buckets_pkey: the object's groups, one group's buckets; child_lists_oldest_idx, from one bucket's first key.
 // Locks: none.
 const skipOldestSQL = `
 WITH groups AS (
   SELECT first_at, first_id, visible, sum(visible) OVER w - visible AS before, lead(first_at) OVER w AS next_at, lead(first_id) OVER w AS next_id
-    FROM thread_buckets WHERE tenant_id = current_setting('tidings.tenant')::bigint AND post_id = @post AND level = 1
+    FROM child_buckets WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object AND level = 1
   WINDOW w AS (ORDER BY first_at, first_id)
 ), group_at AS MATERIALIZED (
   SELECT first_at, first_id, before, coalesce(next_at, 'infinity') AS next_at, coalesce(next_id, first_id) AS next_id
     FROM groups WHERE before <= @skip::bigint AND before + visible > @skip
 ), buckets AS (
   SELECT first_at, first_id, visible, (SELECT before FROM group_at) + sum(visible) OVER (ORDER BY first_at, first_id) - visible AS before
-    FROM thread_buckets WHERE tenant_id = current_setting('tidings.tenant')::bigint AND post_id = @post AND level = 0
+    FROM child_buckets WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object AND level = 0
      AND (first_at, first_id) >= ((SELECT first_at FROM group_at), (SELECT first_id FROM group_at))
      AND (first_at, first_id) < ((SELECT next_at FROM group_at), (SELECT next_id FROM group_at))
 ), bucket_at AS MATERIALIZED (
   SELECT first_at, first_id, before FROM buckets WHERE before <= @skip AND before + visible > @skip
 )
-SELECT /* threadcache.skip_oldest */ ` + columns + `
-  FROM thread_comments
- WHERE tenant_id = current_setting('tidings.tenant')::bigint AND post_id = @post AND visible
-   AND (created_at, comment_id) >= ((SELECT first_at FROM bucket_at), (SELECT first_id FROM bucket_at))
- ORDER BY created_at, comment_id
+SELECT /* threadcache.skip_oldest */ ` + fields + `
+  FROM child_lists
+ WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object AND visible
+   AND (created_at, child_id) >= ((SELECT first_at FROM bucket_at), (SELECT first_id FROM bucket_at))
+ ORDER BY created_at, child_id
  LIMIT (SELECT @limit::bigint) OFFSET (SELECT @skip - before FROM bucket_at)`
 
 // skipNewestSQL is the same from the other end: ranges are counted from the last, and end where the later one begins.
-// Index: as skipOldestSQL, the comments backwards from where one bucket ends.   Locks: none.
+// Index: as skipOldestSQL, the children backwards from where one bucket ends.   Locks: none.
 const skipNewestSQL = `
 WITH groups AS (
   SELECT first_at, first_id, visible, sum(visible) OVER w - visible AS before, lag(first_at) OVER w AS next_at, lag(first_id) OVER w AS next_id
-    FROM thread_buckets WHERE tenant_id = current_setting('tidings.tenant')::bigint AND post_id = @post AND level = 1
+    FROM child_buckets WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object AND level = 1
   WINDOW w AS (ORDER BY first_at DESC, first_id DESC)
 ), group_at AS MATERIALIZED (
   SELECT first_at, first_id, before, coalesce(next_at, 'infinity') AS next_at, coalesce(next_id, first_id) AS next_id
@@ -114,45 +116,45 @@ WITH groups AS (
 ), buckets AS (
   SELECT visible, (SELECT before FROM group_at) + sum(visible) OVER w - visible AS before,
          lag(first_at, 1, (SELECT next_at FROM group_at)) OVER w AS next_at, lag(first_id, 1, (SELECT next_id FROM group_at)) OVER w AS next_id
-    FROM thread_buckets WHERE tenant_id = current_setting('tidings.tenant')::bigint AND post_id = @post AND level = 0
+    FROM child_buckets WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object AND level = 0
      AND (first_at, first_id) >= ((SELECT first_at FROM group_at), (SELECT first_id FROM group_at))
      AND (first_at, first_id) < ((SELECT next_at FROM group_at), (SELECT next_id FROM group_at))
   WINDOW w AS (ORDER BY first_at DESC, first_id DESC)
 ), bucket_at AS MATERIALIZED (
   SELECT next_at, next_id, before FROM buckets WHERE before <= @skip AND before + visible > @skip
 )
-SELECT /* threadcache.skip_newest */ ` + columns + `
-  FROM thread_comments
- WHERE tenant_id = current_setting('tidings.tenant')::bigint AND post_id = @post AND visible
-   AND (created_at, comment_id) < ((SELECT next_at FROM bucket_at), (SELECT next_id FROM bucket_at))
- ORDER BY created_at DESC, comment_id DESC
+SELECT /* threadcache.skip_newest */ ` + fields + `
+  FROM child_lists
+ WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object AND visible
+   AND (created_at, child_id) < ((SELECT next_at FROM bucket_at), (SELECT next_id FROM bucket_at))
+ ORDER BY created_at DESC, child_id DESC
  LIMIT (SELECT @limit::bigint) OFFSET (SELECT @skip - before FROM bucket_at)`
 
-// Skip returns up to limit visible comments of post in the order, behind the first skip of them: what OFFSET would. The
-// transaction's tenant is set. Cost at any depth: the counts of the post's groups (one row per 10,000 to 40,000 comments) and of one
+// Skip returns up to limit visible children of the object in the order, behind the first skip of them: what OFFSET would. The
+// transaction's tenant is set. Cost at any depth: the counts of the object's groups (one row per 10,000 to 40,000 children) and of one
 // group's buckets (100 to 200 rows), then an index range of limit rows and up to one bucket's.
-func Skip(ctx context.Context, tx pgx.Tx, post int64, order Order, skip int64, limit int) ([]event.Comment, error) {
+func Skip(ctx context.Context, tx pgx.Tx, kind string, object int64, order Order, skip int64, limit int) ([]event.Child, error) {
 	sql := skipOldestSQL
 	if order == Newest {
 		sql = skipNewestSQL
 	}
-	page, err := collect(ctx, tx, sql, pgx.StrictNamedArgs{"post": post, "skip": skip, "limit": limit})
+	page, err := collect(ctx, tx, sql, pgx.StrictNamedArgs{"kind": kind, "object": object, "skip": skip, "limit": limit})
 	if err != nil {
-		return nil, fmt.Errorf("read %d comments of post %d behind %d: %w", limit, post, skip, err)
+		return nil, fmt.Errorf("read %d children of object %d behind %d: %w", limit, object, skip, err)
 	}
 	return page, nil
 }
 
-// Around returns up to limit visible comments, oldest first, with c's place in their middle, or nearer to an end where the post
+// Around returns up to limit visible children, oldest first, with c's place in their middle, or nearer to an end where the object
 // ends; earlier and later say whether there are others on each side. c need not be visible: then its place is between two
-// comments. The transaction's tenant is set. Cost: two index ranges of limit rows.
-func Around(ctx context.Context, tx pgx.Tx, c event.Comment, limit int) (page []event.Comment, earlier, later bool, err error) {
+// children. The transaction's tenant is set. Cost: two index ranges of limit rows.
+func Around(ctx context.Context, tx pgx.Tx, kind string, c event.Child, limit int) (page []event.Child, earlier, later bool, err error) {
 	at := KeyOf(c)
-	before, err := Page(ctx, tx, int64(c.PostID), Newest, &at, limit+1)
+	before, err := Page(ctx, tx, kind, int64(c.Parent), Newest, &at, limit+1)
 	if err != nil {
 		return nil, false, false, err
 	}
-	after, err := Page(ctx, tx, int64(c.PostID), Oldest, &at, limit+1)
+	after, err := Page(ctx, tx, kind, int64(c.Parent), Oldest, &at, limit+1)
 	if err != nil {
 		return nil, false, false, err
 	}
@@ -168,173 +170,210 @@ func Around(ctx context.Context, tx pgx.Tx, c event.Comment, limit int) (page []
 }
 
 // threadedSQL is one page in the order of the thread: what is visible, and the tombstones above it.
-// Index: thread_comments_threaded_idx, one range.   Locks: none.
+// Index: child_lists_threaded_idx, one range.   Locks: none.
 const threadedSQL = `
-SELECT /* threadcache.threaded */ comment_id::text AS id, post_id, parent_id::text, slug, path,
+SELECT /* threadcache.threaded */ child_id::text AS id, object_id, parent_id::text, slug, path,
        CASE WHEN visible THEN author_id ELSE 0 END, CASE WHEN visible THEN body ELSE '' END,
-       author_state, moderation_state, version, created_at, updated_at
-  FROM thread_comments
- WHERE tenant_id = current_setting('tidings.tenant')::bigint AND post_id = @post AND shown AND path > @after AND path < @end
+       CASE WHEN visible THEN attributes END, author_state, moderation_state, version, created_at, updated_at
+  FROM child_lists
+ WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object AND shown AND path > @after AND path < @end
  ORDER BY path
  LIMIT @limit`
 
-// Threaded returns up to limit comments of post in the order of the thread (each comment, then its replies), after the path
-// afterPath; from the start when it is empty. A comment that is gone and has something visible below it is a tombstone: it is
+// Threaded returns up to limit children of the object in the order of the thread (each child, then its replies), after the path
+// afterPath; from the start when it is empty. A child that is gone and has something visible below it is a tombstone: it is
 // not Visible, its Body is empty and its AuthorID 0. The transaction's tenant is set. Cost: one index range of limit rows.
-func Threaded(ctx context.Context, tx pgx.Tx, post int64, afterPath string, limit int) ([]event.Comment, error) {
-	return threaded(ctx, tx, post, afterPath, "~", limit) // no path goes beyond: they are of digits and lower-case letters
+func Threaded(ctx context.Context, tx pgx.Tx, kind string, object int64, afterPath string, limit int) ([]event.Child, error) {
+	return threaded(ctx, tx, kind, object, afterPath, "~", limit) // no path goes beyond: they are of digits and lower-case letters
 }
 
-// Replies returns up to limit comments below the one at path, in the order of the thread, after afterPath; from the first when
+// Replies returns up to limit children below the one at path, in the order of the thread, after afterPath; from the first when
 // it is empty. Else it is as Threaded.
-func Replies(ctx context.Context, tx pgx.Tx, post int64, path, afterPath string, limit int) ([]event.Comment, error) {
-	return threaded(ctx, tx, post, max(afterPath, path+"/"), path+"0", limit) // '0' follows '/'
+func Replies(ctx context.Context, tx pgx.Tx, kind string, object int64, path, afterPath string, limit int) ([]event.Child, error) {
+	return threaded(ctx, tx, kind, object, max(afterPath, path+"/"), path+"0", limit) // '0' follows '/'
 }
 
-func threaded(ctx context.Context, tx pgx.Tx, post int64, after, end string, limit int) ([]event.Comment, error) {
-	page, err := collect(ctx, tx, threadedSQL, pgx.StrictNamedArgs{"post": post, "after": after, "end": end, "limit": limit})
+func threaded(ctx context.Context, tx pgx.Tx, kind string, object int64, after, end string, limit int) ([]event.Child, error) {
+	page, err := collect(ctx, tx, threadedSQL, pgx.StrictNamedArgs{"kind": kind, "object": object, "after": after, "end": end, "limit": limit})
 	if err != nil {
-		return nil, fmt.Errorf("read %d threaded comments of post %d after %q: %w", limit, post, after, err)
+		return nil, fmt.Errorf("read %d threaded children of object %d after %q: %w", limit, object, after, err)
 	}
 	return page, nil
 }
 
-// byIDSQL reads one comment.
-// Index: thread_comments_pkey.   Locks: none.
+// byIDSQL reads one child.
+// Index: child_lists_pkey.   Locks: none.
 const byIDSQL = `
-SELECT /* threadcache.by_id */ ` + columns + `
-  FROM thread_comments WHERE tenant_id = current_setting('tidings.tenant')::bigint AND comment_id = @id::uuid`
+SELECT /* threadcache.by_id */ ` + fields + `
+  FROM child_lists WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND child_id = @id::uuid`
 
-// ByID returns the comment, whatever its state. The transaction's tenant is set.
-func ByID(ctx context.Context, tx pgx.Tx, id string) (c event.Comment, found bool, err error) {
-	return one(ctx, tx, byIDSQL, pgx.StrictNamedArgs{"id": id})
+// ByID returns the child, whatever its state. The transaction's tenant is set.
+func ByID(ctx context.Context, tx pgx.Tx, kind, id string) (c event.Child, found bool, err error) {
+	return one(ctx, tx, byIDSQL, pgx.StrictNamedArgs{"kind": kind, "id": id})
 }
 
-// bySlugSQL reads one comment by its permalink.
-// Index: thread_comments_slug_idx.   Locks: none.
+// bySlugSQL reads one child by its permalink.
+// Index: child_lists_slug_idx.   Locks: none.
 const bySlugSQL = `
-SELECT /* threadcache.by_slug */ ` + columns + `
-  FROM thread_comments WHERE tenant_id = current_setting('tidings.tenant')::bigint AND slug = @slug AND post_id = @post`
+SELECT /* threadcache.by_slug */ ` + fields + `
+  FROM child_lists WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND slug = @slug AND object_id = @object`
 
-// BySlug returns the comment of post that has the slug, whatever its state. The transaction's tenant is set.
-func BySlug(ctx context.Context, tx pgx.Tx, post int64, slug string) (c event.Comment, found bool, err error) {
-	return one(ctx, tx, bySlugSQL, pgx.StrictNamedArgs{"post": post, "slug": slug})
+// BySlug returns the child of the object that has the slug, whatever its state. The transaction's tenant is set.
+func BySlug(ctx context.Context, tx pgx.Tx, kind string, object int64, slug string) (c event.Child, found bool, err error) {
+	return one(ctx, tx, bySlugSQL, pgx.StrictNamedArgs{"kind": kind, "object": object, "slug": slug})
 }
 
-// byAuthorSQL is one page of an author's comments.
-// Index: thread_comments_author_idx, one range backwards.   Locks: none.
+// byAuthorSQL is one page of an author's children.
+// Index: child_lists_author_idx, one range backwards.   Locks: none.
 const byAuthorSQL = `
-SELECT /* threadcache.by_author */ ` + columns + `
-  FROM thread_comments
- WHERE tenant_id = current_setting('tidings.tenant')::bigint AND author_id = @author AND visible
-   AND (created_at, comment_id) < (@created_at::timestamptz, @comment_id::uuid)
- ORDER BY created_at DESC, comment_id DESC
+SELECT /* threadcache.by_author */ ` + fields + `
+  FROM child_lists
+ WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND author_id = @author AND visible
+   AND (created_at, child_id) < (@created_at::timestamptz, @child_id::uuid)
+ ORDER BY created_at DESC, child_id DESC
  LIMIT @limit`
 
-// ByAuthor returns up to limit visible comments of the author in all posts, newest first, behind after; from the newest when it
+// ByAuthor returns up to limit visible children of the author in all objects, newest first, behind after; from the newest when it
 // is nil. The transaction's tenant is set. Cost: one index range of limit rows.
-func ByAuthor(ctx context.Context, tx pgx.Tx, author int64, after *Key, limit int) ([]event.Comment, error) {
-	args := pgx.StrictNamedArgs{"author": author, "limit": limit, "created_at": any("infinity"), "comment_id": zeroID}
+func ByAuthor(ctx context.Context, tx pgx.Tx, kind string, author int64, after *Key, limit int) ([]event.Child, error) {
+	args := pgx.StrictNamedArgs{"kind": kind, "author": author, "limit": limit, "created_at": any("infinity"), "child_id": zeroID}
 	if after != nil {
-		args["created_at"], args["comment_id"] = after.CreatedAt, after.CommentID
+		args["created_at"], args["child_id"] = after.CreatedAt, after.ChildID
 	}
 	page, err := collect(ctx, tx, byAuthorSQL, args)
 	if err != nil {
-		return nil, fmt.Errorf("read %d comments of author %d: %w", limit, author, err)
+		return nil, fmt.Errorf("read %d children of author %d: %w", limit, author, err)
 	}
 	return page, nil
 }
 
 // pendingSQL is one page of what waits for a moderator.
-// Index: thread_comments_pending_idx, one range.   Locks: none.
+// Index: child_lists_pending_idx, one range.   Locks: none.
 const pendingSQL = `
-SELECT /* threadcache.pending */ ` + columns + `
-  FROM thread_comments
- WHERE tenant_id = current_setting('tidings.tenant')::bigint AND moderation_state = 'PENDING' AND author_state = 'ACTIVE'
-   AND (created_at, comment_id) > (@created_at::timestamptz, @comment_id::uuid)
- ORDER BY created_at, comment_id
+SELECT /* threadcache.pending */ ` + fields + `
+  FROM child_lists
+ WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND moderation_state = 'PENDING' AND author_state = 'ACTIVE'
+   AND (created_at, child_id) > (@created_at::timestamptz, @child_id::uuid)
+ ORDER BY created_at, child_id
  LIMIT @limit`
 
-// pendingOfPostSQL is the same of one post.
-// Index: thread_comments_pending_post_idx, one range.   Locks: none.
-const pendingOfPostSQL = `
-SELECT /* threadcache.pending_of_post */ ` + columns + `
-  FROM thread_comments
- WHERE tenant_id = current_setting('tidings.tenant')::bigint AND post_id = @post AND moderation_state = 'PENDING' AND author_state = 'ACTIVE'
-   AND (created_at, comment_id) > (@created_at::timestamptz, @comment_id::uuid)
- ORDER BY created_at, comment_id
+// pendingOfObjectSQL is the same of one object.
+// Index: child_lists_pending_object_idx, one range.   Locks: none.
+const pendingOfObjectSQL = `
+SELECT /* threadcache.pending_of_object */ ` + fields + `
+  FROM child_lists
+ WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object AND moderation_state = 'PENDING' AND author_state = 'ACTIVE'
+   AND (created_at, child_id) > (@created_at::timestamptz, @child_id::uuid)
+ ORDER BY created_at, child_id
  LIMIT @limit`
 
-// Pending returns up to limit comments that wait for a moderator, the one that has waited longest first, behind after; from the
-// first when it is nil. post is 0 for those of all posts. The transaction's tenant is set. Cost: one index range of limit rows.
-func Pending(ctx context.Context, tx pgx.Tx, post int64, after *Key, limit int) ([]event.Comment, error) {
-	sql, args := pendingSQL, pgx.StrictNamedArgs{"limit": limit, "created_at": any("-infinity"), "comment_id": zeroID}
-	if post != 0 {
-		sql, args["post"] = pendingOfPostSQL, post
+// Pending returns up to limit children that wait for a moderator, the one that has waited longest first, behind after; from the
+// first when it is nil. object is 0 for those of all objects. The transaction's tenant is set. Cost: one index range of limit rows.
+func Pending(ctx context.Context, tx pgx.Tx, kind string, object int64, after *Key, limit int) ([]event.Child, error) {
+	sql, args := pendingSQL, pgx.StrictNamedArgs{"kind": kind, "limit": limit, "created_at": any("-infinity"), "child_id": zeroID}
+	if object != 0 {
+		sql, args["object"] = pendingOfObjectSQL, object
 	}
 	if after != nil {
-		args["created_at"], args["comment_id"] = after.CreatedAt, after.CommentID
+		args["created_at"], args["child_id"] = after.CreatedAt, after.ChildID
 	}
 	page, err := collect(ctx, tx, sql, args)
 	if err != nil {
-		return nil, fmt.Errorf("read %d pending comments: %w", limit, err)
+		return nil, fmt.Errorf("read %d pending children: %w", limit, err)
 	}
 	return page, nil
 }
 
 // Summary is a thread in numbers.
 type Summary struct {
-	Visible int64      // comments that everybody sees
-	Total   int64      // comments that there ever were
+	Visible int64      // children that everybody sees
+	Total   int64      // children that there ever were
 	LastAt  *time.Time // when the newest visible one was written; nil without any
 }
 
-// summarySQL sums the counts of a post's groups.
-// Index: thread_buckets_pkey, the groups; thread_totals_pkey; thread_comments_oldest_idx, one row.   Locks: none.
+// summarySQL sums the counts of an object's groups.
+// Index: child_buckets_pkey, the groups; child_totals_pkey; child_lists_oldest_idx, one row.   Locks: none.
 const summarySQL = `
 SELECT /* threadcache.summary */
-       (SELECT coalesce(sum(visible), 0) FROM thread_buckets
-         WHERE tenant_id = current_setting('tidings.tenant')::bigint AND post_id = @post AND level = 1),
-       coalesce((SELECT total FROM thread_totals WHERE tenant_id = current_setting('tidings.tenant')::bigint AND post_id = @post), 0),
-       (SELECT created_at FROM thread_comments
-         WHERE tenant_id = current_setting('tidings.tenant')::bigint AND post_id = @post AND visible
-         ORDER BY created_at DESC, comment_id DESC LIMIT 1)`
+       (SELECT coalesce(sum(visible), 0) FROM child_buckets
+         WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object AND level = 1),
+       coalesce((SELECT total FROM child_totals WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object), 0),
+       (SELECT created_at FROM child_lists
+         WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object AND visible
+         ORDER BY created_at DESC, child_id DESC LIMIT 1)`
 
-// ReadSummary returns the thread of post in numbers. The transaction's tenant is set. Cost: one row per 10,000 to 40,000 comments.
-func ReadSummary(ctx context.Context, tx pgx.Tx, post int64) (Summary, error) {
-	rows, _ := tx.Query(ctx, summarySQL, pgx.StrictNamedArgs{"post": post})
+// ReadSummary returns the thread of the object in numbers. The transaction's tenant is set. Cost: one row per 10,000 to 40,000 children.
+func ReadSummary(ctx context.Context, tx pgx.Tx, kind string, object int64) (Summary, error) {
+	rows, _ := tx.Query(ctx, summarySQL, pgx.StrictNamedArgs{"kind": kind, "object": object})
 	s, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Summary])
 	if err != nil {
-		return Summary{}, fmt.Errorf("sum up the thread of post %d: %w", post, err)
+		return Summary{}, fmt.Errorf("sum up the thread of object %d: %w", object, err)
 	}
 	return s, nil
 }
 
-func one(ctx context.Context, tx pgx.Tx, sql string, args pgx.StrictNamedArgs) (event.Comment, bool, error) {
+// Aggregate is an attribute of an object's visible children in numbers.
+type Aggregate struct {
+	Attribute  string
+	Count, Sum int64 // of the children that have it
+}
+
+// readAggregatesSQL reads an object's aggregates.
+// Index: child_aggregates_pkey, one range.   Locks: none.
+const readAggregatesSQL = `
+SELECT /* threadcache.read_aggregates */ attribute, count, sum FROM child_aggregates
+ WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object ORDER BY attribute`
+
+// ReadAggregates returns the attributes that the kind aggregates, by name; one that no child of the object ever had is absent. The transaction's
+// tenant is set.
+func ReadAggregates(ctx context.Context, tx pgx.Tx, kind string, object int64) ([]Aggregate, error) {
+	rows, _ := tx.Query(ctx, readAggregatesSQL, pgx.StrictNamedArgs{"kind": kind, "object": object})
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Aggregate])
+	if err != nil {
+		return nil, fmt.Errorf("read the aggregates of %s under %d: %w", kind, object, err)
+	}
+	return all, nil
+}
+
+func one(ctx context.Context, tx pgx.Tx, sql string, args pgx.StrictNamedArgs) (event.Child, bool, error) {
 	found, err := collect(ctx, tx, sql, args)
 	if err != nil {
-		return event.Comment{}, false, fmt.Errorf("read a comment: %w", err)
+		return event.Child{}, false, fmt.Errorf("read a child: %w", err)
 	}
 	if len(found) == 0 {
-		return event.Comment{}, false, nil
+		return event.Child{}, false, nil
 	}
 	return found[0], true, nil
 }
 
-func collect(ctx context.Context, tx pgx.Tx, sql string, args pgx.StrictNamedArgs) ([]event.Comment, error) {
+func collect(ctx context.Context, tx pgx.Tx, sql string, args pgx.StrictNamedArgs) ([]event.Child, error) {
 	rows, _ := tx.Query(ctx, sql, args)
-	return pgx.CollectRows(rows, toComment)
+	return pgx.CollectRows(rows, toChild)
 }
 
-func toComment(row pgx.CollectableRow) (event.Comment, error) {
-	var c event.Comment
-	var post, author int64
-	var parent *string
-	err := row.Scan(&c.CommentID, &post, &parent, &c.Slug, &c.Path, &author, &c.Body, &c.AuthorState, &c.ModerationState,
+func toChild(row pgx.CollectableRow) (event.Child, error) {
+	var c event.Child
+	var object, author int64
+	var replyTo, slug, path *string
+	err := row.Scan(&c.ID, &object, &replyTo, &slug, &path, &author, &c.Body, &c.Attributes, &c.AuthorState, &c.ModerationState,
 		&c.Version, &c.CreatedAt.Time, &c.UpdatedAt.Time)
-	c.PostID, c.AuthorID = event.ID(post), event.ID(author)
-	if parent != nil {
-		c.ParentID = *parent
-	}
+	c.Parent, c.AuthorID = event.ID(object), event.ID(author)
+	c.ReplyTo, c.Slug, c.Path, c.Attributes = orEmpty(replyTo), orEmpty(slug), orEmpty(path), compact(c.Attributes)
 	return c, err
+}
+
+func orEmpty(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}
+
+// compact takes the blanks out that PostgreSQL writes between members.
+func compact(object json.RawMessage) json.RawMessage {
+	var b bytes.Buffer
+	if len(object) == 0 || json.Compact(&b, object) != nil {
+		return nil
+	}
+	return b.Bytes()
 }

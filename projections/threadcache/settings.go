@@ -10,28 +10,29 @@ import (
 )
 
 // settingsSQL writes the settings that are newer than ours.
-// Index: thread_settings_pkey.   Locks: the posts' rows.
+// Index: child_settings_pkey.   Locks: the objects' rows.
 const settingsSQL = `
-INSERT /* threadcache.settings */ INTO thread_settings AS t (tenant_id, post_id, locked, premoderated, title, version)
-SELECT * FROM unnest(@tenants::bigint[], @posts::bigint[], @lockeds::boolean[], @premoderateds::boolean[], @titles::text[], @versions::bigint[])
-    ON CONFLICT (tenant_id, post_id) DO UPDATE
+INSERT /* threadcache.settings */ INTO child_settings AS t (tenant_id, kind, object_id, locked, premoderated, title, version)
+SELECT * FROM unnest(@tenants::bigint[], @kinds::text[], @objects::bigint[], @lockeds::boolean[], @premoderateds::boolean[], @titles::text[], @versions::bigint[])
+    ON CONFLICT (tenant_id, kind, object_id) DO UPDATE
        SET locked = excluded.locked, premoderated = excluded.premoderated, title = excluded.title, version = excluded.version
      WHERE excluded.version > t.version`
 
-func writeSettings(ctx context.Context, tx pgx.Tx, last map[thread]event.Thread) error {
+func writeSettings(ctx context.Context, tx pgx.Tx, last map[object]event.Thread) error {
 	if len(last) == 0 {
 		return nil
 	}
-	var tenants, posts, versions []int64
+	var objects columns
+	var versions []int64
 	var lockeds, premoderateds []bool
 	var titles []string
-	for k, t := range last {
-		tenants, posts, versions = append(tenants, k.tenant), append(posts, k.post), append(versions, t.Version)
-		lockeds, premoderateds, titles = append(lockeds, t.Locked), append(premoderateds, t.Premoderate), append(titles, t.Title)
+	for o, t := range last {
+		objects.add(o)
+		versions, lockeds, premoderateds, titles = append(versions, t.Version), append(lockeds, t.Locked), append(premoderateds, t.Premoderate), append(titles, t.Title)
 	}
-	if _, err := tx.Exec(ctx, settingsSQL, pgx.StrictNamedArgs{
-		"tenants": tenants, "posts": posts, "lockeds": lockeds, "premoderateds": premoderateds, "titles": titles, "versions": versions,
-	}); err != nil {
+	if _, err := tx.Exec(ctx, settingsSQL, objects.args(pgx.StrictNamedArgs{
+		"lockeds": lockeds, "premoderateds": premoderateds, "titles": titles, "versions": versions,
+	})); err != nil {
 		return fmt.Errorf("write the settings of %d threads: %w", len(last), err)
 	}
 	return nil
@@ -46,17 +47,17 @@ type Settings struct {
 }
 
 // readSettingsSQL reads one thread's settings.
-// Index: thread_settings_pkey.   Locks: none.
+// Index: child_settings_pkey.   Locks: none.
 const readSettingsSQL = `
-SELECT /* threadcache.read_settings */ locked, premoderated, title, version FROM thread_settings
- WHERE tenant_id = current_setting('tidings.tenant')::bigint AND post_id = @post`
+SELECT /* threadcache.read_settings */ locked, premoderated, title, version FROM child_settings
+ WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object`
 
-// ReadSettings returns the settings of a post's thread. The transaction's tenant is set.
-func ReadSettings(ctx context.Context, tx pgx.Tx, post int64) (Settings, error) {
-	rows, _ := tx.Query(ctx, readSettingsSQL, pgx.StrictNamedArgs{"post": post})
+// ReadSettings returns the settings of the object's thread of the kind. The transaction's tenant is set.
+func ReadSettings(ctx context.Context, tx pgx.Tx, kind string, object int64) (Settings, error) {
+	rows, _ := tx.Query(ctx, readSettingsSQL, pgx.StrictNamedArgs{"kind": kind, "object": object})
 	s, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Settings])
 	if err != nil {
-		return Settings{}, fmt.Errorf("read the settings of the thread of post %d: %w", post, err)
+		return Settings{}, fmt.Errorf("read the settings of the thread of %s under %d: %w", kind, object, err)
 	}
 	if len(s) == 0 {
 		return Settings{}, nil

@@ -3,6 +3,7 @@ package threadcache
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
 )
 
 // Name is the projection's name, and its consumer's.
@@ -18,39 +20,49 @@ const Name = "threadcache"
 // LevelLen is the number of characters of one level of a path; levels are joined by '/'.
 const LevelLen = 22
 
-// The sizes of the ranges that visible comments are counted in: a range is split when it has twice as much.
+// The sizes of the ranges that visible children are counted in: a range is split when it has twice as much.
 const (
-	bucketSize = 100 // visible comments
+	bucketSize = 100 // visible children
 	groupSize  = 100 // buckets
 )
 
-// Projection applies comment and thread events. It has no state of its own.
-type Projection struct{ bucketSize, groupSize int }
+// Projection applies the events of children of every kind that is in force, and of threads. It has no state of its own.
+type Projection struct {
+	kinds                 func() *kinds.Set
+	bucketSize, groupSize int
+}
 
-// New returns the projection.
-func New() Projection { return Projection{bucketSize, groupSize} }
+// New returns the projection of the kinds that now returns whenever they are needed: those of a kinds.Catalog, as a rule.
+func New(now func() *kinds.Set) Projection { return Projection{now, bucketSize, groupSize} }
 
 // Name returns the projection's name.
 func (Projection) Name() string { return Name }
 
 // Wants reports whether the projection applies events of the aggregate type.
-func (Projection) Wants(aggregateType string) bool {
-	return aggregateType == event.AggregateComment || aggregateType == event.AggregateThread
+func (p Projection) Wants(aggregateType string) bool {
+	_, ok := p.kinds().Child(aggregateType)
+	return ok || aggregateType == event.AggregateThread
 }
 
-type commentKey struct {
+type childKey struct {
 	tenant int64
+	kind   string
 	id     string
 }
 
-type thread struct{ tenant, post int64 }
+// object is what children of a kind are under.
+type object struct {
+	tenant int64
+	kind   string
+	id     int64
+}
 
 type place struct {
-	thread
+	object
 	path string
 }
 
-// change is what a batch did to one comment that is new or whose visibility moved.
+// change is what a batch did to one child that is new or whose visibility moved.
 type change struct {
 	place
 	createdAt time.Time
@@ -59,11 +71,14 @@ type change struct {
 	delta     int32 // visible(after) - visible(before)
 }
 
-// Apply brings the threads up to the events, in the caller's transaction. A payload that is not what its type says is a
-// permanent error. Cost: up to seven statements however many events, and two short index ranges per comment that is new.
+// Apply brings the objects up to the events, in the caller's transaction. A payload that is not what its type says is a
+// permanent error. Cost: up to eight statements however many events, and for children of threaded kinds two short index ranges per child that is new.
 func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
-	comments := make(map[commentKey]event.Comment, len(events))
-	settings := make(map[thread]event.Thread)
+	set := p.kinds()
+	children := make(map[childKey]event.Child, len(events))
+	settings := make(map[object]event.Thread)
+	var kind kinds.Child
+	var names event.ChildNames
 	for i := range events {
 		e := &events[i]
 		if e.AggregateType == event.AggregateThread {
@@ -74,30 +89,40 @@ func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) 
 			if int64(t.PostID) != e.AggregateID || t.Version <= 0 {
 				return event.Permanent(fmt.Errorf("event %s: thread of post %d (of %d) has version %d", e.ID, t.PostID, e.AggregateID, t.Version))
 			}
-			if k := (thread{e.TenantID, e.AggregateID}); t.Version > settings[k].Version {
-				settings[k] = t
+			if o := (object{e.TenantID, t.Of(), e.AggregateID}); t.Version > settings[o].Version {
+				settings[o] = t
 			}
 			continue
 		}
-		var c event.Comment
-		if err := e.DecodePayload(&c); err != nil {
+		if e.AggregateType != kind.Name {
+			var ok bool
+			if kind, ok = set.Child(e.AggregateType); !ok {
+				return event.Permanent(fmt.Errorf("event %s is of %s: there is no such kind of children", e.ID, e.AggregateType))
+			}
+			names = kind.Names()
+		}
+		c, err := e.DecodeChild(names)
+		if err != nil {
 			return err
 		}
-		if c.Version <= 0 || !wellFormed(c.Path) {
-			return event.Permanent(fmt.Errorf("event %s: comment %s has version %d and the path %.200q", e.ID, c.CommentID, c.Version, c.Path))
+		if kind.Threaded && !wellFormed(c.Path) {
+			return event.Permanent(fmt.Errorf("event %s: %s %s has the path %.200q", e.ID, kind.Name, c.ID, c.Path))
 		}
-		k := commentKey{e.TenantID, c.CommentID}
-		if c.Version > comments[k].Version {
-			comments[k] = c
+		if !kind.Threaded {
+			c.ReplyTo, c.Slug, c.Path = "", "", ""
+		}
+		k := childKey{e.TenantID, kind.Name, c.ID}
+		if c.Version > children[k].Version {
+			children[k] = c
 		}
 	}
 	if err := writeSettings(ctx, tx, settings); err != nil {
 		return err
 	}
-	if len(comments) == 0 {
+	if len(children) == 0 {
 		return nil
 	}
-	changes, err := writeComments(ctx, tx, comments)
+	changes, sums, err := writeChildren(ctx, tx, set, children)
 	if err != nil {
 		return err
 	}
@@ -105,6 +130,9 @@ func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) 
 		return err
 	}
 	if err := addTotals(ctx, tx, changes); err != nil {
+		return err
+	}
+	if err := addAggregates(ctx, tx, sums); err != nil {
 		return err
 	}
 	return p.addCounts(ctx, tx, changes)
@@ -130,91 +158,104 @@ func ancestors(path string, yield func(string)) {
 	}
 }
 
-// commentsSQL writes the comments that are new or newer than ours and returns them with their visibility before. A comment
+// childrenSQL writes the children that are new or newer than ours and returns them with their visibility before. A child
 // that is new to us counts what is visible below it as it was before the batch (a range of the path index, nearly always empty: '0' follows '/'), which is
-// how a late parent ends up right. One transaction at a time works on a post (all its events are in one partition, whose
+// how a late parent ends up right. One transaction at a time works on an object (all its events are in one partition, whose
 // offset the caller has locked), so the statement's snapshot is what the thread was before the batch.
-// Both reads are fenced in, so that no statistics, stale ones or none, make them walk the thread for each comment: LIMIT and OFFSET keep
+// Both reads are fenced in, so that no statistics, stale ones or none, make them walk the thread for each child: LIMIT and OFFSET keep
 // them from being joined otherwise, the order that each asks for is that of its index (with an empty table all indexes of a tenant
-// cost the same, and the first batch of a replay walked everything for each comment), and FILTER keeps the second off the partial indexes.
-// Index: thread_comments_pkey, thread_comments_path_idx.   Locks: the comments' rows, in key order.
-const commentsSQL = `
+// cost the same, and the first batch of a replay walked everything for each child), and FILTER keeps the second off the partial indexes.
+// Index: child_lists_pkey, child_lists_path_idx.   Locks: the children's rows, in key order.
+const childrenSQL = `
 WITH incoming AS MATERIALIZED (
-  SELECT * FROM unnest(@tenants::bigint[], @ids::uuid[], @posts::bigint[], @parents::uuid[], @slugs::text[], @paths::text[], @authors::bigint[],
-                       @bodies::text[], @author_states::text[], @moderation_states::text[], @versions::bigint[],
+  SELECT * FROM unnest(@tenants::bigint[], @kinds::text[], @ids::uuid[], @objects::bigint[], @parents::uuid[], @slugs::text[], @paths::text[], @authors::bigint[],
+                       @bodies::text[], @attributes::text[], @author_states::text[], @moderation_states::text[], @versions::bigint[],
                        @created_ats::timestamptz[], @updated_ats::timestamptz[], @visibles::boolean[])
-           WITH ORDINALITY AS i(tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version,
+           WITH ORDINALITY AS i(tenant_id, kind, child_id, object_id, parent_id, slug, path, author_id, body, attributes, author_state, moderation_state, version,
                                 created_at, updated_at, visible, ord)
 ), before AS MATERIALIZED (
-  SELECT i.ord, t.visible
-    FROM incoming i, LATERAL (SELECT visible FROM thread_comments t
-                               WHERE t.tenant_id = i.tenant_id AND t.comment_id >= i.comment_id AND t.comment_id <= i.comment_id
-                               ORDER BY t.comment_id LIMIT 1) t
+  SELECT i.ord, t.visible, t.attributes
+    FROM incoming i, LATERAL (SELECT visible, attributes FROM child_lists t
+                               WHERE t.tenant_id = i.tenant_id AND t.kind = i.kind AND t.child_id >= i.child_id AND t.child_id <= i.child_id
+                               ORDER BY t.child_id LIMIT 1) t
 ), written AS (
-  INSERT /* threadcache.comments */ INTO thread_comments AS t
-         (tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at,
+  INSERT /* threadcache.children */ INTO child_lists AS t
+         (tenant_id, kind, child_id, object_id, parent_id, slug, path, author_id, body, attributes, author_state, moderation_state, version, created_at, updated_at,
           visible, visible_descendants, shown)
-  SELECT i.tenant_id, i.comment_id, i.post_id, i.parent_id, i.slug, i.path, i.author_id, i.body, i.author_state, i.moderation_state, i.version,
+  SELECT i.tenant_id, i.kind, i.child_id, i.object_id, i.parent_id, i.slug, i.path, i.author_id, i.body, i.attributes::jsonb, i.author_state, i.moderation_state, i.version,
          i.created_at, i.updated_at, i.visible, below.n, i.visible OR below.n > 0
     FROM incoming i LEFT JOIN before b USING (ord),
-         LATERAL (SELECT CASE WHEN b.ord IS NULL THEN
+         LATERAL (SELECT CASE WHEN b.ord IS NULL AND i.path IS NOT NULL THEN
                     (SELECT count(*) FILTER (WHERE d.visible)::int
-                       FROM (SELECT d.visible FROM thread_comments d
-                              WHERE d.tenant_id = i.tenant_id AND d.post_id = i.post_id
+                       FROM (SELECT d.visible FROM child_lists d
+                              WHERE d.tenant_id = i.tenant_id AND d.kind = i.kind AND d.object_id = i.object_id
                                 AND d.path > i.path || '/' COLLATE "C" AND d.path < i.path || '0' COLLATE "C"
                               ORDER BY d.path OFFSET 0) d)
                   ELSE 0 END AS n) below
    ORDER BY i.ord
-      ON CONFLICT (tenant_id, comment_id) DO UPDATE
-         SET author_id = excluded.author_id, body = excluded.body, author_state = excluded.author_state, moderation_state = excluded.moderation_state,
-             version = excluded.version, updated_at = excluded.updated_at, visible = excluded.visible,
+      ON CONFLICT (tenant_id, kind, child_id) DO UPDATE
+         SET author_id = excluded.author_id, body = excluded.body, attributes = excluded.attributes, author_state = excluded.author_state,
+             moderation_state = excluded.moderation_state, version = excluded.version, updated_at = excluded.updated_at, visible = excluded.visible,
              shown = excluded.visible OR t.visible_descendants > 0
        WHERE excluded.version > t.version
-  RETURNING t.tenant_id, t.comment_id
+  RETURNING t.tenant_id, t.kind, t.child_id
 )
-SELECT i.ord::int, b.ord IS NULL, coalesce(b.visible, false)
-  FROM written JOIN incoming i USING (tenant_id, comment_id) LEFT JOIN before b USING (ord)`
+SELECT i.ord::int, b.ord IS NULL, coalesce(b.visible, false), b.attributes
+  FROM written JOIN incoming i USING (tenant_id, kind, child_id) LEFT JOIN before b USING (ord)`
 
-// writeComments writes the comments and returns those that are new or whose visibility moved, in key order.
-func writeComments(ctx context.Context, tx pgx.Tx, last map[commentKey]event.Comment) ([]change, error) {
-	keys := make([]commentKey, 0, len(last))
+// writeChildren writes the children. It returns those that are new or whose visibility moved, in key order, and by how much the aggregates move.
+func writeChildren(ctx context.Context, tx pgx.Tx, set *kinds.Set, last map[childKey]event.Child) ([]change, map[aggregate]Aggregate, error) {
+	keys := make([]childKey, 0, len(last))
 	for k := range last {
 		keys = append(keys, k)
 	}
-	slices.SortFunc(keys, func(a, b commentKey) int { return cmp.Or(cmp.Compare(a.tenant, b.tenant), cmp.Compare(a.id, b.id)) })
+	slices.SortFunc(keys, func(a, b childKey) int {
+		return cmp.Or(cmp.Compare(a.tenant, b.tenant), cmp.Compare(a.kind, b.kind), cmp.Compare(a.id, b.id))
+	})
 	n := len(keys)
 	var (
-		tenants, posts, authors, versions = make([]int64, n), make([]int64, n), make([]int64, n), make([]int64, n)
-		ids, slugs, paths, bodies         = make([]string, n), make([]string, n), make([]string, n), make([]string, n)
-		parents                           = make([]*string, n)
-		authorStates, moderationStates    = make([]string, n), make([]string, n)
-		createdAts, updatedAts            = make([]time.Time, n), make([]time.Time, n)
-		visibles                          = make([]bool, n)
+		tenants, objects, authors, versions = make([]int64, n), make([]int64, n), make([]int64, n), make([]int64, n)
+		names, ids, bodies                  = make([]string, n), make([]string, n), make([]string, n)
+		parents, slugs, paths, attributes   = make([]*string, n), make([]*string, n), make([]*string, n), make([]*string, n)
+		authorStates, moderationStates      = make([]string, n), make([]string, n)
+		createdAts, updatedAts              = make([]time.Time, n), make([]time.Time, n)
+		visibles                            = make([]bool, n)
 	)
 	for i, k := range keys {
 		c := last[k]
-		tenants[i], posts[i], authors[i], versions[i] = k.tenant, int64(c.PostID), int64(c.AuthorID), c.Version
-		ids[i], slugs[i], paths[i], bodies[i] = c.CommentID, c.Slug, c.Path, c.Body
-		if c.ParentID != "" {
-			parents[i] = &c.ParentID
-		}
+		tenants[i], names[i], objects[i], authors[i], versions[i] = k.tenant, k.kind, int64(c.Parent), int64(c.AuthorID), c.Version
+		ids[i], bodies[i] = c.ID, c.Body
+		parents[i], slugs[i], paths[i] = orNull(c.ReplyTo), orNull(c.Slug), orNull(c.Path)
+		attributes[i] = orNull(string(c.Attributes))
 		authorStates[i], moderationStates[i] = c.AuthorState, c.ModerationState
 		createdAts[i], updatedAts[i], visibles[i] = c.CreatedAt.Time, c.UpdatedAt.Time, c.Visible()
 	}
-	rows, _ := tx.Query(ctx, commentsSQL, pgx.StrictNamedArgs{
-		"tenants": tenants, "ids": ids, "posts": posts, "parents": parents, "slugs": slugs, "paths": paths, "authors": authors, "bodies": bodies,
-		"author_states": authorStates, "moderation_states": moderationStates, "versions": versions,
+	rows, _ := tx.Query(ctx, childrenSQL, pgx.StrictNamedArgs{
+		"tenants": tenants, "kinds": names, "ids": ids, "objects": objects, "parents": parents, "slugs": slugs, "paths": paths, "authors": authors, "bodies": bodies,
+		"attributes": attributes, "author_states": authorStates, "moderation_states": moderationStates, "versions": versions,
 		"created_ats": createdAts, "updated_ats": updatedAts, "visibles": visibles,
 	})
 	var changes []change
+	sums := make(map[aggregate]Aggregate)
+	var aggregated []string // of the kind
+	var kind string
 	var ord int
 	var fresh, before bool
-	if _, err := pgx.ForEachRow(rows, []any{&ord, &fresh, &before}, func() error {
+	var was json.RawMessage
+	if _, err := pgx.ForEachRow(rows, []any{&ord, &fresh, &before, &was}, func() error {
 		i := ord - 1
+		o := object{tenants[i], names[i], objects[i]}
+		if o.kind != kind {
+			kind, aggregated = o.kind, set.Children[o.kind].Aggregates()
+		}
+		if len(aggregated) > 0 {
+			move(sums, o, aggregated, was, before, -1)
+			move(sums, o, aggregated, last[keys[i]].Attributes, visibles[i], 1)
+		}
 		if !fresh && visibles[i] == before {
 			return nil
 		}
-		c := change{place: place{thread{tenants[i], posts[i]}, paths[i]}, createdAt: createdAts[i], id: ids[i], fresh: fresh}
+		c := change{place: place{o, last[keys[i]].Path}, createdAt: createdAts[i], id: ids[i], fresh: fresh}
 		switch {
 		case visibles[i] && !before:
 			c.delta = 1
@@ -224,39 +265,47 @@ func writeComments(ctx context.Context, tx pgx.Tx, last map[commentKey]event.Com
 		changes = append(changes, c)
 		return nil
 	}); err != nil {
-		return nil, fmt.Errorf("write %d thread comments: %w", n, err)
+		return nil, nil, fmt.Errorf("write %d children: %w", n, err)
 	}
-	return changes, nil
+	return changes, sums, nil
+}
+
+func orNull(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
 }
 
 // descendantsSQL moves the visible descendants of ancestors; one that has not come yet will count for itself when it does.
-// Index: thread_comments_path_idx.   Locks: the ancestors' rows.
+// Index: child_lists_path_idx.   Locks: the ancestors' rows.
 const descendantsSQL = `
-UPDATE /* threadcache.descendants */ thread_comments t
+UPDATE /* threadcache.descendants */ child_lists t
    SET visible_descendants = t.visible_descendants + d.delta, shown = t.visible OR t.visible_descendants + d.delta > 0
-  FROM unnest(@tenants::bigint[], @posts::bigint[], @paths::text[], @deltas::int[]) AS d(tenant_id, post_id, path, delta)
- WHERE t.tenant_id = d.tenant_id AND t.post_id = d.post_id AND t.path = d.path COLLATE "C"`
+  FROM unnest(@tenants::bigint[], @kinds::text[], @objects::bigint[], @paths::text[], @deltas::int[]) AS d(tenant_id, kind, object_id, path, delta)
+ WHERE t.tenant_id = d.tenant_id AND t.kind = d.kind AND t.object_id = d.object_id AND t.path = d.path COLLATE "C"`
 
 func addDescendants(ctx context.Context, tx pgx.Tx, changes []change) error {
 	deltas := make(map[place]int32)
 	for _, c := range changes {
 		if c.delta != 0 {
-			ancestors(c.path, func(path string) { deltas[place{c.thread, path}] += c.delta })
+			ancestors(c.path, func(path string) { deltas[place{c.object, path}] += c.delta })
 		}
 	}
-	var tenants, posts []int64
+	var objects columns
 	var paths []string
 	var moved []int32
 	for p, d := range deltas {
 		if d != 0 {
-			tenants, posts, paths, moved = append(tenants, p.tenant), append(posts, p.post), append(paths, p.path), append(moved, d)
+			objects.add(p.object)
+			paths, moved = append(paths, p.path), append(moved, d)
 		}
 	}
 	if len(moved) == 0 {
 		return nil
 	}
-	if _, err := tx.Exec(ctx, descendantsSQL, pgx.StrictNamedArgs{"tenants": tenants, "posts": posts, "paths": paths, "deltas": moved}); err != nil {
-		return fmt.Errorf("move the visible descendants of %d comments: %w", len(moved), err)
+	if _, err := tx.Exec(ctx, descendantsSQL, objects.args(pgx.StrictNamedArgs{"paths": paths, "deltas": moved})); err != nil {
+		return fmt.Errorf("move the visible descendants of %d children: %w", len(moved), err)
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections"
 )
 
@@ -28,22 +29,22 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 // made is comment n of a thread: its place in it never changes.
-func made(n int, parent *event.Comment) event.Comment {
-	c := event.Comment{
-		CommentID: fmt.Sprintf("00000000-0000-7000-8000-%012d", n), PostID: 5, Slug: fmt.Sprintf("%08d", n), AuthorID: event.ID(n%3 + 1),
+func made(n int, parent *event.Child) event.Child {
+	c := event.Child{
+		ID: fmt.Sprintf("00000000-0000-7000-8000-%012d", n), Parent: 5, Slug: fmt.Sprintf("%08d", n), AuthorID: event.ID(n%3 + 1),
 		Body: fmt.Sprint("body ", n), AuthorState: event.AuthorActive, ModerationState: event.ModerationNone, Version: 1, Actor: "test",
 	}
 	c.CreatedAt.Time = start.Add(time.Duration(n/4) * time.Second) // four at a time, to test ties
 	c.UpdatedAt = c.CreatedAt
 	c.Path = fmt.Sprintf("%014x%s", c.CreatedAt.UnixMicro(), c.Slug)
 	if parent != nil {
-		c.ParentID, c.Path = parent.CommentID, parent.Path+"/"+c.Path
+		c.ReplyTo, c.Path = parent.ID, parent.Path+"/"+c.Path
 	}
 	return c
 }
 
 // at is the comment's given version: what it is then follows from the two numbers.
-func at(c event.Comment, n int, version int64) event.Comment {
+func at(c event.Child, n int, version int64) event.Child {
 	c.Version = version
 	if version == 1 {
 		return c
@@ -69,8 +70,8 @@ func at(c event.Comment, n int, version int64) event.Comment {
 	return c
 }
 
-func toEvent(tenant int64, c event.Comment) event.Event {
-	payload, err := json.Marshal(c)
+func toEvent(tenant int64, c event.Child) event.Event {
+	payload, err := c.Encode(kinds.Builtin().Children[event.AggregateComment].Names())
 	if err != nil {
 		panic(err)
 	}
@@ -78,7 +79,7 @@ func toEvent(tenant int64, c event.Comment) event.Event {
 	if c.Version == 1 {
 		typ = event.Created
 	}
-	return event.Event{ID: fmt.Sprint(c.CommentID, "-", c.Version), TenantID: tenant, AggregateType: event.AggregateComment, AggregateID: int64(c.PostID),
+	return event.Event{ID: fmt.Sprint(c.ID, "-", c.Version), TenantID: tenant, AggregateType: event.AggregateComment, AggregateID: int64(c.Parent),
 		Type: typ, Version: 1, Payload: payload}
 }
 
@@ -94,10 +95,10 @@ func TestSettingsThatWerePurgedAreTheDefaultsAtTheVersionThatStays(t *testing.T)
 	// Deleted, purged, and purged and set again.
 	exec(`INSERT INTO threads (tenant_id, object, metadata) SELECT 1, o, jsonb_build_object('version_id', n, 'version_state', s, 'created_by', 't', 'last_update_time', '2026-01-02T03:04:05Z')
 	  FROM (VALUES (1, '{"post_id": "5", "version": 2, "locked": false, "premoderated": false}'::jsonb, 'DELETED'), (2, '{"post_id": "7", "version": 4, "locked": true}', 'LATEST')) v (n, o, s)`)
-	exec(`INSERT INTO threads_purged (tenant_id, post_id, version) VALUES (1, 6, 3), (1, 7, 3)`)
+	exec(`INSERT INTO threads_purged (tenant_id, post_id, kind, version) VALUES (1, 6, 'comment', 3), (1, 7, 'comment', 3)`)
 	fields := func() (all []string) {
 		t.Helper()
-		if _, err := New().Verify(ctx, pool, pool, func(d projections.Difference) { all = append(all, d.String()) }); err != nil {
+		if _, err := New(kinds.Builtin).Verify(ctx, pool, pool, func(d projections.Difference) { all = append(all, d.String()) }); err != nil {
 			t.Fatal(err)
 		}
 		return all
@@ -113,21 +114,21 @@ func TestSettingsThatWerePurgedAreTheDefaultsAtTheVersionThatStays(t *testing.T)
 		"mended": func() error {
 			return postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 				keys := []projections.Key{{Type: event.AggregateComment, TenantID: 1, Aggregate: 5}, {Type: event.AggregateComment, TenantID: 1, Aggregate: 6}, {Type: event.AggregateComment, TenantID: 1, Aggregate: 7}}
-				return New().Mend(ctx, tx, pool, keys, func(int64, string, int64) bool { return false })
+				return New(kinds.Builtin).Mend(ctx, tx, pool, keys, func(int64, string, int64) bool { return false })
 			})
 		},
 		"made from the truth": func() error {
 			var events []event.Event
-			for e, err := range New().Truth(ctx, pool) {
+			for e, err := range New(kinds.Builtin).Truth(ctx, pool) {
 				if err != nil {
 					return err
 				}
 				events = append(events, e)
 			}
-			return apply(ctx, pool, New(), events)
+			return apply(ctx, pool, New(kinds.Builtin), events)
 		},
 	} {
-		exec(`DELETE FROM thread_settings`)
+		exec(`DELETE FROM child_settings`)
 		if err := fill(); err != nil {
 			t.Fatal(err)
 		}
@@ -141,10 +142,10 @@ func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := context.Background()
 	for i, sql := range []string{
-		oldestSQL, newestSQL, skipOldestSQL, skipNewestSQL, threadedSQL, byIDSQL, bySlugSQL, byAuthorSQL, pendingSQL, pendingOfPostSQL, summarySQL,
-		readSettingsSQL, settingsSQL, commentsSQL, descendantsSQL, countsSQL, splitBucketsSQL, splitGroupsSQL, totalsSQL,
-		rowsSQL, countedSQL, settingsRowsSQL,
-		heldBodiesSQL, redactBodiesSQL,
+		oldestSQL, newestSQL, skipOldestSQL, skipNewestSQL, threadedSQL, byIDSQL, bySlugSQL, byAuthorSQL, pendingSQL, pendingOfObjectSQL, summarySQL,
+		readSettingsSQL, settingsSQL, childrenSQL, descendantsSQL, countsSQL, splitBucketsSQL, splitGroupsSQL, totalsSQL,
+		threadRowsSQL, flatRowsSQL, countedSQL, settingsRowsSQL,
+		heldSQL, redactSQL, aggregatesSQL, readAggregatesSQL, dropChildrenSQL, reachedSQL,
 	} {
 		query, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
 		if err != nil {
@@ -158,24 +159,24 @@ func TestStatements(t *testing.T) {
 
 // model is what readers are to see of post 5: the newest version of each comment that was delivered, and of the settings.
 type model struct {
-	comments map[string]event.Comment
+	comments map[string]event.Child
 	settings event.Thread
 }
 
-func newModel() *model { return &model{comments: map[string]event.Comment{}} }
+func newModel() *model { return &model{comments: map[string]event.Child{}} }
 
-func (m *model) deliver(c event.Comment) {
-	if c.Version > m.comments[c.CommentID].Version {
-		m.comments[c.CommentID] = c
+func (m *model) deliver(c event.Child) {
+	if c.Version > m.comments[c.ID].Version {
+		m.comments[c.ID] = c
 	}
 }
 
-func chronological(a, b event.Comment) int {
-	return cmp.Or(a.CreatedAt.Compare(b.CreatedAt.Time), cmp.Compare(a.CommentID, b.CommentID))
+func chronological(a, b event.Child) int {
+	return cmp.Or(a.CreatedAt.Compare(b.CreatedAt.Time), cmp.Compare(a.ID, b.ID))
 }
 
-func (m *model) chronological(keep func(event.Comment) bool) []event.Comment {
-	all := []event.Comment{}
+func (m *model) chronological(keep func(event.Child) bool) []event.Child {
+	all := []event.Child{}
 	for _, c := range m.comments {
 		if keep(c) {
 			all = append(all, c)
@@ -185,15 +186,15 @@ func (m *model) chronological(keep func(event.Comment) bool) []event.Comment {
 	return all
 }
 
-func (m *model) oldest() []event.Comment { return m.chronological(event.Comment.Visible) }
+func (m *model) oldest() []event.Child { return m.chronological(event.Child.Visible) }
 
-func (m *model) newest() []event.Comment {
+func (m *model) newest() []event.Child {
 	all := m.oldest()
 	slices.Reverse(all)
 	return all
 }
 
-func (m *model) descendants(of event.Comment) (n int) {
+func (m *model) descendants(of event.Child) (n int) {
 	for _, c := range m.comments {
 		if c.Visible() && strings.HasPrefix(c.Path, of.Path+"/") {
 			n++
@@ -203,11 +204,11 @@ func (m *model) descendants(of event.Comment) (n int) {
 }
 
 // threaded is the order of the thread below a path, or all of it.
-func (m *model) threaded(below string) []event.Comment {
-	all := m.chronological(func(c event.Comment) bool {
+func (m *model) threaded(below string) []event.Child {
+	all := m.chronological(func(c event.Child) bool {
 		return strings.HasPrefix(c.Path, below) && (c.Visible() || m.descendants(c) > 0)
 	})
-	slices.SortFunc(all, func(a, b event.Comment) int { return cmp.Compare(a.Path, b.Path) })
+	slices.SortFunc(all, func(a, b event.Child) int { return cmp.Compare(a.Path, b.Path) })
 	for i := range all {
 		if !all[i].Visible() {
 			all[i].Body, all[i].AuthorID = "", 0
@@ -217,13 +218,13 @@ func (m *model) threaded(below string) []event.Comment {
 }
 
 // cut is all[skip:skip+limit] where it exists: what OFFSET and LIMIT would give.
-func cut(all []event.Comment, skip, limit int) []event.Comment {
+func cut(all []event.Child, skip, limit int) []event.Child {
 	skip = min(skip, len(all))
 	return all[skip:min(len(all), skip+limit)]
 }
 
-func walk(read func(last *event.Comment) ([]event.Comment, error), limit int) (all []event.Comment, err error) {
-	var last *event.Comment
+func walk(read func(last *event.Child) ([]event.Child, error), limit int) (all []event.Child, err error) {
+	var last *event.Child
 	for {
 		page, err := read(last)
 		if err != nil {
@@ -240,7 +241,7 @@ func walk(read func(last *event.Comment) ([]event.Comment, error), limit int) (a
 	}
 }
 
-func keyOf(c *event.Comment) *Key {
+func keyOf(c *event.Child) *Key {
 	if c == nil {
 		return nil
 	}
@@ -248,7 +249,7 @@ func keyOf(c *event.Comment) *Key {
 	return &k
 }
 
-func pathOf(c *event.Comment) string {
+func pathOf(c *event.Child) string {
 	if c == nil {
 		return ""
 	}
@@ -256,11 +257,11 @@ func pathOf(c *event.Comment) string {
 }
 
 // same compares what was read with what it should be.
-func same(what string, want, got []event.Comment, err error) error {
+func same(what string, want, got []event.Child, err error) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	if diff := gocmp.Diff(want, got, cmpopts.IgnoreFields(event.Comment{}, "Actor"), cmpopts.EquateEmpty()); diff != "" {
+	if diff := gocmp.Diff(want, got, cmpopts.IgnoreFields(event.Child{}, "Actor"), cmpopts.EquateEmpty()); diff != "" {
 		return fmt.Errorf("%s (-want +got):\n%s", what, diff)
 	}
 	return nil
@@ -268,33 +269,39 @@ func same(what string, want, got []event.Comment, err error) error {
 
 // compare reads everything that there is to read in pages of limit.
 func (m *model) compare(ctx context.Context, tx pgx.Tx, limit int) error {
-	for order, want := range map[Order][]event.Comment{Oldest: m.oldest(), Newest: m.newest()} {
-		all, err := walk(func(last *event.Comment) ([]event.Comment, error) { return Page(ctx, tx, 5, order, keyOf(last), limit) }, limit)
+	for order, want := range map[Order][]event.Child{Oldest: m.oldest(), Newest: m.newest()} {
+		all, err := walk(func(last *event.Child) ([]event.Child, error) {
+			return Page(ctx, tx, "comment", 5, order, keyOf(last), limit)
+		}, limit)
 		if err := same(fmt.Sprintf("pages, newest %t", order), want, all, err); err != nil {
 			return err
 		}
 		for skip := range len(m.comments) + 2 {
-			page, err := Skip(ctx, tx, 5, order, int64(skip), limit)
+			page, err := Skip(ctx, tx, "comment", 5, order, int64(skip), limit)
 			if err := same(fmt.Sprintf("skip %d limit %d, newest %t", skip, limit, order), cut(want, skip, limit), page, err); err != nil {
 				return err
 			}
 		}
 	}
-	all, err := walk(func(last *event.Comment) ([]event.Comment, error) { return Threaded(ctx, tx, 5, pathOf(last), limit) }, limit)
+	all, err := walk(func(last *event.Child) ([]event.Child, error) {
+		return Threaded(ctx, tx, "comment", 5, pathOf(last), limit)
+	}, limit)
 	if err := same("threaded", m.threaded(""), all, err); err != nil {
 		return err
 	}
-	waiting := m.chronological(func(c event.Comment) bool { return c.State() == "pending" })
+	waiting := m.chronological(func(c event.Child) bool { return c.State() == "pending" })
 	for _, post := range []int64{0, 5} {
-		all, err := walk(func(last *event.Comment) ([]event.Comment, error) { return Pending(ctx, tx, post, keyOf(last), limit) }, limit)
+		all, err := walk(func(last *event.Child) ([]event.Child, error) {
+			return Pending(ctx, tx, "comment", post, keyOf(last), limit)
+		}, limit)
 		if err := same("pending", waiting, all, err); err != nil {
 			return err
 		}
 	}
 	for _, author := range []event.ID{1, 2} {
-		want := slices.DeleteFunc(m.newest(), func(c event.Comment) bool { return c.AuthorID != author })
-		all, err := walk(func(last *event.Comment) ([]event.Comment, error) {
-			return ByAuthor(ctx, tx, int64(author), keyOf(last), limit)
+		want := slices.DeleteFunc(m.newest(), func(c event.Child) bool { return c.AuthorID != author })
+		all, err := walk(func(last *event.Child) ([]event.Child, error) {
+			return ByAuthor(ctx, tx, "comment", int64(author), keyOf(last), limit)
 		}, limit)
 		if err := same(fmt.Sprintf("comments of author %d", author), want, all, err); err != nil {
 			return err
@@ -302,7 +309,7 @@ func (m *model) compare(ctx context.Context, tx pgx.Tx, limit int) error {
 	}
 	for _, c := range m.comments {
 		if err := m.compareAt(ctx, tx, c, limit); err != nil {
-			return fmt.Errorf("at comment %s: %w", c.CommentID, err)
+			return fmt.Errorf("at comment %s: %w", c.ID, err)
 		}
 	}
 	if err := m.compareSummary(ctx, tx); err != nil {
@@ -312,27 +319,27 @@ func (m *model) compare(ctx context.Context, tx pgx.Tx, limit int) error {
 }
 
 // compareAt reads what begins at one comment, whatever its state.
-func (m *model) compareAt(ctx context.Context, tx pgx.Tx, c event.Comment, limit int) error {
-	got, found, err := BySlug(ctx, tx, 5, c.Slug)
-	if err := same(fmt.Sprintf("by slug, found %t", found), []event.Comment{c}, []event.Comment{got}, err); err != nil {
+func (m *model) compareAt(ctx context.Context, tx pgx.Tx, c event.Child, limit int) error {
+	got, found, err := BySlug(ctx, tx, "comment", 5, c.Slug)
+	if err := same(fmt.Sprintf("by slug, found %t", found), []event.Child{c}, []event.Child{got}, err); err != nil {
 		return err
 	}
-	if _, found, err := BySlug(ctx, tx, 6, c.Slug); found || err != nil {
+	if _, found, err := BySlug(ctx, tx, "comment", 6, c.Slug); found || err != nil {
 		return fmt.Errorf("by slug in another post: %t, %w", found, err)
 	}
-	got, _, err = ByID(ctx, tx, c.CommentID)
-	if err := same("by id", []event.Comment{c}, []event.Comment{got}, err); err != nil {
+	got, _, err = ByID(ctx, tx, "comment", c.ID)
+	if err := same("by id", []event.Child{c}, []event.Child{got}, err); err != nil {
 		return err
 	}
-	all, err := walk(func(last *event.Comment) ([]event.Comment, error) {
-		return Replies(ctx, tx, 5, c.Path, pathOf(last), limit)
+	all, err := walk(func(last *event.Child) ([]event.Child, error) {
+		return Replies(ctx, tx, "comment", 5, c.Path, pathOf(last), limit)
 	}, limit)
 	if err := same("replies", m.threaded(c.Path+"/"), all, err); err != nil {
 		return err
 	}
 	oldest := m.oldest()
 	place, _ := slices.BinarySearchFunc(oldest, c, chronological)
-	page, earlier, later, err := Around(ctx, tx, c, limit)
+	page, earlier, later, err := Around(ctx, tx, "comment", c, limit)
 	from := max(0, min(place-limit/2, len(oldest)-limit))
 	want := cut(oldest, from, limit)
 	if err := same(fmt.Sprintf("%d around", limit), want, page, err); err != nil {
@@ -350,11 +357,11 @@ func (m *model) compareSummary(ctx context.Context, tx pgx.Tx) error {
 	if len(newest) > 0 {
 		want.LastAt = &newest[0].CreatedAt.Time
 	}
-	got, err := ReadSummary(ctx, tx, 5)
+	got, err := ReadSummary(ctx, tx, "comment", 5)
 	if diff := gocmp.Diff(want, got); diff != "" || err != nil {
 		return fmt.Errorf("summary: %w (-want +got):\n%s", err, diff)
 	}
-	settings, err := ReadSettings(ctx, tx, 5)
+	settings, err := ReadSettings(ctx, tx, "comment", 5)
 	wantSettings := Settings{m.settings.Locked, m.settings.Premoderate, m.settings.Title, m.settings.Version}
 	if diff := gocmp.Diff(wantSettings, settings); diff != "" || err != nil {
 		return fmt.Errorf("settings: %w (-want +got):\n%s", err, diff)
@@ -363,7 +370,7 @@ func (m *model) compareSummary(ctx context.Context, tx pgx.Tx) error {
 }
 
 func (m *model) compareTables(ctx context.Context, tx pgx.Tx) error {
-	rows, _ := tx.Query(ctx, `SELECT comment_id::text, visible_descendants FROM thread_comments`)
+	rows, _ := tx.Query(ctx, `SELECT child_id::text, visible_descendants FROM child_lists`)
 	var id string
 	var got int
 	n := 0
@@ -383,12 +390,12 @@ func (m *model) compareTables(ctx context.Context, tx pgx.Tx) error {
 // checkRanges compares every range's count with the rows in it, and the sizes with what they should not exceed.
 func checkRanges(ctx context.Context, pool *pgxpool.Pool, tenant int64, p Projection) error {
 	rows, _ := pool.Query(ctx, `
-		SELECT r.level, r.visible, (SELECT count(*) FROM thread_comments c WHERE c.tenant_id = $1 AND c.post_id = r.post_id AND c.visible
-		         AND (c.created_at, c.comment_id) >= (r.first_at, r.first_id) AND (c.created_at, c.comment_id) < (r.next_at, r.next_id)),
-		       (SELECT count(*) FROM thread_buckets b WHERE b.tenant_id = $1 AND b.post_id = r.post_id AND b.level = 0
+		SELECT r.level, r.visible, (SELECT count(*) FROM child_lists c WHERE c.tenant_id = $1 AND c.object_id = r.object_id AND c.visible
+		         AND (c.created_at, c.child_id) >= (r.first_at, r.first_id) AND (c.created_at, c.child_id) < (r.next_at, r.next_id)),
+		       (SELECT count(*) FROM child_buckets b WHERE b.tenant_id = $1 AND b.object_id = r.object_id AND b.level = 0
 		         AND (b.first_at, b.first_id) >= (r.first_at, r.first_id) AND (b.first_at, b.first_id) < (r.next_at, r.next_id))
 		  FROM (SELECT *, lead(first_at, 1, 'infinity') OVER w AS next_at, lead(first_id, 1, first_id) OVER w AS next_id
-		          FROM thread_buckets WHERE tenant_id = $1 WINDOW w AS (PARTITION BY post_id, level ORDER BY first_at, first_id)) r`, tenant)
+		          FROM child_buckets WHERE tenant_id = $1 WINDOW w AS (PARTITION BY object_id, level ORDER BY first_at, first_id)) r`, tenant)
 	var level, visible, comments, buckets int
 	_, err := pgx.ForEachRow(rows, []any{&level, &visible, &comments, &buckets}, func() error {
 		if visible != comments || level == 0 && comments > 2*p.bucketSize || level == 1 && (buckets > 2*p.groupSize || buckets == 0) {
@@ -400,7 +407,7 @@ func checkRanges(ctx context.Context, pool *pgxpool.Pool, tenant int64, p Projec
 }
 
 // drawTree draws a thread of up to n comments.
-func drawTree(rt *rapid.T, n int) (tree []event.Comment) {
+func drawTree(rt *rapid.T, n int) (tree []event.Child) {
 	for n := range rapid.IntRange(1, n).Draw(rt, "comments") {
 		parent := rapid.IntRange(-1, n-1).Draw(rt, "parent")
 		if parent < 0 {
@@ -413,7 +420,7 @@ func drawTree(rt *rapid.T, n int) (tree []event.Comment) {
 }
 
 // drawBatch draws versions of the tree's comments and of its settings, in any order, delivers them to the model and returns the events.
-func drawBatch(rt *rapid.T, m *model, tenant int64, tree []event.Comment) (batch []event.Event) {
+func drawBatch(rt *rapid.T, m *model, tenant int64, tree []event.Child) (batch []event.Event) {
 	for range rapid.IntRange(0, 12).Draw(rt, "events") {
 		n := rapid.IntRange(-1, len(tree)-1).Draw(rt, "comment")
 		version := rapid.Int64Range(1, 7).Draw(rt, "version")
@@ -451,8 +458,8 @@ func TestAnyDeliveryEndsInAFoldOfTheTruth(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		ctx := context.Background()
 		tenant += 2
-		p := Projection{bucketSize: rapid.IntRange(1, 3).Draw(rt, "bucket size"), groupSize: rapid.IntRange(1, 3).Draw(rt, "group size")}
-		trees := [][]event.Comment{drawTree(rt, 14), drawTree(rt, 3)}
+		p := Projection{kinds: kinds.Builtin, bucketSize: rapid.IntRange(1, 3).Draw(rt, "bucket size"), groupSize: rapid.IntRange(1, 3).Draw(rt, "group size")}
+		trees := [][]event.Child{drawTree(rt, 14), drawTree(rt, 3)}
 		models := []*model{newModel(), newModel()}
 		for range rapid.IntRange(1, 5).Draw(rt, "batches") {
 			var batch []event.Event
@@ -488,20 +495,20 @@ func TestAWalkWhileOthersWriteMeetsOnceWhatStays(t *testing.T) {
 	tenant := int64(0)
 	type walking struct {
 		name string
-		read func(ctx context.Context, tx pgx.Tx, last *event.Comment, limit int) ([]event.Comment, error)
-		seen func(m *model) []event.Comment
+		read func(ctx context.Context, tx pgx.Tx, last *event.Child, limit int) ([]event.Child, error)
+		seen func(m *model) []event.Child
 	}
-	page := func(order Order) func(context.Context, pgx.Tx, *event.Comment, int) ([]event.Comment, error) {
-		return func(ctx context.Context, tx pgx.Tx, last *event.Comment, limit int) ([]event.Comment, error) {
-			return Page(ctx, tx, 5, order, keyOf(last), limit)
+	page := func(order Order) func(context.Context, pgx.Tx, *event.Child, int) ([]event.Child, error) {
+		return func(ctx context.Context, tx pgx.Tx, last *event.Child, limit int) ([]event.Child, error) {
+			return Page(ctx, tx, "comment", 5, order, keyOf(last), limit)
 		}
 	}
 	walks := []walking{
 		{"oldest", page(Oldest), (*model).oldest},
 		{"newest", page(Newest), (*model).newest},
-		{"threaded", func(ctx context.Context, tx pgx.Tx, last *event.Comment, limit int) ([]event.Comment, error) {
-			return Threaded(ctx, tx, 5, pathOf(last), limit)
-		}, func(m *model) []event.Comment { return m.threaded("") }},
+		{"threaded", func(ctx context.Context, tx pgx.Tx, last *event.Child, limit int) ([]event.Child, error) {
+			return Threaded(ctx, tx, "comment", 5, pathOf(last), limit)
+		}, func(m *model) []event.Child { return m.threaded("") }},
 	}
 	rapid.Check(t, func(rt *rapid.T) {
 		ctx := context.Background()
@@ -514,26 +521,26 @@ func TestAWalkWhileOthersWriteMeetsOnceWhatStays(t *testing.T) {
 				first = append(first, toEvent(tenant, c))
 			}
 		}
-		if err := apply(ctx, pool, New(), first); err != nil {
+		if err := apply(ctx, pool, New(kinds.Builtin), first); err != nil {
 			rt.Fatal(err)
 		}
 		w := rapid.SampledFrom(walks).Draw(rt, "order")
 		limit := rapid.IntRange(1, 5).Draw(rt, "limit")
 		met, throughout, reads := map[string]int{}, map[string]int{}, 0
-		_, err := walk(func(last *event.Comment) (page []event.Comment, err error) {
-			if err := apply(ctx, pool, New(), drawBatch(rt, m, tenant, tree)); err != nil {
+		_, err := walk(func(last *event.Child) (page []event.Child, err error) {
+			if err := apply(ctx, pool, New(kinds.Builtin), drawBatch(rt, m, tenant, tree)); err != nil {
 				return nil, err
 			}
 			reads++
 			for _, c := range w.seen(m) {
-				throughout[c.CommentID]++
+				throughout[c.ID]++
 			}
 			err = postgres.InTenant(ctx, api, tenant, pgx.TxOptions{}, func(tx pgx.Tx) error {
 				page, err = w.read(ctx, tx, last, limit)
 				return err
 			})
 			for _, c := range page {
-				met[c.CommentID]++
+				met[c.ID]++
 			}
 			return page, err
 		}, limit)
@@ -558,8 +565,8 @@ func TestSkipCountsWhatIsLeft(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
 	ctx := t.Context()
-	p, m := Projection{bucketSize: 102, groupSize: 2}, newModel()
-	write := func(from, to int, change func(*event.Comment)) {
+	p, m := Projection{kinds: kinds.Builtin, bucketSize: 102, groupSize: 2}, newModel()
+	write := func(from, to int, change func(*event.Child)) {
 		t.Helper()
 		var batch []event.Event
 		for n := from; n < to; n++ {
@@ -574,15 +581,15 @@ func TestSkipCountsWhatIsLeft(t *testing.T) {
 	}
 	counts := func(level int) []int {
 		t.Helper()
-		rows, _ := pool.Query(ctx, `SELECT visible FROM thread_buckets WHERE level = $1 ORDER BY first_at, first_id`, level)
+		rows, _ := pool.Query(ctx, `SELECT visible FROM child_buckets WHERE level = $1 ORDER BY first_at, first_id`, level)
 		got, err := pgx.CollectRows(rows, pgx.RowTo[int])
 		if err != nil {
 			t.Fatal(err)
 		}
 		return got
 	}
-	gone := func(c *event.Comment) { c.Version, c.AuthorState, c.Body = 2, event.AuthorDeleted, "" }
-	write(0, 511, func(*event.Comment) {})
+	gone := func(c *event.Child) { c.Version, c.AuthorState, c.Body = 2, event.AuthorDeleted, "" }
+	write(0, 511, func(*event.Child) {})
 	if diff := gocmp.Diff([]int{102, 102, 102, 102, 103}, counts(0)); diff != "" {
 		t.Errorf("buckets (-want +got):\n%s", diff)
 	}
@@ -596,10 +603,10 @@ func TestSkipCountsWhatIsLeft(t *testing.T) {
 	if diff := gocmp.Diff([]int{202, 123}, counts(1)); diff != "" {
 		t.Errorf("groups after deletions (-want +got):\n%s", diff)
 	}
-	for order, all := range map[Order][]event.Comment{Oldest: m.oldest(), Newest: m.newest()} {
+	for order, all := range map[Order][]event.Child{Oldest: m.oldest(), Newest: m.newest()} {
 		for _, skip := range []int{0, 22, 99, 100, 201, 202, 300, 302, 303, 324, 325, 326, 1 << 40} {
 			err := postgres.InTenant(ctx, api, 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
-				page, err := Skip(ctx, tx, 5, order, int64(skip), 50)
+				page, err := Skip(ctx, tx, "comment", 5, order, int64(skip), 50)
 				if skip == 300 && len(page) != 25 {
 					t.Errorf("behind 300 there are %d, want 25", len(page))
 				}
@@ -649,7 +656,7 @@ func TestCostsDoNotGrowWithTheThread(t *testing.T) {
 	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
 	ctx := t.Context()
 	const comments, limit = 4000, 10
-	p := Projection{bucketSize: 20, groupSize: 10}
+	p := Projection{kinds: kinds.Builtin, bucketSize: 20, groupSize: 10}
 	var batch []event.Event
 	for n := range comments {
 		batch = append(batch, toEvent(1, made(n, nil)))
@@ -663,14 +670,14 @@ func TestCostsDoNotGrowWithTheThread(t *testing.T) {
 				return err
 			}
 			c := made(n, nil)
-			rows, indexes, err := explain(ctx, tx, commentsSQL, pgx.StrictNamedArgs{
-				"tenants": []int64{1}, "ids": []string{c.CommentID}, "posts": []int64{5}, "parents": []*string{nil}, "slugs": []string{c.Slug},
+			rows, indexes, err := explain(ctx, tx, childrenSQL, pgx.StrictNamedArgs{
+				"tenants": []int64{1}, "kinds": []string{"comment"}, "attributes": []*string{nil}, "ids": []string{c.ID}, "objects": []int64{5}, "parents": []*string{nil}, "slugs": []string{c.Slug},
 				"paths": []string{c.Path}, "authors": []int64{1}, "bodies": []string{""}, "author_states": []string{c.AuthorState},
 				"moderation_states": []string{c.ModerationState}, "versions": []int64{1}, "created_ats": []time.Time{start}, "updated_ats": []time.Time{start},
 				"visibles": []bool{true},
 			})
-			want := map[string]bool{"thread_comments_pkey": true, "thread_comments_path_idx": true}
-			if diff := gocmp.Diff(want, indexes); err == nil && (rows["thread_comments"] > 1 || diff != "") {
+			want := map[string]bool{"child_lists_pkey": true, "child_lists_path_idx": true}
+			if diff := gocmp.Diff(want, indexes); err == nil && (rows["child_lists"] > 1 || diff != "") {
 				t.Errorf("%s a new comment reads %v by (-want +got):\n%s", when, rows, diff)
 			}
 			return cmp.Or(err, errUndo)
@@ -685,11 +692,11 @@ func TestCostsDoNotGrowWithTheThread(t *testing.T) {
 	err := postgres.InTenant(ctx, api, 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		for _, sql := range []string{skipOldestSQL, skipNewestSQL} {
 			for _, skip := range []int{0, 30, 2000, 3989} {
-				rows, _, err := explain(ctx, tx, sql, pgx.StrictNamedArgs{"post": 5, "skip": skip, "limit": limit})
+				rows, _, err := explain(ctx, tx, sql, pgx.StrictNamedArgs{"kind": "comment", "object": 5, "skip": skip, "limit": limit})
 				if err != nil {
 					return err
 				}
-				if rows["thread_comments"] > 2*20+limit || rows["thread_buckets"] > comments/20/10+2*10 {
+				if rows["child_lists"] > 2*20+limit || rows["child_buckets"] > comments/20/10+2*10 {
 					t.Errorf("skip %d reads %v", skip, rows)
 				}
 			}
@@ -704,21 +711,21 @@ func TestCostsDoNotGrowWithTheThread(t *testing.T) {
 
 func TestAPayloadThatIsNoCommentIsPermanent(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	for name, change := range map[string]func(*event.Comment){
-		"an id that is none":        func(c *event.Comment) { c.CommentID = "42" },
-		"a parent that is none":     func(c *event.Comment) { c.ParentID = "42" },
-		"no version":                func(c *event.Comment) { c.Version = 0 },
-		"a path cut short":          func(c *event.Comment) { c.Path = c.Path[1:] },
-		"a path without separators": func(c *event.Comment) { c.Path = strings.Repeat("0", 45) },
-		"no path":                   func(c *event.Comment) { c.Path = "" },
-		"another post":              func(c *event.Comment) { c.PostID = 6 },
+	for name, change := range map[string]func(*event.Child){
+		"an id that is none":        func(c *event.Child) { c.ID = "42" },
+		"a parent that is none":     func(c *event.Child) { c.ReplyTo = "42" },
+		"no version":                func(c *event.Child) { c.Version = 0 },
+		"a path cut short":          func(c *event.Child) { c.Path = c.Path[1:] },
+		"a path without separators": func(c *event.Child) { c.Path = strings.Repeat("0", 45) },
+		"no path":                   func(c *event.Child) { c.Path = "" },
+		"another post":              func(c *event.Child) { c.Parent = 6 },
 	} {
 		c := made(1, nil)
 		change(&c)
 		e := toEvent(1, c)
 		e.AggregateID = 5
 		ctx := context.Background()
-		err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return New().Apply(ctx, tx, []event.Event{e}) })
+		err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return New(kinds.Builtin).Apply(ctx, tx, []event.Event{e}) })
 		if !event.IsPermanent(err) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -730,15 +737,15 @@ func TestAPayloadThatIsNoCommentIsPermanent(t *testing.T) {
 func TestAReaderThatMeetsTheConsumersFirstBucketRunsAgain(t *testing.T) {
 	ctx := t.Context()
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	p := New()
-	apply := func(tx pgx.Tx, all ...event.Comment) error {
+	p := New(kinds.Builtin)
+	apply := func(tx pgx.Tx, all ...event.Child) error {
 		var events []event.Event
 		for _, c := range all {
 			events = append(events, toEvent(1, c))
 		}
 		return p.Apply(ctx, tx, events)
 	}
-	as := func(n int, state string, version int64) event.Comment {
+	as := func(n int, state string, version int64) event.Child {
 		c := made(n, nil)
 		c.ModerationState, c.Version = state, version
 		return c
@@ -751,7 +758,7 @@ func TestAReaderThatMeetsTheConsumersFirstBucketRunsAgain(t *testing.T) {
 	var visible []int64
 	err := postgres.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(reader pgx.Tx) error {
 		var seen int64
-		if err := reader.QueryRow(ctx, `SELECT coalesce(sum(visible), 0) FROM thread_buckets WHERE level = 0`).Scan(&seen); err != nil {
+		if err := reader.QueryRow(ctx, `SELECT coalesce(sum(visible), 0) FROM child_buckets WHERE level = 0`).Scan(&seen); err != nil {
 			return err
 		}
 		if visible = append(visible, seen); len(visible) == 1 { // the consumer comes in between, behind the reader's snapshot
@@ -765,7 +772,7 @@ func TestAReaderThatMeetsTheConsumersFirstBucketRunsAgain(t *testing.T) {
 		t.Errorf("%v; what the reader saw at each try (-want +got):\n%s", err, diff)
 	}
 	var n int64
-	if err := pool.QueryRow(ctx, `SELECT sum(visible) FROM thread_buckets WHERE level = 0`).Scan(&n); err != nil || n != 2 {
+	if err := pool.QueryRow(ctx, `SELECT sum(visible) FROM child_buckets WHERE level = 0`).Scan(&n); err != nil || n != 2 {
 		t.Errorf("%d visible comments, %v: want 2", n, err)
 	}
 }
@@ -775,7 +782,7 @@ func TestSettingsOfAnotherPostOrWithoutAVersionArePermanent(t *testing.T) {
 	for _, settings := range []event.Thread{{PostID: 6, Version: 1}, {PostID: 5}} {
 		e := threadEvent(1, settings)
 		e.AggregateID = 5
-		if err := apply(t.Context(), pool, New(), []event.Event{e}); !event.IsPermanent(err) {
+		if err := apply(t.Context(), pool, New(kinds.Builtin), []event.Event{e}); !event.IsPermanent(err) {
 			t.Errorf("%+v: %v", settings, err)
 		}
 	}
@@ -789,13 +796,13 @@ func TestVerifyNamesEachDifference(t *testing.T) {
 	grandchild := made(3, &child)
 	other := made(4, nil)
 	var events []event.Event
-	for n, c := range []event.Comment{root, child, grandchild, other} {
+	for n, c := range []event.Child{root, child, grandchild, other} {
 		for v := int64(1); v <= int64(n+1); v++ {
 			events = append(events, toEvent(1, at(c, n+1, v)))
 		}
 	}
 	events = append(events, threadEvent(1, event.Thread{PostID: 5, Locked: true, Title: "one", Version: 3}))
-	if err := apply(ctx, pool, New(), events); err != nil {
+	if err := apply(ctx, pool, New(kinds.Builtin), events); err != nil {
 		t.Fatal(err)
 	}
 	exec := func(sql string) {
@@ -805,12 +812,12 @@ func TestVerifyNamesEachDifference(t *testing.T) {
 		}
 	}
 	exec(`INSERT INTO threads (tenant_id, object, metadata) SELECT tenant_id,
-	  jsonb_build_object('post_id', post_id::text, 'locked', locked, 'premoderated', premoderated, 'title', title, 'version', version),
-	  '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}' FROM thread_settings`)
+	  jsonb_build_object('post_id', object_id::text, 'locked', locked, 'premoderated', premoderated, 'title', title, 'version', version),
+	  '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}' FROM child_settings`)
 	exec(`INSERT INTO comments (tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at)
-	  SELECT tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at FROM thread_comments`)
+	  SELECT tenant_id, child_id, object_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at FROM child_lists`)
 	verify := func() (got []string) {
-		checked, err := New().Verify(ctx, pool, pool, func(d projections.Difference) {
+		checked, err := New(kinds.Builtin).Verify(ctx, pool, pool, func(d projections.Difference) {
 			got = append(got, strings.TrimPrefix(d.String(), "threadcache: tenant 1, comment 00000000-0000-7000-8000-00000000000"))
 		})
 		if err != nil {
@@ -824,29 +831,29 @@ func TestVerifyNamesEachDifference(t *testing.T) {
 	if got := verify(); len(got) > 0 {
 		t.Errorf("equal tables differ: %q", got)
 	}
-	for _, table := range New().Tables() { // and made again from the truth
+	for _, table := range New(kinds.Builtin).Tables() { // and made again from the truth
 		exec(`DELETE FROM ` + table)
 	}
 	events = nil
-	for e, err := range New().Truth(ctx, pool) {
+	for e, err := range New(kinds.Builtin).Truth(ctx, pool) {
 		if err != nil {
 			t.Fatal(err)
 		}
 		events = append(events, e)
 	}
-	if err := apply(ctx, pool, New(), events); err != nil {
+	if err := apply(ctx, pool, New(kinds.Builtin), events); err != nil {
 		t.Fatal(err)
 	}
 	if got := verify(); len(got) > 0 {
 		t.Errorf("tables made from the truth differ: %q", got)
 	}
-	exec(`UPDATE thread_comments SET visible_descendants = 7, shown = true WHERE slug = '00000001'`)
+	exec(`UPDATE child_lists SET visible_descendants = 7, shown = true WHERE slug = '00000001'`)
 	exec(`UPDATE comments SET body = 'another', version = 9 WHERE slug = '00000003'`)
 	exec(`DELETE FROM comments WHERE slug = '00000004'`)
-	exec(`UPDATE thread_buckets SET visible = 9 WHERE level = 0`)
-	exec(`DELETE FROM thread_buckets WHERE level = 1`)
-	exec(`UPDATE thread_totals SET total = 7`)
-	exec(`UPDATE thread_settings SET locked = false, title = 'other', version = 2`)
+	exec(`UPDATE child_buckets SET visible = 9 WHERE level = 0`)
+	exec(`DELETE FROM child_buckets WHERE level = 1`)
+	exec(`UPDATE child_totals SET total = 7`)
+	exec(`UPDATE child_settings SET locked = false, title = 'other', version = 2`)
 	got := verify()
 	want := []string{
 		"3 of post 5: version is 3, want 9", "3 of post 5: body is another 18 bytes, want 7 bytes",
@@ -881,10 +888,10 @@ func TestVerifyCountsEachRangeOfEachThread(t *testing.T) {
 	var events []event.Event
 	for n := range 60 { // of the posts 5, 7 and 9, in an order that is not that of the ids
 		c := made(60-n, nil)
-		c.PostID = event.ID(5 + n%3*2)
+		c.Parent = event.ID(5 + n%3*2)
 		events = append(events, toEvent(1, c))
 	}
-	if err := apply(ctx, pool, Projection{bucketSize: 2, groupSize: 2}, events); err != nil {
+	if err := apply(ctx, pool, Projection{kinds: kinds.Builtin, bucketSize: 2, groupSize: 2}, events); err != nil {
 		t.Fatal(err)
 	}
 	exec := func(sql string) {
@@ -894,10 +901,10 @@ func TestVerifyCountsEachRangeOfEachThread(t *testing.T) {
 		}
 	}
 	exec(`INSERT INTO comments (tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at)
-	  SELECT tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at FROM thread_comments`)
+	  SELECT tenant_id, child_id, object_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at FROM child_lists`)
 	verify := func() (got []string) {
 		t.Helper()
-		if _, err := New().Verify(ctx, pool, pool, func(d projections.Difference) {
+		if _, err := New(kinds.Builtin).Verify(ctx, pool, pool, func(d projections.Difference) {
 			got = append(got, fmt.Sprintf("%d %s: %s, not %s", d.Key.Aggregate, d.Entity[:strings.Index(d.Entity, " ")], d.Got, d.Want))
 		}); err != nil {
 			t.Fatal(err)
@@ -907,13 +914,13 @@ func TestVerifyCountsEachRangeOfEachThread(t *testing.T) {
 	if got := verify(); len(got) > 0 {
 		t.Fatalf("equal counts differ: %q", got)
 	}
-	exec(`UPDATE thread_buckets SET visible = visible + 100 WHERE (level, post_id, first_id) IN
-	  (SELECT level, post_id, first_id FROM thread_buckets WHERE level = 0 AND post_id = 7 ORDER BY first_at, first_id OFFSET 2 LIMIT 1)`)
-	exec(`DELETE FROM thread_buckets WHERE (level, post_id, first_id) IN
-	  (SELECT level, post_id, first_id FROM thread_buckets WHERE level = 1 AND post_id = 9 ORDER BY first_at, first_id LIMIT 1)`)
-	exec(`INSERT INTO thread_buckets (tenant_id, post_id, level, first_at, first_id, visible)
-	  SELECT 1, post, 0, '-infinity', '00000000-0000-0000-0000-000000000000', 3 FROM unnest('{4, 6, 10, 11}'::bigint[]) post`)
-	exec(`INSERT INTO thread_totals (tenant_id, post_id, total) VALUES (1, 11, 8)`)
+	exec(`UPDATE child_buckets SET visible = visible + 100 WHERE (level, object_id, first_id) IN
+	  (SELECT level, object_id, first_id FROM child_buckets WHERE level = 0 AND object_id = 7 ORDER BY first_at, first_id OFFSET 2 LIMIT 1)`)
+	exec(`DELETE FROM child_buckets WHERE (level, object_id, first_id) IN
+	  (SELECT level, object_id, first_id FROM child_buckets WHERE level = 1 AND object_id = 9 ORDER BY first_at, first_id LIMIT 1)`)
+	exec(`INSERT INTO child_buckets (tenant_id, kind, object_id, level, first_at, first_id, visible)
+	  SELECT 1, 'comment', post, 0, '-infinity', '00000000-0000-0000-0000-000000000000', 3 FROM unnest('{4, 6, 10, 11}'::bigint[]) post`)
+	exec(`INSERT INTO child_totals (tenant_id, kind, object_id, total) VALUES (1, 'comment', 11, 8)`)
 	got := verify()
 	want := []string{"4 bucket: 3, not 0", "6 bucket: 3, not 0", "7 bucket: 1", "9 group: absent, not", "10 bucket: 3, not 0", "11 thread: 8, not 0", "11 bucket: 3, not 0"}
 	if !slices.EqualFunc(got, want, strings.HasPrefix) {

@@ -13,11 +13,15 @@ import (
 
 // Tables are the projection's tables: what is built anew by a replay.
 func (Projection) Tables() []string {
-	return []string{"thread_comments", "thread_buckets", "thread_totals", "thread_settings"}
+	return []string{"child_lists", "child_buckets", "child_totals", "child_aggregates", "child_settings"}
 }
 
-// Truth yields an event for each thread with settings, and for each comment of the truth, with the state that it is in, in bounded memory:
-// comments in the order of their threads, so that parents come first. The pool acts as the system role.
-func (Projection) Truth(ctx context.Context, truth *pgxpool.Pool) iter.Seq2[event.Event, error] {
-	return projections.Concat(store.Events(store.ScanSettings(ctx, truth, nil, 0)), store.Events(store.ScanThreads(ctx, truth, nil, 0)))
+// Truth yields an event for each thread with settings, and for each child of the truth, with the state that it is in, in bounded memory:
+// kind by kind in the order of their objects, so that children come before their replies. The pool acts as the system role.
+func (p Projection) Truth(ctx context.Context, truth *pgxpool.Pool) iter.Seq2[event.Event, error] {
+	all := []iter.Seq2[event.Event, error]{store.SettingsEvents(store.ScanSettings(ctx, truth, nil, 0))}
+	for _, k := range p.kinds().AllChildren() {
+		all = append(all, store.ChildEvents(k, store.ScanObjects(ctx, truth, k, nil, 0)))
+	}
+	return projections.Concat(all...)
 }

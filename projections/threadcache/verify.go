@@ -3,6 +3,7 @@ package threadcache
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"iter"
 	"math"
@@ -14,17 +15,19 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/store"
 )
 
-// commentRow is a comment with what the projection derives; of the truth's, that is computed here, in Go.
-type commentRow struct {
-	TenantID, PostID             int64
-	Path, CommentID, ParentID    string
+// childRow is a child with what the projection derives; of the truth's, that is computed here, in Go.
+type childRow struct {
+	TenantID, ObjectID           int64
+	Path, ChildID, ParentID      string
 	Slug                         string
 	AuthorID                     int64
 	Body                         string
+	Attributes                   json.RawMessage
 	AuthorState, ModerationState string
 	Version                      int64
 	CreatedAt, UpdatedAt         time.Time
@@ -33,69 +36,125 @@ type commentRow struct {
 	Shown                        bool
 }
 
-func wanted(s *store.State[event.Comment]) *commentRow {
+func wanted(s *store.State[event.Child]) *childRow {
 	c := s.Object
-	return &commentRow{s.TenantID, int64(c.PostID), c.Path, c.CommentID, c.ParentID, c.Slug, int64(c.AuthorID), c.Body, c.AuthorState, c.ModerationState,
+	return &childRow{s.TenantID, int64(c.Parent), c.Path, c.ID, c.ReplyTo, c.Slug, int64(c.AuthorID), c.Body, c.Attributes, c.AuthorState, c.ModerationState,
 		c.Version, c.CreatedAt.Time, c.UpdatedAt.Time, c.Visible(), 0, false}
 }
 
-func (r *commentRow) compare(o *commentRow) int {
-	return cmp.Or(cmp.Compare(r.TenantID, o.TenantID), cmp.Compare(r.PostID, o.PostID), cmp.Compare(r.Path, o.Path))
+// order compares places in the order that a kind's children are compared in: that of threads, or of ids.
+func order(k kinds.Child) func(a, b *childRow) int {
+	if k.Threaded {
+		return func(a, b *childRow) int {
+			return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.ObjectID, b.ObjectID), cmp.Compare(a.Path, b.Path))
+		}
+	}
+	return func(a, b *childRow) int {
+		return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.ChildID, b.ChildID))
+	}
 }
 
-// rowsSQL reads the comments of the projection behind a place in the order of their threads; a limit of NULL is none.
-// Index: thread_comments_path_idx, one range.   Locks: none.
-const rowsSQL = `
-SELECT /* threadcache.verify */ tenant_id, post_id, path, comment_id::text, coalesce(parent_id::text, ''), slug, author_id, body,
-       author_state, moderation_state, version, created_at, updated_at, visible, visible_descendants, shown
-  FROM thread_comments WHERE (tenant_id, post_id, path) > (@tenant::bigint, @post::bigint, @path::text COLLATE "C")
- ORDER BY tenant_id, post_id, path LIMIT @limit::bigint`
-
-func rows(ctx context.Context, projection *pgxpool.Pool, after commentRow, limit *int) iter.Seq2[*commentRow, error] {
-	return projections.Rows[commentRow](ctx, projection, rowsSQL,
-		pgx.StrictNamedArgs{"tenant": after.TenantID, "post": after.PostID, "path": after.Path, "limit": limit})
+// rowsSQL reads the children of a kind behind a place, tenant by tenant: keys have the tenant before the kind. A limit of NULL is none.
+// Index: child_lists_pkey, a probe per tenant; there the index of the order, one range.   Locks: none.
+func rowsSQL(behind, order string) string {
+	return `
+WITH RECURSIVE tenants AS (
+  (SELECT tenant_id FROM child_lists WHERE tenant_id >= @tenant::bigint ORDER BY tenant_id LIMIT 1)
+  UNION ALL
+  SELECT (SELECT c.tenant_id FROM child_lists c WHERE c.tenant_id > t.tenant_id ORDER BY c.tenant_id LIMIT 1) FROM tenants t WHERE t.tenant_id IS NOT NULL
+)
+SELECT /* threadcache.verify */ t.tenant_id, page.*
+  FROM tenants t
+ CROSS JOIN LATERAL (
+   SELECT object_id, coalesce(path, ''), child_id::text AS id, coalesce(parent_id::text, ''), coalesce(slug, ''), author_id, body, attributes,
+          author_state, moderation_state, version, created_at, updated_at, visible, visible_descendants, shown
+     FROM child_lists c
+    WHERE c.tenant_id = t.tenant_id AND c.kind = @kind AND ` + behind + `
+    ORDER BY ` + order + ` LIMIT @limit::bigint) page
+ LIMIT @limit::bigint`
 }
 
-// Verify compares every comment with the truth's, and visible, visible_descendants and shown with what the truth makes them; then
-// what each bucket and group counts, and the totals and settings of each thread. It reports every difference and returns how many
-// comments it compared. What has not been applied yet is a difference too, so it is run when the consumer's lag is 0. Both pools
+// threadRowsSQL is in the order of threads, by child_lists_path_idx.
+var threadRowsSQL = rowsSQL(`c.path IS NOT NULL AND (c.object_id, c.path) > (CASE WHEN t.tenant_id = @tenant::bigint THEN @object::bigint ELSE 0 END,
+           CASE WHEN t.tenant_id = @tenant::bigint THEN @place::text ELSE '' END COLLATE "C")`, "c.object_id, c.path")
+
+// flatRowsSQL is in the order of ids, by child_lists_pkey.
+var flatRowsSQL = rowsSQL(`c.child_id > CASE WHEN t.tenant_id = @tenant::bigint THEN @place::uuid ELSE '`+zeroID+`'::uuid END`, "c.child_id")
+
+func rows(ctx context.Context, projection *pgxpool.Pool, k kinds.Child, after childRow, limit *int) iter.Seq2[*childRow, error] {
+	args := pgx.StrictNamedArgs{"kind": k.Name, "tenant": after.TenantID, "limit": limit}
+	if k.Threaded {
+		args["object"], args["place"] = after.ObjectID, after.Path
+		return projections.Rows[childRow](ctx, projection, threadRowsSQL, args)
+	}
+	args["place"] = cmp.Or(after.ChildID, zeroID)
+	return projections.Rows[childRow](ctx, projection, flatRowsSQL, args)
+}
+
+// scan yields the truth's children of the kind in the same order.
+func scan(ctx context.Context, truth *pgxpool.Pool, k kinds.Child, after *store.State[event.Child], limit int) iter.Seq2[*childRow, error] {
+	if k.Threaded {
+		return projections.Of(store.ScanObjects(ctx, truth, k, after, limit), wanted)
+	}
+	return projections.Of(store.ScanChildren(ctx, truth, k, after, limit), wanted)
+}
+
+// Verify compares every child with the truth's, and visible, visible_descendants and shown with what the truth makes them; then
+// what each bucket and group counts, the totals and aggregates of each object, and settings. It reports every difference and returns how many
+// children it compared. What has not been applied yet is a difference too, so it is run when the consumer's lag is 0. Both pools
 // act as the system role. Memory is one row per level of one thread, and its buckets.
-func (Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) (checked int64, err error) {
-	f, n := fold{report: report}, counting{report: report}
-	next, stop := iter.Pull2(projections.Rows[countedRow](ctx, projection, countedSQL, nil))
-	defer stop()
-	n.next = next
-	err = projections.Compare(projections.Of(store.ScanThreads(ctx, truth, nil, 0), wanted), rows(ctx, projection, commentRow{}, nil), (*commentRow).compare,
-		func(want, got *commentRow) {
-			checked++
-			f.add(want, got)
-			if want != nil {
-				n.add(want)
-			}
-		})
-	if err != nil {
-		return checked, fmt.Errorf("verify threads: %w", err)
+func (p Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) (checked int64, err error) {
+	for _, k := range p.kinds().AllChildren() {
+		n, err := verifyKind(ctx, truth, projection, k, report)
+		checked += n
+		if err != nil {
+			return checked, fmt.Errorf("verify the children %s: %w", k.Name, err)
+		}
 	}
-	f.finish(nil)
-	if err := n.finish(); err != nil {
-		return checked, fmt.Errorf("verify the counts of threads: %w", err)
-	}
-	if err := verifySettings(ctx, truth, projection, report); err != nil {
+	if err := verifySettings(ctx, p.kinds(), truth, projection, report); err != nil {
 		return checked, fmt.Errorf("verify settings of threads: %w", err)
 	}
 	return checked, nil
 }
 
-// fold takes the comments in the order of their threads. The stack holds the ancestors of the last one: a comment is finished,
+func verifyKind(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child, report func(projections.Difference)) (checked int64, err error) {
+	f, n := fold{kind: k, report: report}, counting{kind: k, report: report}
+	next, stop := iter.Pull2(projections.Rows[countedRow](ctx, projection, countedSQL, pgx.StrictNamedArgs{"kind": k.Name}))
+	defer stop()
+	n.next = next
+	err = projections.Compare(scan(ctx, truth, k, nil, 0), rows(ctx, projection, k, childRow{}, nil), order(k), func(want, got *childRow) {
+		checked++
+		f.add(want, got)
+		if want != nil && k.Threaded {
+			n.add(want)
+		}
+	})
+	if err != nil {
+		return checked, err
+	}
+	f.finish(nil)
+	if !k.Threaded { // which come by id, and are counted by object
+		for w, err := range projections.Of(store.ScanObjects(ctx, truth, k, nil, 0), wanted) {
+			if err != nil {
+				return checked, err
+			}
+			n.add(w)
+		}
+	}
+	return checked, n.finish()
+}
+
+// fold takes the children in the order of their threads. The stack holds the ancestors of the last one: a child is finished,
 // its visible descendants known, when something comes that is not below it.
 type fold struct {
+	kind   kinds.Child
 	report func(projections.Difference)
 	stack  []open
 }
 
-type open struct{ want, got *commentRow } // want.VisibleDescendants grows
+type open struct{ want, got *childRow } // want.VisibleDescendants grows
 
-func (f *fold) add(want, got *commentRow) {
+func (f *fold) add(want, got *childRow) {
 	if want == nil {
 		f.differ(got, "row", "absent", "present")
 		return
@@ -105,11 +164,11 @@ func (f *fold) add(want, got *commentRow) {
 }
 
 // finish compares and pops what is not an ancestor of next.
-func (f *fold) finish(next *commentRow) {
+func (f *fold) finish(next *childRow) {
 	for len(f.stack) > 0 {
 		top := f.stack[len(f.stack)-1]
 		w := top.want
-		if next != nil && w.TenantID == next.TenantID && w.PostID == next.PostID && strings.HasPrefix(next.Path, w.Path+"/") {
+		if next != nil && w.TenantID == next.TenantID && w.ObjectID == next.ObjectID && strings.HasPrefix(next.Path, w.Path+"/") {
 			return
 		}
 		f.stack = f.stack[:len(f.stack)-1]
@@ -125,7 +184,7 @@ func (f *fold) finish(next *commentRow) {
 	}
 }
 
-func (f *fold) compare(want, got *commentRow) {
+func (f *fold) compare(want, got *childRow) {
 	if got == nil {
 		f.differ(want, "row", "present", "absent")
 		return
@@ -135,7 +194,7 @@ func (f *fold) compare(want, got *commentRow) {
 		field     string
 		want, got any
 	}{
-		{"comment_id", want.CommentID, got.CommentID},
+		{"child_id", want.ChildID, got.ChildID},
 		{"parent_id", want.ParentID, got.ParentID},
 		{"slug", want.Slug, got.Slug},
 		{"author_id", want.AuthorID, got.AuthorID},
@@ -152,63 +211,77 @@ func (f *fold) compare(want, got *commentRow) {
 			f.differ(want, c.field, fmt.Sprint(c.want), fmt.Sprint(c.got))
 		}
 	}
+	if string(want.Attributes) != string(compact(got.Attributes)) { // like a body
+		f.differ(want, "attributes", fmt.Sprintf("%d bytes", len(want.Attributes)), fmt.Sprintf("another %d bytes", len(compact(got.Attributes))))
+	}
 	if want.Body != got.Body { // a body is nobody's to print
 		f.differ(want, "body", fmt.Sprintf("%d bytes", len(want.Body)), fmt.Sprintf("another %d bytes", len(got.Body)))
 	}
 }
 
-func (f *fold) differ(of *commentRow, field, want, got string) {
+func (f *fold) differ(of *childRow, field, want, got string) {
 	f.report(projections.Difference{
-		Projection: Name, TenantID: of.TenantID, Entity: fmt.Sprintf("comment %s of post %d", of.CommentID, of.PostID), Field: field, Want: want, Got: got,
-		Key: projections.Key{Type: event.AggregateComment, TenantID: of.TenantID, Aggregate: of.PostID},
+		Projection: Name, TenantID: of.TenantID, Entity: fmt.Sprintf("%s %s of %s %d", f.kind.Name, of.ChildID, f.kind.Parent, of.ObjectID), Field: field, Want: want, Got: got,
+		Key: projections.Key{Type: f.kind.Name, TenantID: of.TenantID, Aggregate: of.ObjectID, Child: of.ChildID},
 	})
 }
 
-// countedRow is what the projection counts of a thread: its comments, or the visible ones of a bucket or group, which begins at At and ID.
+// countedRow is what the projection counts of an object: its children, the visible ones of a bucket or group, which begins at At and ID, or those
+// that have the attribute ID.
 type countedRow struct {
-	TenantID, PostID int64
-	Level            int // totals, 0 (buckets) or 1 (groups)
-	At               time.Time
-	ID               string
-	N                int64
+	TenantID, ObjectID int64
+	Level              int // aggregated, totals, 0 (buckets) or 1 (groups)
+	At                 time.Time
+	ID                 string
+	N, Sum             int64
 }
 
-const totals = -1 // the Level of all comments of a thread
+// Levels that are no ranges.
+const (
+	aggregated = -2
+	totals     = -1 // all children of an object
+)
 
-// countedSQL reads all counts. -infinity has no time in Go: the year 1 stands for it.
-// Index: none: a hundredth of the comments, sorted.   Locks: none.
+// countedSQL reads all counts of a kind. -infinity has no time in Go: the year 1 stands for it.
+// Index: none: a hundredth of the children, sorted.   Locks: none.
 const countedSQL = `
 SELECT /* threadcache.verify */ * FROM (
-  SELECT tenant_id, post_id, -1 AS level, '0001-01-01 00:00:00+00'::timestamptz AS at, '' AS id, total FROM thread_totals
+  SELECT tenant_id, object_id, -2 AS level, '0001-01-01 00:00:00+00'::timestamptz AS at, attribute AS id, count, sum FROM child_aggregates WHERE kind = @kind
    UNION ALL
-  SELECT tenant_id, post_id, level, greatest(first_at, '0001-01-01 00:00:00+00'), first_id::text, visible FROM thread_buckets) counted
- ORDER BY tenant_id, post_id, level, at, id`
+  SELECT tenant_id, object_id, -1, '0001-01-01 00:00:00+00', '', total, 0 FROM child_totals WHERE kind = @kind
+   UNION ALL
+  SELECT tenant_id, object_id, level, greatest(first_at, '0001-01-01 00:00:00+00'), first_id::text, visible, 0 FROM child_buckets WHERE kind = @kind) counted
+ ORDER BY tenant_id, object_id, level, at, id`
 
-// counting compares what the projection counts of one thread after the other with the truth's comments, which come in the order of threads.
-// A comment is in the last range that begins before it; one before all ranges is in one that the projection lacks.
+// counting compares what the projection counts of one thread after the other with the truth's children, which come in the order of threads.
+// A child is in the last range that begins before it; one before all ranges is in one that the projection lacks.
 type counting struct {
+	kind   kinds.Child
 	report func(projections.Difference)
 	next   func() (*countedRow, error, bool)
 	ahead  *countedRow // not of the thread yet; nil at the end
 	err    error       // which ended it
 
-	tenant, post int64
-	got          [3][]*countedRow // by Level, of the thread
-	want         [3][]int64
-	lacks        [3]*countedRow // that the projection does not have
+	tenant, object int64
+	got            [3][]*countedRow // by Level, of the thread
+	want           [3][]int64
+	lacks          [3]*countedRow          // that the projection does not have
+	sums           map[aggregate]Aggregate // of the truth, less what the projection has
+	has            []Aggregate
 }
 
-// add counts a comment of the truth.
-func (c *counting) add(w *commentRow) {
-	if w.TenantID != c.tenant || w.PostID != c.post {
-		c.begin(w.TenantID, w.PostID)
+// add counts a child of the truth.
+func (c *counting) add(w *childRow) {
+	if w.TenantID != c.tenant || w.ObjectID != c.object {
+		c.begin(w.TenantID, w.ObjectID)
 	}
+	move(c.sums, object{w.TenantID, c.kind.Name, w.ObjectID}, c.kind.Aggregates(), w.Attributes, w.Visible, 1)
 	for i, got := range c.got {
 		if level := i + totals; level != totals && !w.Visible {
 			return
 		}
-		n, same := slices.BinarySearchFunc(got, w, func(r *countedRow, w *commentRow) int {
-			return cmp.Or(r.At.Compare(w.CreatedAt), cmp.Compare(r.ID, w.CommentID))
+		n, same := slices.BinarySearchFunc(got, w, func(r *countedRow, w *childRow) int {
+			return cmp.Or(r.At.Compare(w.CreatedAt), cmp.Compare(r.ID, w.ChildID))
 		})
 		if same {
 			n++
@@ -219,41 +292,58 @@ func (c *counting) add(w *commentRow) {
 		}
 		lack := c.lacks[i]
 		if lack == nil {
-			lack = &countedRow{At: w.CreatedAt, ID: w.CommentID}
+			lack = &countedRow{At: w.CreatedAt, ID: w.ChildID}
 			c.lacks[i] = lack
 		}
-		if cmp.Or(w.CreatedAt.Compare(lack.At), cmp.Compare(w.CommentID, lack.ID)) < 0 {
-			lack.At, lack.ID = w.CreatedAt, w.CommentID
+		if cmp.Or(w.CreatedAt.Compare(lack.At), cmp.Compare(w.ChildID, lack.ID)) < 0 {
+			lack.At, lack.ID = w.CreatedAt, w.ChildID
 		}
 		lack.N++
 	}
 }
 
 // begin ends the thread, and those up to the next one, of which the truth has nothing.
-func (c *counting) begin(tenant, post int64) {
+func (c *counting) begin(tenant, id int64) {
 	if c.tenant == 0 {
 		c.ahead, c.err, _ = c.next()
 	}
 	c.end()
-	for c.ahead != nil && cmp.Or(cmp.Compare(c.ahead.TenantID, tenant), cmp.Compare(c.ahead.PostID, post)) < 0 {
-		c.load(c.ahead.TenantID, c.ahead.PostID)
+	for c.ahead != nil && cmp.Or(cmp.Compare(c.ahead.TenantID, tenant), cmp.Compare(c.ahead.ObjectID, id)) < 0 {
+		c.load(c.ahead.TenantID, c.ahead.ObjectID)
 		c.end()
 	}
-	c.load(tenant, post)
+	c.load(tenant, id)
 }
 
 // load takes what the projection counts of the thread.
-func (c *counting) load(tenant, post int64) {
-	*c = counting{report: c.report, next: c.next, ahead: c.ahead, err: c.err, tenant: tenant, post: post}
-	for c.ahead != nil && c.ahead.TenantID == tenant && c.ahead.PostID == post {
-		i := c.ahead.Level - totals
-		c.got[i], c.want[i] = append(c.got[i], c.ahead), append(c.want[i], 0)
+func (c *counting) load(tenant, id int64) {
+	*c = counting{kind: c.kind, report: c.report, next: c.next, ahead: c.ahead, err: c.err, tenant: tenant, object: id, sums: make(map[aggregate]Aggregate)}
+	for c.ahead != nil && c.ahead.TenantID == tenant && c.ahead.ObjectID == id {
+		if r := c.ahead; r.Level == aggregated {
+			c.sums[aggregate{object{tenant, c.kind.Name, id}, r.ID}] = Aggregate{r.ID, -r.N, -r.Sum}
+			c.has = append(c.has, Aggregate{r.ID, r.N, r.Sum})
+		} else {
+			i := r.Level - totals
+			c.got[i], c.want[i] = append(c.got[i], r), append(c.want[i], 0)
+		}
 		c.ahead, c.err, _ = c.next()
 	}
 }
 
 // end compares the counts of the thread.
 func (c *counting) end() {
+	for k, d := range c.sums {
+		if c.err != nil || d.Count == 0 && d.Sum == 0 {
+			continue
+		}
+		var got Aggregate
+		if i := slices.IndexFunc(c.has, func(a Aggregate) bool { return a.Attribute == k.attribute }); i >= 0 {
+			got = c.has[i]
+		}
+		c.report(projections.Difference{Projection: Name, TenantID: c.tenant, Entity: fmt.Sprintf("%s of %s %d", c.kind.Plural, c.kind.Parent, c.object),
+			Field: "aggregate of " + k.attribute, Want: fmt.Sprintf("%d with a sum of %d", got.Count+d.Count, got.Sum+d.Sum), Got: fmt.Sprintf("%d with a sum of %d", got.Count, got.Sum),
+			Key: projections.Key{Type: c.kind.Name, TenantID: c.tenant, Aggregate: c.object}})
+	}
 	for i, got := range c.got {
 		if lack := c.lacks[i]; lack != nil {
 			c.differ(i+totals, lack, lack.N, map[bool]string{true: "0", false: "absent"}[i+totals == totals])
@@ -271,11 +361,11 @@ func (c *counting) differ(level int, r *countedRow, want int64, got string) {
 		return // what is not read is not known
 	}
 	d := projections.Difference{Projection: Name, TenantID: c.tenant, Field: "visible", Want: fmt.Sprint(want), Got: got,
-		Key: projections.Key{Type: event.AggregateComment, TenantID: c.tenant, Aggregate: c.post}}
+		Key: projections.Key{Type: c.kind.Name, TenantID: c.tenant, Aggregate: c.object}}
 	if level == totals {
-		d.Entity, d.Field = fmt.Sprintf("thread of post %d", c.post), "total"
+		d.Entity, d.Field = fmt.Sprintf("thread of %s %d", c.kind.Parent, c.object), "total"
 	} else {
-		d.Entity = fmt.Sprintf("%s from %s %s of post %d", [...]string{"bucket", "group"}[level], r.At.UTC().Format(event.TimeFormat), r.ID, c.post)
+		d.Entity = fmt.Sprintf("%s from %s %s of %s %d", [...]string{"bucket", "group"}[level], r.At.UTC().Format(event.TimeFormat), r.ID, c.kind.Parent, c.object)
 	}
 	c.report(d)
 }
@@ -287,24 +377,25 @@ func (c *counting) finish() error {
 
 // settingsRow is what is set for a thread.
 type settingsRow struct {
-	TenantID, PostID     int64
+	TenantID, ObjectID   int64
+	Kind                 string
 	Locked, Premoderated bool
 	Title                string
 	Version              int64
 }
 
 // settingsRowsSQL reads the projection's settings.
-// Index: thread_settings_pkey, all of it.   Locks: none.
+// Index: child_settings_pkey, all of it, sorted.   Locks: none.
 const settingsRowsSQL = `
-SELECT /* threadcache.verify */ tenant_id, post_id, locked, premoderated, title, version FROM thread_settings ORDER BY tenant_id, post_id`
+SELECT /* threadcache.verify */ tenant_id, object_id, kind, locked, premoderated, title, version FROM child_settings ORDER BY tenant_id, object_id, kind`
 
-func verifySettings(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) error {
+func verifySettings(ctx context.Context, set *kinds.Set, truth, projection *pgxpool.Pool, report func(projections.Difference)) error {
 	return projections.Compare(projections.Of(store.ScanSettings(ctx, truth, nil, 0), func(s *store.State[event.Thread]) *settingsRow {
 		t := s.Object
-		return &settingsRow{s.TenantID, int64(t.PostID), t.Locked, t.Premoderate, t.Title, t.Version}
+		return &settingsRow{s.TenantID, int64(t.PostID), t.Of(), t.Locked, t.Premoderate, t.Title, t.Version}
 	}), projections.Rows[settingsRow](ctx, projection, settingsRowsSQL, nil),
 		func(a, b *settingsRow) int {
-			return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.PostID, b.PostID))
+			return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.ObjectID, b.ObjectID), cmp.Compare(a.Kind, b.Kind))
 		},
 		func(want, got *settingsRow) {
 			of := cmp.Or(want, got)
@@ -319,9 +410,9 @@ func verifySettings(ctx context.Context, truth, projection *pgxpool.Pool, report
 				{"settings version", want.Version, got.Version},
 			} {
 				if f.want != f.got {
-					report(projections.Difference{Projection: Name, TenantID: of.TenantID, Entity: fmt.Sprintf("thread of post %d", of.PostID),
+					report(projections.Difference{Projection: Name, TenantID: of.TenantID, Entity: fmt.Sprintf("thread of %s %d", set.Children[of.Kind].Parent, of.ObjectID),
 						Field: f.field, Want: fmt.Sprint(f.want), Got: fmt.Sprint(f.got),
-						Key: projections.Key{Type: event.AggregateThread, TenantID: of.TenantID, Aggregate: of.PostID}})
+						Key: projections.Key{Type: event.AggregateThread, TenantID: of.TenantID, Aggregate: of.ObjectID, Kind: of.Kind}})
 				}
 			}
 		})

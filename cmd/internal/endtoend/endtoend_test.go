@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/projections/threadcache"
@@ -132,7 +133,7 @@ func property(t *testing.T, seed uint64, faults []string) {
 		}
 	}
 	l.verify()
-	if _, err := store.CheckArchive(t.Context(), l.system, func(f store.ArchiveFlaw) { t.Error(f) }); err != nil {
+	if _, err := store.CheckArchive(t.Context(), l.system, kinds.Builtin(), func(f store.ArchiveFlaw) { t.Error(f) }); err != nil {
 		t.Error(err)
 	}
 	back, away := l.store.ThreadsReturned(), archiver.counts[store.CountThreadsArchived]
@@ -169,10 +170,10 @@ func equalTenant(c client, m *model, rng *rand.Rand) error {
 func (l *line) verify() {
 	l.t.Helper()
 	report := func(d projections.Difference) { l.t.Error(d) }
-	if _, err := followercounts.New().Verify(l.t.Context(), l.system, l.system, report); err != nil {
+	if _, err := followercounts.New(kinds.Builtin).Verify(l.t.Context(), l.system, l.system, report); err != nil {
 		l.t.Error(err)
 	}
-	if _, err := threadcache.New().Verify(l.t.Context(), l.system, l.system, report); err != nil {
+	if _, err := threadcache.New(kinds.Builtin).Verify(l.t.Context(), l.system, l.system, report); err != nil {
 		l.t.Error(err)
 	}
 	var dead int

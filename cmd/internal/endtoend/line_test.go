@@ -26,6 +26,7 @@ import (
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/followercounts"
@@ -84,7 +85,7 @@ func newLine(t *testing.T, rng *rand.Rand) *line {
 	l.store = store.New(pool, nil)
 	cfg := api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, PageCacheBytes: 1 << 20, RequestTimeout: 20 * time.Second, MaxRequests: 512, MaxWait: time.Second}
 	pages := api.NewPages(cfg, l.reg)
-	l.handler, err = api.New(cfg, api.Deps{Store: l.store, Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet.Projections(), Pages: pages, Log: testkit.Logger(t), Reg: l.reg})
+	l.handler, err = api.New(cfg, api.Deps{Store: l.store, Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet.Projections(kinds.Builtin), Pages: pages, Log: testkit.Logger(t), Reg: l.reg})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +131,7 @@ func (l *line) newMover() *mover {
 	}
 	l.t.Cleanup(pool.Close)
 	m := &mover{pool: pool, counts: map[string]int64{}}
-	if m.Archiver, err = store.NewArchiver(store.ArchiveConfig{After: time.Hour}, pool, testkit.Logger(l.t), nil); err != nil {
+	if m.Archiver, err = store.NewArchiver(store.ArchiveConfig{After: time.Hour}, pool, kinds.Builtin, testkit.Logger(l.t), nil); err != nil {
 		l.t.Fatal(err)
 	}
 	return m
@@ -148,9 +149,9 @@ var consumerNames = []string{followercounts.Name, threadcache.Name}
 
 func projection(name string) projections.Projection {
 	if name == followercounts.Name {
-		return followercounts.New()
+		return followercounts.New(kinds.Builtin)
 	}
-	return threadcache.New()
+	return threadcache.New(kinds.Builtin)
 }
 
 func (l *line) run(name string, fn func(context.Context) error) *part {

@@ -112,10 +112,10 @@ func (m *model) putThread(post int64, t thread) {
 	}
 }
 
-func (m *model) putFollow(f event.Follow) {
+func (m *model) putFollow(f event.Edge) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p := pair{int64(f.FollowerID), int64(f.FolloweeID)}
+	p := pair{int64(f.From), int64(f.To)}
 	if f.Version > m.follows[p].version {
 		m.follows[p] = follow{active: f.Active(), version: f.Version, at: wire(f.PositionedAt)}
 	}

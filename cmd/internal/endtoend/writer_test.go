@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/store"
 )
 
@@ -120,7 +121,7 @@ func (w *writer) setFollow(p pair, active bool) (answer, error) {
 	if a.status != want && a.status != http.StatusOK {
 		return a, w.odd("follow", a)
 	}
-	f, err := w.store.GetFollow(w.ctx, w.tenant, p.follower, p.followee) // the answer to DELETE has no body
+	f, err := w.store.GetEdge(w.ctx, w.tenant, kinds.Builtin().Edges["follow"], p.follower, p.followee) // the answer to DELETE has no body
 	if errors.Is(err, store.ErrNotFound) && !active {
 		return a, nil // it never was
 	}
@@ -197,57 +198,57 @@ func (w *writer) group() error {
 	n := 2 + w.rng.IntN(8)
 	switch w.rng.IntN(6) {
 	case 0, 1:
-		var writes []store.FollowWrite
+		var writes []store.EdgeWrite
 		for range n {
 			p := w.pair()
-			writes = append(writes, store.FollowWrite{Meta: meta, FollowerID: p.follower, FolloweeID: p.followee})
+			writes = append(writes, store.EdgeWrite{Meta: meta, From: p.follower, To: p.followee})
 		}
-		do := w.store.Follow
+		do := w.store.PutEdges
 		if w.rng.IntN(3) == 0 {
-			do = w.store.Unfollow
+			do = w.store.RemoveEdges
 		}
-		out, err := do(w.ctx, w.tenant, writes)
+		out, err := do(w.ctx, w.tenant, kinds.Builtin().Edges["follow"], writes)
 		for _, o := range out {
-			w.m.putFollow(o.Follow)
+			w.m.putFollow(o.Edge)
 		}
 		return busy(err)
 	case 2, 3:
-		var creates []store.NewComment
+		var creates []store.NewChild
 		for range n {
 			post := w.post()
-			c := store.NewComment{Meta: meta, PostID: post, AuthorID: w.user(), Body: fmt.Sprint("words of a group ", w.rng.IntN(1000))}
+			c := store.NewChild{Meta: meta, Object: post, AuthorID: w.user(), Body: fmt.Sprint("words of a group ", w.rng.IntN(1000))}
 			if w.rng.IntN(3) > 0 {
-				c.ParentID = w.pick(post)
+				c.ReplyTo = w.pick(post)
 			}
 			if len(w.m.ids(post)) < maxPost {
 				creates = append(creates, c)
 			}
 		}
-		out, err := w.store.Create(w.ctx, w.tenant, creates)
+		out, err := w.store.CreateChildren(w.ctx, w.tenant, kinds.Builtin().Children["comment"], creates)
 		return errors.Join(busy(err), w.outcomes(out))
 	case 4:
-		var edits []store.CommentEdit
+		var edits []store.ChildEdit
 		for _, id := range w.several(n) {
-			edits = append(edits, store.CommentEdit{Meta: meta, CommentID: id, Body: fmt.Sprint("edited in a group ", w.rng.IntN(1000))})
+			edits = append(edits, store.ChildEdit{Meta: meta, ID: id, Body: new(fmt.Sprint("edited in a group ", w.rng.IntN(1000)))})
 		}
-		out, err := w.store.Edit(w.ctx, w.tenant, edits)
+		out, err := w.store.EditChildren(w.ctx, w.tenant, kinds.Builtin().Children["comment"], edits)
 		return errors.Join(busy(err), w.outcomes(out))
 	}
-	var decide []store.CommentModeration
-	var remove []store.CommentDelete
+	var decide []store.ChildModeration
+	var remove []store.ChildDelete
 	for i, id := range w.several(n) {
 		if w.m.kept(id) {
 			continue
 		}
 		if i == 0 {
-			remove = append(remove, store.CommentDelete{Meta: meta, CommentID: id})
+			remove = append(remove, store.ChildDelete{Meta: meta, ID: id})
 		} else {
 			state := strings.ToUpper(decisions[w.rng.IntN(len(decisions))])
-			decide = append(decide, store.CommentModeration{Meta: meta, CommentID: id, State: state})
+			decide = append(decide, store.ChildModeration{Meta: meta, ID: id, State: state})
 		}
 	}
-	out, err := w.store.Moderate(w.ctx, w.tenant, decide)
-	gone, err2 := w.store.Delete(w.ctx, w.tenant, remove)
+	out, err := w.store.ModerateChildren(w.ctx, w.tenant, kinds.Builtin().Children["comment"], decide)
+	gone, err2 := w.store.DeleteChildren(w.ctx, w.tenant, kinds.Builtin().Children["comment"], remove)
 	return errors.Join(busy(err), busy(err2), w.outcomes(out), w.outcomes(gone))
 }
 
@@ -269,13 +270,13 @@ func busy(err error) error {
 	return err
 }
 
-func (w *writer) outcomes(out []store.CommentOutcome) error {
+func (w *writer) outcomes(out []store.ChildOutcome) error {
 	for _, o := range out {
 		if errors.Is(o.Err, store.ErrNotFound) || errors.Is(o.Err, store.ErrInvalid) || errors.Is(o.Err, store.ErrParentUnknown) {
 			return o.Err
 		}
-		if o.Comment.Version > 0 {
-			w.m.putComment(shown(o.Comment, store.Depth(o.Comment.Path)), false)
+		if o.Child.Version > 0 {
+			w.m.putComment(shown(o.Child.Comment(), store.Depth(o.Child.Path)), false)
 		}
 	}
 	return nil

@@ -22,6 +22,7 @@ import (
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/followercounts"
@@ -81,7 +82,7 @@ func (l line) instance(t *testing.T) (stop func()) {
 	t.Helper()
 	c, err := consumers.New(consumers.Config{BatchEvents: 50, BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second, LagInterval: 5 * time.Second,
 		Recheck: time.Second, Lease: lease.Config{TTL: 2 * time.Second}},
-		consumers.Deps{Pool: l.pool, JetStream: l.js, Broker: l.cfg, Registry: prometheus.NewRegistry(), Log: testkit.Logger(t)}, followercounts.New())
+		consumers.Deps{Pool: l.pool, JetStream: l.js, Broker: l.cfg, Registry: prometheus.NewRegistry(), Log: testkit.Logger(t)}, followercounts.New(kinds.Builtin))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +100,7 @@ func (l line) settle(t *testing.T) {
 		all, err := consumers.Lag(t.Context(), l.pool, l.js, l.cfg, followercounts.Name)
 		return err == nil && all[0].Messages == 0, err
 	})
-	if _, err := followercounts.New().Verify(t.Context(), l.pool, l.pool, func(d projections.Difference) { t.Error(d) }); err != nil {
+	if _, err := followercounts.New(kinds.Builtin).Verify(t.Context(), l.pool, l.pool, func(d projections.Difference) { t.Error(d) }); err != nil {
 		t.Fatal(err)
 	}
 	var dead int
@@ -114,7 +115,7 @@ func TestAThousandTogglesOfOneEdgeEndInTheTruthsCount(t *testing.T) {
 	l.instance(t)
 	l.instance(t)
 	handler, err := api.New(api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, RequestTimeout: 25 * time.Second, MaxRequests: 512, MaxWait: time.Second},
-		api.Deps{Store: store.New(l.api, nil), Tokens: l.api, DLQ: outbox.NewDLQ(l.api, nil), Projections: l.api, Fleet: fleet.Projections(), Log: testkit.Logger(t), Reg: prometheus.NewRegistry()})
+		api.Deps{Store: store.New(l.api, nil), Tokens: l.api, DLQ: outbox.NewDLQ(l.api, nil), Projections: l.api, Fleet: fleet.Projections(kinds.Builtin), Log: testkit.Logger(t), Reg: prometheus.NewRegistry()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,12 +162,12 @@ func TestAThousandTogglesOfOneEdgeEndInTheTruthsCount(t *testing.T) {
 	}
 	want := followercounts.Counts{}
 	if active {
-		want.Followers = 1
+		want.Incoming = 1
 	}
 	if err := postgres.InTenant(t.Context(), l.api, tenant, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		got, err := followercounts.ReadCounts(t.Context(), tx, []int64{42})
-		if got[42] != want {
-			t.Errorf("counts %v, want %v", got[42], want)
+		got, err := followercounts.ReadCounts(t.Context(), tx, []string{event.AggregateFollow}, []int64{42})
+		if c := got[followercounts.Object{Kind: event.AggregateFollow, ID: 42}]; c != want {
+			t.Errorf("counts %v, want %v", c, want)
 		}
 		return err
 	}); err != nil {
@@ -189,20 +190,20 @@ func TestInstancesThatMeetOnTheSameAccountsStayExact(t *testing.T) {
 		wg.Go(func() {
 			for round := range int64(3) {
 				for first := worker * 100; first < others; first += 400 {
-					var follow, unfollow []store.FollowWrite
+					var follow, unfollow []store.EdgeWrite
 					for n := first; n < min(first+100, others); n++ {
-						writes := []store.FollowWrite{{Meta: meta, FollowerID: 100 + n, FolloweeID: celebrity}, {Meta: meta, FollowerID: fan, FolloweeID: 100 + n},
-							{Meta: meta, FollowerID: 100 + n, FolloweeID: fan}, {Meta: meta, FollowerID: celebrity, FolloweeID: 100 + n}}
+						writes := []store.EdgeWrite{{Meta: meta, From: 100 + n, To: celebrity}, {Meta: meta, From: fan, To: 100 + n},
+							{Meta: meta, From: 100 + n, To: fan}, {Meta: meta, From: celebrity, To: 100 + n}}
 						if (n+round)%3 == 2 {
 							unfollow = append(unfollow, writes...)
 						} else {
 							follow = append(follow, writes...)
 						}
 					}
-					if _, err := s.Follow(t.Context(), tenant, follow); err != nil {
+					if _, err := s.PutEdges(t.Context(), tenant, kinds.Builtin().Edges["follow"], follow); err != nil {
 						t.Error(err)
 					}
-					if _, err := s.Unfollow(t.Context(), tenant, unfollow); err != nil {
+					if _, err := s.RemoveEdges(t.Context(), tenant, kinds.Builtin().Edges["follow"], unfollow); err != nil {
 						t.Error(err)
 					}
 				}
@@ -220,10 +221,13 @@ func TestInstancesThatMeetOnTheSameAccountsStayExact(t *testing.T) {
 	wg.Wait()
 	l.settle(t)
 	if err := postgres.InTenant(t.Context(), l.api, tenant, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		got, err := followercounts.ReadCounts(t.Context(), tx, []int64{celebrity, fan})
+		got, err := followercounts.ReadCounts(t.Context(), tx, []string{event.AggregateFollow}, []int64{celebrity, fan})
+		if len(got) != 2 {
+			t.Errorf("counts of %d users", len(got))
+		}
 		for user, c := range got {
-			if c.Followers != others*2/3 || c.Following != others*2/3 {
-				t.Errorf("counts of %d are %v, want %d of both", user, c, others*2/3)
+			if c.Incoming != others*2/3 || c.Outgoing != others*2/3 {
+				t.Errorf("counts of %v are %v, want %d of both", user, c, others*2/3)
 			}
 		}
 		return err

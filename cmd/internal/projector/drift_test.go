@@ -13,6 +13,7 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/store"
 )
@@ -42,7 +43,7 @@ func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
 	if _, err := broker.Declare(ctx, js, nats.Config(), broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
 		t.Fatal(err)
 	}
-	pool, p := db.Pool(t, postgres.RoleSystem), followercounts.New()
+	pool, p := db.Pool(t, postgres.RoleSystem), followercounts.New(kinds.Builtin)
 	reg := prometheus.NewRegistry()
 	d, err := NewDrift(VerifyConfig{Interval: time.Minute, Window: 2}, pool, pool, js, nats.Config(), p, reg, testkit.Logger(t))
 	if err != nil {
@@ -60,11 +61,11 @@ func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
 		}
 	}
 	s := store.New(db.Pool(t, postgres.RoleAPI), func(int) {})
-	var writes []store.FollowWrite
+	var writes []store.EdgeWrite
 	for followee := int64(2); followee <= 5; followee++ {
-		writes = append(writes, store.FollowWrite{Meta: store.Meta{Actor: "test"}, FollowerID: 1, FolloweeID: followee})
+		writes = append(writes, store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: 1, To: followee})
 	}
-	if _, err := s.Follow(ctx, 1, writes); err != nil {
+	if _, err := s.PutEdges(ctx, 1, kinds.Builtin().Edges["follow"], writes); err != nil {
 		t.Fatal(err)
 	}
 	look(5, 0) // nothing is applied, and nothing published: all of it is on its way
@@ -88,17 +89,17 @@ func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
 		t.Errorf("verified %v", got)
 	}
 	for _, damage := range []string{
-		`UPDATE follow_edges SET version = 9 WHERE followee_id = 3`,
-		`DELETE FROM follow_edges WHERE followee_id = 5`,
-		`INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at) VALUES (1, 1, 900, true, 1, now())`,
-		`UPDATE follower_counts SET followers = 7 WHERE user_id = 4`,
+		`UPDATE edge_lists SET version = 9 WHERE to_id = 3`,
+		`DELETE FROM edge_lists WHERE to_id = 5`,
+		`INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at) VALUES (1, 'follow', 1, 900, true, 1, now())`,
+		`UPDATE edge_counts SET incoming = 7 WHERE object_id = 4`,
 	} {
 		before := value(t, reg, "projection_drift_total")
 		if _, err := pool.Exec(ctx, damage); err != nil {
 			t.Fatal(err)
 		}
 		testkit.Eventually(t, 10*time.Second, damage, func() (bool, error) { return value(t, reg, "projection_drift_total") > before, d.look(ctx) })
-		for _, sql := range []string{`DELETE FROM follow_edges`, `DELETE FROM follower_counts`} {
+		for _, sql := range []string{`DELETE FROM edge_lists`, `DELETE FROM edge_counts`} {
 			if _, err := pool.Exec(ctx, sql); err != nil {
 				t.Fatal(err)
 			}

@@ -19,6 +19,7 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/projections"
 )
@@ -42,18 +43,22 @@ func (c Config) Validate() error {
 	return errors.Join(missing, c.Postgres.Validate(), c.Broker.Validate(), c.Consumer.Validate(), c.Verify.Validate())
 }
 
-// Run applies events to projection until ctx ends, and answers on opsAddr with its metrics and those of reg. It waits for servers that
-// cannot be reached, and refuses a database without the newest migrations. Any number of them may run at once and share the work.
-func Run(ctx context.Context, opsAddr string, cfg Config, projection projections.Projection, reg *prometheus.Registry) error {
+// Run applies events to the projection that make returns for the kinds that are in force, until ctx ends, and answers on opsAddr with its metrics
+// and those of reg. It waits for servers that cannot be reached, and refuses a database without the newest migrations. Any number of them may run
+// at once and share the work.
+func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Config, make func(now func() *kinds.Set) P, reg *prometheus.Registry) error {
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
-	name, log := projection.Name(), slog.Default()
+	var catalog *kinds.Catalog
+	projection, log := make(func() *kinds.Set { return catalog.Now() }), slog.Default()
+	name := projection.Name()
 	pool, err := postgres.Open(ctx, cfg.ProjectionsDatabaseURL, cfg.Postgres, postgres.RoleSystem, name)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
+	catalog = kinds.NewCatalog(pool, kinds.Projections, log)
 	nc, err := broker.Connect(cfg.Broker, name, log)
 	if err != nil {
 		return err
@@ -63,7 +68,7 @@ func Run(ctx context.Context, opsAddr string, cfg Config, projection projections
 	if err != nil {
 		return err
 	}
-	consumer, err := consumers.New(cfg.Consumer, consumers.Deps{Pool: pool, JetStream: js, Broker: cfg.Broker, Registry: reg, Log: log}, projection)
+	consumer, err := consumers.New(cfg.Consumer, consumers.Deps{Pool: pool, Kinds: catalog, JetStream: js, Broker: cfg.Broker, Registry: reg, Log: log}, projection)
 	if err != nil {
 		return err
 	}
@@ -89,6 +94,7 @@ func Run(ctx context.Context, opsAddr string, cfg Config, projection projections
 		if err := migrations.Await(ctx, pool, migrations.Projections, log); err != nil {
 			return err
 		}
+		g.Go(func() error { return catalog.Run(ctx) }) // until its first look the kinds are the built-in ones: the consumer looks for others when it meets them
 		return consumer.Run(ctx)
 	})
 	return g.Wait()

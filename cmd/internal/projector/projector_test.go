@@ -56,7 +56,7 @@ func TestAProjectorBecomesReadyAndStopsCleanly(t *testing.T) {
 	if err := free.Close(); err != nil {
 		t.Fatal(err)
 	}
-	go func() { done <- projector.Run(ctx, addr, cfg, followercounts.New(), prometheus.NewRegistry()) }()
+	go func() { done <- projector.Run(ctx, addr, cfg, followercounts.New, prometheus.NewRegistry()) }()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	testkit.Eventually(t, 10*time.Second, "readiness", func() (bool, error) {
 		resp, err := client.Get("http://" + addr + "/readyz")
@@ -92,7 +92,7 @@ func TestAProjectorWaitsForServersThatStartLater(t *testing.T) {
 	addr := fmt.Sprintf("127.0.0.1:%d", free)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- projector.Run(ctx, addr, cfg, followercounts.New(), prometheus.NewRegistry()) }()
+	go func() { done <- projector.Run(ctx, addr, cfg, followercounts.New, prometheus.NewRegistry()) }()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	answers := func(path string, want int) func() (bool, error) {
 		return func() (bool, error) {
@@ -124,7 +124,7 @@ func TestAProjectorThatWaitsStopsCleanly(t *testing.T) {
 	url, _ := testkit.Gate(t, testkit.Postgres(t).URL)
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	if err := projector.Run(ctx, "127.0.0.1:0", load(t, map[string]string{"DATABASE_URL": url}), followercounts.New(), prometheus.NewRegistry()); err != nil {
+	if err := projector.Run(ctx, "127.0.0.1:0", load(t, map[string]string{"DATABASE_URL": url}), followercounts.New, prometheus.NewRegistry()); err != nil {
 		t.Errorf("stopped with %v", err)
 	}
 }
@@ -134,14 +134,14 @@ func TestAProjectorRefusesAnOlderSchema(t *testing.T) {
 	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `DROP TABLE tidings_projections_migrations`); err != nil {
 		t.Fatal(err)
 	}
-	err := projector.Run(t.Context(), "127.0.0.1:0", load(t, map[string]string{"DATABASE_URL": db.URL}), followercounts.New(), prometheus.NewRegistry())
+	err := projector.Run(t.Context(), "127.0.0.1:0", load(t, map[string]string{"DATABASE_URL": db.URL}), followercounts.New, prometheus.NewRegistry())
 	if !errors.Is(err, migrations.ErrOutdated) {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestAProjectorSaysWhichSettingIsMissing(t *testing.T) {
-	err := projector.Run(t.Context(), "127.0.0.1:0", load(t, nil), followercounts.New(), prometheus.NewRegistry())
+	err := projector.Run(t.Context(), "127.0.0.1:0", load(t, nil), followercounts.New, prometheus.NewRegistry())
 	if err == nil || !strings.Contains(err.Error(), "PROJECTIONS_DATABASE_URL") {
 		t.Errorf("got %v", err)
 	}

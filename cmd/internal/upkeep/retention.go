@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/internal/jobs"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/versioned"
@@ -60,10 +61,10 @@ func retention(cfg RetentionConfig, d Deps) (jobs.Job, error) {
 			return store.RetainThreads(ctx, d.Truth, terms)
 		}},
 		{"comment_history", cfg.CommentHistory, elsewhere, func(ctx context.Context, terms versioned.Terms) error {
-			return history.RetainComments(ctx, d.Truth, d.Projections, terms)
+			return everyKind(d.Kinds().AllChildren(), func(k kinds.Child) error { return history.RetainChildren(ctx, d.Truth, d.Projections, k, terms) })
 		}},
 		{"follow_history", cfg.FollowHistory, elsewhere, func(ctx context.Context, terms versioned.Terms) error {
-			return history.RetainFollows(ctx, d.Truth, d.Projections, terms)
+			return everyKind(d.Kinds().AllEdges(), func(k kinds.Edge) error { return history.RetainEdges(ctx, d.Truth, d.Projections, k, terms) })
 		}},
 	}
 	for _, t := range tables {
@@ -107,3 +108,11 @@ func retention(cfg RetentionConfig, d Deps) (jobs.Job, error) {
 // The histories may be on another server than the lease.
 func here(h *jobs.Hold) func(context.Context, pgx.Tx) error      { return h.Fence }
 func elsewhere(h *jobs.Hold) func(context.Context, pgx.Tx) error { return h.FenceElsewhere }
+
+func everyKind[K any](all []K, retain func(K) error) error {
+	var errs []error // of one kind: the others go on
+	for _, k := range all {
+		errs = append(errs, retain(k))
+	}
+	return errors.Join(errs...)
+}

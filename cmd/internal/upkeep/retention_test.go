@@ -13,6 +13,7 @@ import (
 	"github.com/tidings/tidings/internal/jobs"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 )
 
@@ -34,7 +35,7 @@ func TestTheRetentionJobWorksUnderTheLeaseAndOnlyWhereATimeIsSet(t *testing.T) {
 		if err := cfg.Validate(); err != nil {
 			t.Fatal(err)
 		}
-		job, err := retention(cfg, Deps{Truth: pool, Projections: pool, Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
+		job, err := retention(cfg, Deps{Truth: pool, Projections: pool, Kinds: kinds.Builtin, Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -53,7 +54,7 @@ func TestTheRetentionJobWorksUnderTheLeaseAndOnlyWhereATimeIsSet(t *testing.T) {
 		t.Errorf("without a time: %v, %v", counts, err)
 	}
 	all := RetentionConfig{Threads: time.Hour, CommentHistory: time.Hour, FollowHistory: time.Hour}
-	job, err := retention(RetentionConfig{Threads: time.Hour, FollowHistory: time.Hour}, Deps{Truth: pool, Projections: pool, Registry: prometheus.NewRegistry()})
+	job, err := retention(RetentionConfig{Threads: time.Hour, FollowHistory: time.Hour}, Deps{Truth: pool, Projections: pool, Kinds: kinds.Builtin, Registry: prometheus.NewRegistry()})
 	if err != nil {
 		t.Fatal(err)
 	}

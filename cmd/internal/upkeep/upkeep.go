@@ -15,6 +15,7 @@ import (
 
 	"github.com/tidings/tidings/coldstore"
 	"github.com/tidings/tidings/internal/jobs"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
 )
@@ -46,6 +47,7 @@ func (c Config) Outlives(maxAge time.Duration) error {
 // Deps are what jobs work with. The pools act as the system role; that of the projections may be that of the truth.
 type Deps struct {
 	Truth, Projections *pgxpool.Pool
+	Kinds              func() *kinds.Set // in force in the truth, at any time (kinds.Catalog.Now)
 	Registry           prometheus.Registerer
 	Log                *slog.Logger
 }
@@ -56,7 +58,7 @@ func Jobs(cfg Config, d Deps) ([]jobs.Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	threads, err := store.NewArchiver(cfg.CommentArchive, d.Truth, d.Log, d.Registry)
+	threads, err := store.NewArchiver(cfg.CommentArchive, d.Truth, d.Kinds, d.Log, d.Registry)
 	if err != nil {
 		return nil, err
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/relay"
@@ -99,7 +100,7 @@ func childCommand() *cobra.Command {
 				if jerr != nil {
 					return jerr
 				}
-				part, err = consumers.New(cfg.Consumers, consumers.Deps{Pool: pool, JetStream: js, Broker: cfg.Broker, Registry: reg, Log: slog.Default()}, followercounts.New())
+				part, err = consumers.New(cfg.Consumers, consumers.Deps{Pool: pool, JetStream: js, Broker: cfg.Broker, Registry: reg, Log: slog.Default()}, followercounts.New(kinds.Builtin))
 			default:
 				err = fmt.Errorf("no part %q", args[0])
 			}

@@ -267,7 +267,7 @@ func warmUp(ctx context.Context, s *servers, total int, projected bool) error {
 	}
 	for {
 		var pending, edges int
-		if err := s.pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL), (SELECT count(*) FROM follow_edges)`).Scan(&pending, &edges); err != nil {
+		if err := s.pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL), (SELECT count(*) FROM edge_lists)`).Scan(&pending, &edges); err != nil {
 			return err
 		}
 		if pending == 0 && (!projected || edges == writes) {
@@ -316,7 +316,7 @@ func atSubscriber(ctx context.Context, s *servers, js jetstream.JetStream, _ fun
 }
 
 // visibleSQL finds which of some followers have an edge in the projection.
-const visibleSQL = `SELECT follower_id FROM follow_edges WHERE tenant_id = 1 AND follower_id = ANY(@followers::bigint[])`
+const visibleSQL = `SELECT from_id FROM edge_lists WHERE tenant_id = 1 AND kind = 'follow' AND from_id = ANY(@followers::bigint[])`
 
 // atProjection sees a write when its row can be read from the projection.
 func atProjection(ctx context.Context, s *servers, _ jetstream.JetStream, begun func() int, seen func(int)) error {

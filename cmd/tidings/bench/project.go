@@ -153,8 +153,8 @@ func (o projectOptions) fill(ctx context.Context, s *servers, js jetstream.JetSt
 		}
 		seen[*p] = true
 		a, b := want[p.follower], want[p.followee]
-		a.Following++
-		b.Followers++
+		a.Outgoing++
+		b.Incoming++
 		want[p.follower], want[p.followee] = a, b
 	}
 	for i, p := range pairs {
@@ -193,11 +193,11 @@ func (o projectOptions) applied(ctx context.Context, s *servers) (applied bool, 
 
 // wrongCounts counts the accounts whose counts are not what the events make them.
 func wrongCounts(ctx context.Context, s *servers, want map[int64]followercounts.Counts) (wrong int, err error) {
-	rows, _ := s.pool.Query(ctx, `SELECT user_id, followers, following FROM follower_counts`)
+	rows, _ := s.pool.Query(ctx, `SELECT object_id, incoming, outgoing FROM edge_counts`)
 	var user int64
 	var c followercounts.Counts
 	right := 0
-	if _, err := pgx.ForEachRow(rows, []any{&user, &c.Followers, &c.Following}, func() error {
+	if _, err := pgx.ForEachRow(rows, []any{&user, &c.Incoming, &c.Outgoing}, func() error {
 		if want[user] != c {
 			wrong++
 		} else {

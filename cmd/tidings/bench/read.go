@@ -186,7 +186,7 @@ func settle(ctx context.Context, s *servers) error {
 	if err != nil {
 		return err
 	}
-	_, err = owner.Exec(ctx, `VACUUM ANALYZE thread_comments, thread_buckets, thread_totals, follow_edges, follower_counts, follows, consumer_offsets`)
+	_, err = owner.Exec(ctx, `VACUUM ANALYZE child_lists, child_buckets, child_totals, edge_lists, edge_counts, edges, consumer_offsets`)
 	if err == nil {
 		_, err = owner.Exec(ctx, `CHECKPOINT`)
 	}

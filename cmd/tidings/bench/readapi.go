@@ -22,6 +22,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
 )
@@ -45,7 +46,7 @@ func (a apiPart) Run(ctx context.Context) error {
 	defer nc.Close()
 	waker, pages := broker.NewWaker(nc), api.NewPages(a.cfg, a.reg)
 	handler, err := api.New(a.cfg, api.Deps{
-		Store: store.New(a.truth, waker.Wake), Tokens: a.truth, DLQ: outbox.NewDLQ(a.truth, waker.Wake), Projections: a.projections, Fleet: fleet.Projections(), Pages: pages, Log: log, Reg: a.reg,
+		Store: store.New(a.truth, waker.Wake), Tokens: a.truth, DLQ: outbox.NewDLQ(a.truth, waker.Wake), Projections: a.projections, Fleet: fleet.Projections(kinds.Builtin), Pages: pages, Log: log, Reg: a.reg,
 	})
 	if err != nil {
 		return err

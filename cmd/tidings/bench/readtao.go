@@ -18,6 +18,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/load"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections/followercounts"
 )
 
@@ -88,7 +89,7 @@ func (g *graph) fill(ctx context.Context, s *servers, seed uint64) error {
 		}
 		return nil
 	})
-	eg.Go(func() error { return fill(ctx, s, followercounts.New(), batches) })
+	eg.Go(func() error { return fill(ctx, s, followercounts.New(kinds.Builtin), batches) })
 	return eg.Wait()
 }
 

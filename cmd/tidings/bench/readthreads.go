@@ -16,6 +16,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/load"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections/threadcache"
 )
 
@@ -142,7 +143,7 @@ func (t *longThread) fill(ctx context.Context, s *servers) error {
 		send()
 		return nil
 	})
-	g.Go(func() error { return fill(ctx, s, threadcache.New(), batches) })
+	g.Go(func() error { return fill(ctx, s, threadcache.New(kinds.Builtin), batches) })
 	return g.Wait()
 }
 
@@ -212,8 +213,8 @@ func (t *longThread) check(page threadPage, want []int32) error {
 
 // offsetSQL is a deep page as it is without counts.
 const offsetSQL = `
-SELECT comment_id::text FROM thread_comments WHERE tenant_id = @tenant AND post_id = @post AND visible
- ORDER BY created_at, comment_id LIMIT @limit OFFSET @skip`
+SELECT child_id::text FROM child_lists WHERE tenant_id = @tenant AND kind = 'comment' AND object_id = @post AND visible
+ ORDER BY created_at, child_id LIMIT @limit OFFSET @skip`
 
 // checkOffset compares what check wants with SQL's answer.
 func (t *longThread) checkOffset(ctx context.Context, s *servers, skip int) error {

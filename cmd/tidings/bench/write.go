@@ -317,7 +317,7 @@ func empty(ctx context.Context, s *servers) error {
 	if err != nil {
 		return err
 	}
-	_, err = owner.Exec(ctx, `TRUNCATE follows, comments, comment_keys, outbox_messages; CHECKPOINT`)
+	_, err = owner.Exec(ctx, `TRUNCATE edges, children, child_keys, outbox_messages; CHECKPOINT`)
 	return errors.Join(err, owner.Close(ctx))
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/tidings/tidings/internal/jobs"
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
@@ -128,7 +129,11 @@ func (p Process) jobs(ctx context.Context, d databases, only []string) ([]jobs.J
 	if err != nil {
 		return nil, err
 	}
-	list, err := upkeep.Jobs(cfg, upkeep.Deps{Truth: d.truth, Projections: d.projections, Registry: prometheus.NewRegistry(), Log: log})
+	now, err := truthKinds(ctx, d.truth)
+	if err != nil {
+		return nil, err
+	}
+	list, err := upkeep.Jobs(cfg, upkeep.Deps{Truth: d.truth, Projections: d.projections, Kinds: func() *kinds.Set { return now }, Registry: prometheus.NewRegistry(), Log: log})
 	if err != nil {
 		return nil, err
 	}

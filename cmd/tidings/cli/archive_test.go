@@ -98,7 +98,7 @@ func TestArchivedThreadsAreShownAndBroughtBack(t *testing.T) {
 	archived := func(want int) {
 		t.Helper()
 		var n int
-		if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM comments_archive`).Scan(&n); err != nil || n != want {
+		if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM children_archive`).Scan(&n); err != nil || n != want {
 			t.Errorf("%d comments are archived, want %d: %v", n, want, err)
 		}
 	}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/tidings/tidings/cmd/internal/upkeep"
 	"github.com/tidings/tidings/coldstore"
-	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/jobs"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/replay"
@@ -319,15 +318,12 @@ func (c cold) holdMonth(ctx context.Context, month time.Time, actor string) erro
 }
 
 // redactCold is the erasure's part in the exports.
-func redactCold(truth *pgxpool.Pool, fence coldstore.Fence) func(context.Context, int64, bool, func(string, []byte) ([]byte, bool, error)) (int, error) {
-	return func(ctx context.Context, tenant int64, look bool, concerns func(eventType string, payload []byte) ([]byte, bool, error)) (n int, err error) {
+func redactCold(truth *pgxpool.Pool, fence coldstore.Fence) func(context.Context, int64, bool, func(string, string, []byte) ([]byte, bool, error)) (int, error) {
+	return func(ctx context.Context, tenant int64, look bool, concerns func(kind, eventType string, payload []byte) ([]byte, bool, error)) (n int, err error) {
 		s := coldstore.New(truth, "", fence, nil, nil)
 		var failed error
 		redact := func(row *coldstore.Row) bool {
-			if row.AggregateType != event.AggregateComment {
-				return false
-			}
-			payload, changed, err := concerns(row.EventType, row.Payload)
+			payload, changed, err := concerns(row.AggregateType, row.EventType, row.Payload)
 			failed = errors.Join(failed, err)
 			if changed {
 				row.Payload, row.StreamSeq = payload, nil // its message has left the stream, as the table's row says then

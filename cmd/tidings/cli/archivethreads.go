@@ -10,6 +10,7 @@ import (
 
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/jobs"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/store"
 )
 
@@ -49,7 +50,11 @@ command goes on from there.`,
 			if err != nil {
 				return err
 			}
-			archiver, err := store.NewArchiver(store.ArchiveConfig{}, d.truth, log, prometheus.NewRegistry())
+			now, err := truthKinds(c.Context(), d.truth)
+			if err != nil {
+				return err
+			}
+			archiver, err := store.NewArchiver(store.ArchiveConfig{}, d.truth, func() *kinds.Set { return now }, log, prometheus.NewRegistry())
 			if err != nil {
 				return err
 			}

@@ -18,6 +18,7 @@ import (
 	"github.com/tidings/tidings/cmd/tidings/bench"
 	"github.com/tidings/tidings/erasure"
 	"github.com/tidings/tidings/internal/load"
+	"github.com/tidings/tidings/kinds"
 )
 
 // Process is what a command sees of the process that it runs in.
@@ -66,7 +67,7 @@ func Execute(ctx context.Context, args []string, p Process) int {
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
 	root.AddCommand(p.devCommand(), p.migrateCommand(), p.tokenCommand(), p.loadCommand(), p.verifyCommand(), p.statusCommand(), p.repairCommand(), p.streamCommand(), p.partitionsCommand(),
-		p.replayCommand(), p.dlqCommand(), p.pauseCommand(), p.resumeCommand(), p.eraseCommand(), p.historyCommand(), p.archiveCommand(), p.eventsCommand(),
+		p.replayCommand(), p.dlqCommand(), p.pauseCommand(), p.resumeCommand(), p.eraseCommand(), p.historyCommand(), p.archiveCommand(), p.eventsCommand(), p.kindsCommand(),
 		bench.Command())
 	refuseUnknown(root.Commands())
 	root.SetArgs(args)
@@ -76,6 +77,7 @@ func Execute(ctx context.Context, args []string, p Process) int {
 	err := root.ExecuteContext(ctx)
 	var usage *usageError
 	var line *load.LineError
+	var file *kinds.FileError
 	switch {
 	case err == nil:
 		return exitOK
@@ -87,7 +89,7 @@ func Execute(ctx context.Context, args []string, p Process) int {
 		return exitAgain
 	}
 	if started && !errors.As(err, &usage) {
-		if errors.As(err, &line) {
+		if errors.As(err, &line) || errors.As(err, &file) {
 			return exitInput
 		}
 		return exitError

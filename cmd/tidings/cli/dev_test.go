@@ -122,7 +122,7 @@ func TestDevUsesTheServersThatAreSet(t *testing.T) {
 		t.Errorf("verify: exit code %d\n%s%s", code, stdout, stderr)
 	}
 	var n int
-	if err := db.Pool(t, postgres.RoleSystem).QueryRow(t.Context(), `SELECT count(*) FROM follower_counts`).Scan(&n); err != nil || n != 2 {
+	if err := db.Pool(t, postgres.RoleSystem).QueryRow(t.Context(), `SELECT count(*) FROM edge_counts`).Scan(&n); err != nil || n != 2 {
 		t.Errorf("%d counts in the database that was set, %v", n, err)
 	}
 }

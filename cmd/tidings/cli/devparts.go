@@ -23,6 +23,7 @@ import (
 	"github.com/tidings/tidings/internal/jobs"
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/relay"
@@ -41,6 +42,7 @@ type wiring struct {
 	truth, projections *pgxpool.Pool // as the system role
 	nc                 *nats.Conn
 	js                 jetstream.JetStream
+	kinds, truthKinds  *kinds.Catalog // of the projections, of the truth
 	closers            []func()
 }
 
@@ -104,13 +106,14 @@ func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, er
 	if err != nil {
 		return nil, err
 	}
-	consuming := []part{{"wake", waker.Run}, {"live", func(ctx context.Context) error {
+	w.kinds = kinds.NewCatalog(w.projections, kinds.Projections, w.log)
+	consuming := []part{{"wake", waker.Run}, {"kinds", w.kinds.Run}, {"kinds of the truth", w.truthKinds.Run}, {"live", func(ctx context.Context) error {
 		return consumers.Listen(ctx, w.nc, w.cfg.Broker, event.AggregateFollow, pages, w.log)
 	}}}
-	for _, projection := range fleet.Projections() {
+	for _, projection := range fleet.Projections(w.kinds.Now) {
 		name := projection.Name()
 		c, err := consumers.New(w.cfg.Consumers,
-			consumers.Deps{Pool: w.projections, JetStream: w.js, Broker: w.cfg.Broker, Registry: w.metrics(name), Log: w.log}, projection)
+			consumers.Deps{Pool: w.projections, Kinds: w.kinds, JetStream: w.js, Broker: w.cfg.Broker, Registry: w.metrics(name), Log: w.log}, projection)
 		if err != nil {
 			return nil, err
 		}
@@ -125,7 +128,7 @@ func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, er
 	if err := w.cfg.Upkeep.Outlives(w.cfg.Broker.MaxAge); err != nil {
 		w.log.Warn("stream and archive", "err", err)
 	}
-	list, err := upkeep.Jobs(w.cfg.Upkeep, upkeep.Deps{Truth: w.truth, Projections: w.projections, Registry: w.metrics(history.Name), Log: w.log})
+	list, err := upkeep.Jobs(w.cfg.Upkeep, upkeep.Deps{Truth: w.truth, Projections: w.projections, Kinds: w.truthKinds.Now, Registry: w.metrics(history.Name), Log: w.log})
 	if err != nil {
 		return nil, err
 	}
@@ -156,7 +159,11 @@ func (w *wiring) api(ctx context.Context, listener net.Listener, waker *broker.W
 	if err != nil {
 		return nil, err
 	}
-	handler, err := api.New(w.cfg.API, api.Deps{Store: store.New(truth, waker.Wake), Tokens: truth, DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Fleet: fleet.Projections(), Pages: pages, Log: w.log, Reg: w.metrics("api")})
+	w.truthKinds = kinds.NewCatalog(truth, kinds.Truth, w.log)
+	if err := w.truthKinds.Load(ctx); err != nil {
+		return nil, err
+	}
+	handler, err := api.New(w.cfg.API, api.Deps{Store: store.New(truth, waker.Wake), Tokens: truth, DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Kinds: w.truthKinds, Fleet: fleet.Projections(w.truthKinds.Now), Pages: pages, Log: w.log, Reg: w.metrics("api")})
 	if err != nil {
 		return nil, err
 	}

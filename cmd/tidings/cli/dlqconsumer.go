@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +18,7 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/migrations"
 )
 
@@ -135,7 +137,12 @@ func (p Process) deadLetters(ctx context.Context, data string) (_ *consumers.Dea
 	if err != nil {
 		return nil, nil, err
 	}
-	return consumers.NewDeadLetters(pool, fleet.Projections()...), pool.Close, nil
+	catalog := kinds.NewCatalog(pool, kinds.Projections, slog.New(slog.DiscardHandler))
+	if err := catalog.Load(ctx); err != nil {
+		pool.Close()
+		return nil, nil, err
+	}
+	return consumers.NewDeadLetters(pool, fleet.Projections(catalog.Now)...), pool.Close, nil
 }
 
 func (p Process) parkedListCommand() *cobra.Command {

@@ -41,7 +41,7 @@ func parkedState(t *testing.T, pool *pgxpool.Pool) []string {
 	t.Helper()
 	rows, _ := pool.Query(t.Context(), `
 		SELECT 'parked ' || string_agg(id::text, ' ' ORDER BY id) FROM consumer_dead_letters GROUP BY aggregate_id
-		 UNION ALL SELECT concat_ws(' ', 'followers of', user_id, followers) FROM follower_counts WHERE followers > 0
+		 UNION ALL SELECT concat_ws(' ', 'followers of', object_id, incoming) FROM edge_counts WHERE incoming > 0
 		 UNION ALL SELECT concat_ws(' ', actor, action, dead_letter_id, reason, left(error, 28)) FROM consumer_dead_letter_actions ORDER BY 1`)
 	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {

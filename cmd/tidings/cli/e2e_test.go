@@ -159,7 +159,7 @@ func TestLoadArrivesEverywhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close(context.WithoutCancel(t.Context()))
-	if _, err := conn.Exec(t.Context(), `UPDATE follower_counts SET followers = followers + 1 WHERE user_id IN (1, 2, 3)`); err != nil {
+	if _, err := conn.Exec(t.Context(), `UPDATE edge_counts SET incoming = incoming + 1 WHERE object_id IN (1, 2, 3)`); err != nil {
 		t.Fatal(err)
 	}
 	code, stdout, stderr = run(t, nil, "", "verify", "--data", d.dir, "--limit", "2", "--json")

@@ -12,6 +12,7 @@ import (
 	"github.com/tidings/tidings/cmd/internal/fleet"
 	"github.com/tidings/tidings/erasure"
 	"github.com/tidings/tidings/internal/jobs"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/replay"
 	"github.com/tidings/tidings/store"
 )
@@ -25,9 +26,9 @@ func (p Process) eraseCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "erase --tenant T --author A",
 		Short: "Take what an author wrote out of everything that holds it",
-		Long: `Erase takes the bodies of all comments of the author out of the truth, the outbox with its DLQ and archive, the dead letters, the histories
-and the read tables, and off the stream, whose files are overwritten. The comments stay as tombstones, under which replies stand, and each
-has a comment.erased event, by which subscribers know what to do with their copies. Follows are not touched: they hold no text.
+		Long: `Erase takes the texts and attributes of all that the author wrote, children of every kind, out of the truth, the outbox with its DLQ and archive, the dead letters, the histories
+and the read tables, and off the stream, whose files are overwritten. They stay as tombstones, under which replies stand, and each
+has a KIND.erased event, by which subscribers know what to do with their copies. Follows are not touched: they hold no text.
 
 It waits until the relay has published these events and every consumer has applied them, and ends when a scan of everything finds nothing.
 Nothing is archived meanwhile, and no projection replayed. Exit code 3 says that it has waited for --wait in vain and for what; then, and
@@ -62,7 +63,7 @@ after any interruption, the same command goes on. Bytes that no statement reache
 		},
 	}
 	c.Flags().Int64Var(&o.TenantID, "tenant", 0, "whose author")
-	c.Flags().Int64Var(&o.AuthorID, "author", 0, "whose comments")
+	c.Flags().Int64Var(&o.AuthorID, "author", 0, "whose children")
 	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "only count what there is")
 	c.Flags().DurationVar(&o.Wait, "wait", 10*time.Minute, "how long to wait for the relay and the consumers, in all")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
@@ -82,13 +83,17 @@ func (p Process) erase(ctx context.Context, data string, o erasure.Options) (rep
 		return report, err
 	}
 	defer y.close()
-	deps := erasure.Deps{Truth: y.truth, Projections: y.projections, Fleet: fleet.Projections(), JetStream: y.js, Broker: y.broker}
+	now, err := truthKinds(ctx, y.truth)
+	if err != nil {
+		return report, err
+	}
+	deps := erasure.Deps{Truth: y.truth, Projections: y.projections, Kinds: now, Fleet: fleet.Projections(func() *kinds.Set { return now }), JetStream: y.js, Broker: y.broker}
 	deps.Cold = redactCold(y.truth, nil)
 	if o.DryRun {
 		return erasure.Run(ctx, deps, o)
 	}
 	err = p.withoutJobs(ctx, y.truth, "erase", func(ctx context.Context, h *jobs.Hold) (err error) {
-		x, err := replay.Exclude(ctx, replay.Deps{URL: s.ProjectionsDatabaseURL, Postgres: s.Postgres}, fleet.Projections()...)
+		x, err := replay.Exclude(ctx, replay.Deps{URL: s.ProjectionsDatabaseURL, Postgres: s.Postgres}, deps.Fleet...)
 		if errors.Is(err, replay.ErrRunning) {
 			return fmt.Errorf("%w: %w", erasure.ErrUnfinished, err)
 		}
@@ -109,7 +114,7 @@ func (p Process) printErasure(r erasure.Report) error {
 		title = "FOUND"
 	}
 	rows := [][]string{{"STORE", title}}
-	for _, s := range erasure.Stores(fleet.Projections()) {
+	for _, s := range erasure.Stores(fleet.Projections(kinds.Builtin)) {
 		rows = append(rows, []string{s, count(int64(r.Counts[s]))})
 	}
 	if err := p.table(rows...); err != nil {

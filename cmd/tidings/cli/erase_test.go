@@ -8,13 +8,14 @@ import (
 	"github.com/tidings/tidings/erasure"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/store"
 )
 
 func TestEraseSaysWhatItWaitsForAndGoesOn(t *testing.T) {
 	db := testkit.Postgres(t)
 	env := map[string]string{"DATABASE_URL": db.URL, "NATS_URL": testkit.NATS(t).URL}
-	out, err := store.New(db.Pool(t, postgres.RoleAPI), nil).Create(t.Context(), 1, []store.NewComment{{Meta: store.Meta{Actor: "ann"}, PostID: 5, AuthorID: 7, Body: "text"}})
+	out, err := store.New(db.Pool(t, postgres.RoleAPI), nil).CreateChildren(t.Context(), 1, kinds.Builtin().Children["comment"], []store.NewChild{{Meta: store.Meta{Actor: "ann"}, Object: 5, AuthorID: 7, Body: "text"}})
 	if err != nil || out[0].Err != nil {
 		t.Fatal(out, err)
 	}
@@ -25,9 +26,9 @@ func TestEraseSaysWhatItWaitsForAndGoesOn(t *testing.T) {
 	}{
 		{"erase --tenant 1", exitInput, "--tenant and --author are wanted"},
 		{"erase --tenant 1 --author 7 --wait -1s", exitInput, "--wait is -1s: want 0 or more"},
-		{"erase --tenant 1 --author 7 --dry-run", exitOK, "comments          1\nidempotency keys  0\noutbox            1\n"},
+		{"erase --tenant 1 --author 7 --dry-run", exitOK, "children          1\nidempotency keys  0\noutbox            1\n"},
 		{"erase --tenant 1 --author 8", exitOK, "Author 8 of tenant 1 is erased"},
-		{"erase --tenant 1 --author 7 --wait 0s --actor jane --reason asked", exitAgain, "NOT finished; run it again. It waited for the relay: 2 messages of the author's comments are not published."},
+		{"erase --tenant 1 --author 7 --wait 0s --actor jane --reason asked", exitAgain, "NOT finished; run it again. It waited for the relay: 2 messages of what the author wrote are not published."},
 	} {
 		code, stdout, stderr := run(t, env, "", strings.Fields(c.args)...)
 		if code != c.code || !strings.Contains(stdout+stderr, c.says) {
@@ -42,7 +43,7 @@ func TestEraseSaysWhatItWaitsForAndGoesOn(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitOK {
 		t.Fatalf("exit code %d, %v, %s%s", code, err, stdout, stderr)
 	}
-	if !r.Done || r.Runs != 2 || r.RequestedBy != "jane" || r.FinishedAt == nil || r.Counts[erasure.Comments] != 1 || r.Counts[erasure.Outbox] != 1 {
+	if !r.Done || r.Runs != 2 || r.RequestedBy != "jane" || r.FinishedAt == nil || r.Counts[erasure.Children] != 1 || r.Counts[erasure.Outbox] != 1 {
 		t.Errorf("the report is %s", stdout)
 	}
 }

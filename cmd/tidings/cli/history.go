@@ -14,6 +14,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/store"
@@ -111,9 +112,9 @@ func printable(s string) string {
 	return quoted[1 : len(quoted)-1]
 }
 
-func commentColumns(v versioned.Version[event.Comment]) []string {
+func commentColumns(v versioned.Version[event.Child]) []string {
 	c := v.Object
-	return []string{strconv.FormatInt(c.Version, 10), c.CommentID, c.PostID.String(), c.AuthorID.String(), c.State(), printable(c.Reason), printable(c.Body)}
+	return []string{strconv.FormatInt(c.Version, 10), c.ID, c.Parent.String(), c.AuthorID.String(), c.State(), printable(c.Reason), printable(c.Body)}
 }
 
 var commentHeader = []string{"VERSION", "COMMENT", "POST", "AUTHOR", "IS", "REASON", "BODY"}
@@ -127,8 +128,8 @@ func (p Process) commentHistory(ctx context.Context, f historyFlags, args []stri
 	if err != nil {
 		return err
 	}
-	return showVersions(ctx, p, f, pool, commentHeader, commentColumns, inTx(func(ctx context.Context, tx pgx.Tx) ([]versioned.Version[event.Comment], error) {
-		return history.Comments().Recent(ctx, tx, f.tenant, versioned.Key{id.String()}, math.MaxInt64, f.limit)
+	return showVersions(ctx, p, f, pool, commentHeader, commentColumns, inTx(func(ctx context.Context, tx pgx.Tx) ([]versioned.Version[event.Child], error) {
+		return history.Children(kinds.Builtin().Children[event.AggregateComment]).Recent(ctx, tx, f.tenant, versioned.Key{id.String()}, math.MaxInt64, f.limit)
 	}))
 }
 
@@ -141,8 +142,8 @@ func (p Process) authorHistory(ctx context.Context, f historyFlags, args []strin
 	if err != nil {
 		return err
 	}
-	return showVersions(ctx, p, f, pool, commentHeader, commentColumns, inTx(func(ctx context.Context, tx pgx.Tx) ([]versioned.Version[event.Comment], error) {
-		return history.Comments().Query(ctx, tx, f.tenant, []versioned.Field{{Name: "author_id", Value: ids[0]}}, nil, f.limit)
+	return showVersions(ctx, p, f, pool, commentHeader, commentColumns, inTx(func(ctx context.Context, tx pgx.Tx) ([]versioned.Version[event.Child], error) {
+		return history.Children(kinds.Builtin().Children[event.AggregateComment]).Query(ctx, tx, f.tenant, []versioned.Field{{Name: "author_id", Value: ids[0]}}, nil, f.limit)
 	}))
 }
 
@@ -155,10 +156,10 @@ func (p Process) followHistory(ctx context.Context, f historyFlags, args []strin
 	if err != nil {
 		return err
 	}
-	return showVersions(ctx, p, f, pool, []string{"VERSION", "STATUS"}, func(v versioned.Version[event.Follow]) []string {
+	return showVersions(ctx, p, f, pool, []string{"VERSION", "STATUS"}, func(v versioned.Version[event.Edge]) []string {
 		return []string{strconv.FormatInt(v.Object.Version, 10), v.Object.Status}
-	}, inTx(func(ctx context.Context, tx pgx.Tx) ([]versioned.Version[event.Follow], error) {
-		return history.Follows().Recent(ctx, tx, f.tenant, versioned.Key{ids[0], ids[1]}, math.MaxInt64, f.limit)
+	}, inTx(func(ctx context.Context, tx pgx.Tx) ([]versioned.Version[event.Edge], error) {
+		return history.Edges(kinds.Builtin().Edges[event.AggregateFollow]).Recent(ctx, tx, f.tenant, versioned.Key{ids[0], ids[1]}, math.MaxInt64, f.limit)
 	}))
 }
 
@@ -183,7 +184,7 @@ func (p Process) threadHistory(ctx context.Context, f historyFlags, args []strin
 		t := v.Object
 		return []string{strconv.FormatInt(t.Version, 10), strconv.FormatBool(t.Locked), strconv.FormatBool(t.Premoderate), printable(t.Title)}
 	}, func(ctx context.Context, pool *pgxpool.Pool) ([]versioned.Version[event.Thread], error) {
-		return store.New(pool, nil).ThreadVersions(ctx, f.tenant, ids[0], math.MaxInt64, f.limit)
+		return store.New(pool, nil).ThreadVersions(ctx, f.tenant, kinds.Builtin().Children[event.AggregateComment], ids[0], math.MaxInt64, f.limit)
 	})
 }
 

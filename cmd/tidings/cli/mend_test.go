@@ -11,30 +11,30 @@ import (
 // damages are all the ways in which verify can find a projection wrong.
 var damages = []string{
 	// pairs: missing, of nobody, of another version, in another state, at another place
-	`DELETE FROM follow_edges WHERE (follower_id, followee_id) IN (SELECT follower_id, followee_id FROM follow_edges ORDER BY 1, 2 LIMIT 3)`,
-	`INSERT INTO follow_edges (tenant_id, follower_id, followee_id, active, version, positioned_at) VALUES (1, 900001, 900002, true, 1, now()), (7, 1, 2, false, 1, now())`,
-	`UPDATE follow_edges SET version = version + 5 WHERE (follower_id, followee_id) IN (SELECT follower_id, followee_id FROM follow_edges ORDER BY 1, 2 OFFSET 5 LIMIT 3)`,
-	`UPDATE follow_edges SET version = 0 WHERE (follower_id, followee_id) IN (SELECT follower_id, followee_id FROM follow_edges ORDER BY 1, 2 OFFSET 10 LIMIT 3)`,
-	`UPDATE follow_edges SET active = NOT active WHERE (follower_id, followee_id) IN (SELECT follower_id, followee_id FROM follow_edges ORDER BY 1, 2 OFFSET 15 LIMIT 3)`,
-	`UPDATE follow_edges SET positioned_at = positioned_at + interval '1h' WHERE (follower_id, followee_id) IN (SELECT follower_id, followee_id FROM follow_edges ORDER BY 1, 2 OFFSET 20 LIMIT 3)`,
+	`DELETE FROM edge_lists WHERE (from_id, to_id) IN (SELECT from_id, to_id FROM edge_lists ORDER BY 1, 2 LIMIT 3)`,
+	`INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at) VALUES (1, 'follow', 900001, 900002, true, 1, now()), (7, 'follow', 1, 2, false, 1, now())`,
+	`UPDATE edge_lists SET version = version + 5 WHERE (from_id, to_id) IN (SELECT from_id, to_id FROM edge_lists ORDER BY 1, 2 OFFSET 5 LIMIT 3)`,
+	`UPDATE edge_lists SET version = 0 WHERE (from_id, to_id) IN (SELECT from_id, to_id FROM edge_lists ORDER BY 1, 2 OFFSET 10 LIMIT 3)`,
+	`UPDATE edge_lists SET active = NOT active WHERE (from_id, to_id) IN (SELECT from_id, to_id FROM edge_lists ORDER BY 1, 2 OFFSET 15 LIMIT 3)`,
+	`UPDATE edge_lists SET positioned_at = positioned_at + interval '1h' WHERE (from_id, to_id) IN (SELECT from_id, to_id FROM edge_lists ORDER BY 1, 2 OFFSET 20 LIMIT 3)`,
 	// accounts: wrong on either side, missing, of nobody
-	`UPDATE follower_counts SET followers = followers + 7 WHERE user_id IN (3, 4)`,
-	`UPDATE follower_counts SET following = following + 7 WHERE user_id IN (4, 5)`,
-	`DELETE FROM follower_counts WHERE user_id IN (6, 7)`,
-	`INSERT INTO follower_counts (tenant_id, user_id, followers) VALUES (1, 900003, 2)`,
+	`UPDATE edge_counts SET incoming = incoming + 7 WHERE object_id IN (3, 4)`,
+	`UPDATE edge_counts SET outgoing = outgoing + 7 WHERE object_id IN (4, 5)`,
+	`DELETE FROM edge_counts WHERE object_id IN (6, 7)`,
+	`INSERT INTO edge_counts (tenant_id, kind, object_id, incoming) VALUES (1, 'follow', 900003, 2)`,
 	// comments: missing, of nobody, with another content, state, version or count
-	`DELETE FROM thread_comments WHERE comment_id IN (SELECT comment_id FROM thread_comments ORDER BY post_id, path LIMIT 3)`,
-	`INSERT INTO thread_comments SELECT (r).* FROM (SELECT jsonb_populate_record(t, jsonb_build_object('comment_id', gen_random_uuid(), 'slug', 'damage', 'path', '0000000000000ffffffff0')) AS r
-	   FROM thread_comments t ORDER BY post_id, path LIMIT 1) x`,
-	`UPDATE thread_comments SET body = body || ' damaged' WHERE comment_id IN (SELECT comment_id FROM thread_comments WHERE visible ORDER BY post_id DESC, path LIMIT 2)`,
-	`UPDATE thread_comments SET version = version + 3 WHERE comment_id IN (SELECT comment_id FROM thread_comments ORDER BY post_id DESC, path DESC LIMIT 2)`,
-	`UPDATE thread_comments SET visible_descendants = visible_descendants + 1, shown = true WHERE comment_id IN (SELECT comment_id FROM thread_comments ORDER BY post_id, path DESC LIMIT 2)`,
-	`UPDATE thread_comments SET visible = NOT visible, shown = NOT visible OR visible_descendants > 0 WHERE comment_id IN (SELECT comment_id FROM thread_comments ORDER BY comment_id LIMIT 2)`,
+	`DELETE FROM child_lists WHERE child_id IN (SELECT child_id FROM child_lists ORDER BY object_id, path LIMIT 3)`,
+	`INSERT INTO child_lists SELECT (r).* FROM (SELECT jsonb_populate_record(t, jsonb_build_object('child_id', gen_random_uuid(), 'slug', 'damage', 'path', '0000000000000ffffffff0')) AS r
+	   FROM child_lists t ORDER BY object_id, path LIMIT 1) x`,
+	`UPDATE child_lists SET body = body || ' damaged' WHERE child_id IN (SELECT child_id FROM child_lists WHERE visible ORDER BY object_id DESC, path LIMIT 2)`,
+	`UPDATE child_lists SET version = version + 3 WHERE child_id IN (SELECT child_id FROM child_lists ORDER BY object_id DESC, path DESC LIMIT 2)`,
+	`UPDATE child_lists SET visible_descendants = visible_descendants + 1, shown = true WHERE child_id IN (SELECT child_id FROM child_lists ORDER BY object_id, path DESC LIMIT 2)`,
+	`UPDATE child_lists SET visible = NOT visible, shown = NOT visible OR visible_descendants > 0 WHERE child_id IN (SELECT child_id FROM child_lists ORDER BY child_id LIMIT 2)`,
 	// threads: wrong counts, of nobody, other settings
-	`UPDATE thread_buckets SET visible = visible + 1 WHERE ctid IN (SELECT ctid FROM thread_buckets ORDER BY post_id LIMIT 2)`,
-	`DELETE FROM thread_buckets WHERE post_id = (SELECT max(post_id) FROM thread_buckets)`,
-	`UPDATE thread_totals SET total = total + 1 WHERE post_id = (SELECT min(post_id) FROM thread_totals)`,
-	`INSERT INTO thread_settings (tenant_id, post_id, locked, premoderated, title, version) VALUES (1, 900004, true, false, '', 1)`,
+	`UPDATE child_buckets SET visible = visible + 1 WHERE ctid IN (SELECT ctid FROM child_buckets ORDER BY object_id LIMIT 2)`,
+	`DELETE FROM child_buckets WHERE object_id = (SELECT max(object_id) FROM child_buckets)`,
+	`UPDATE child_totals SET total = total + 1 WHERE object_id = (SELECT min(object_id) FROM child_totals)`,
+	`INSERT INTO child_settings (tenant_id, kind, object_id, locked, premoderated, title, version) VALUES (1, 'comment', 900004, true, false, '', 1)`,
 	// histories: heads that are missing
 	`DELETE FROM follow_history WHERE (follower_id, followee_id) IN (SELECT follower_id, followee_id FROM follow_history ORDER BY 1, 2 LIMIT 2)`,
 	`DELETE FROM comment_history WHERE comment_id IN (SELECT comment_id FROM comment_history ORDER BY 1 LIMIT 2)`,
@@ -105,7 +105,7 @@ func TestVerifyRepairLeavesWhatIsInADLQ(t *testing.T) {
 	}
 	defer conn.Close(context.WithoutCancel(t.Context()))
 	var followee int64
-	if err := conn.QueryRow(t.Context(), `DELETE FROM follow_edges WHERE ctid = (SELECT ctid FROM follow_edges LIMIT 1) RETURNING followee_id`).Scan(&followee); err != nil {
+	if err := conn.QueryRow(t.Context(), `DELETE FROM edge_lists WHERE ctid = (SELECT ctid FROM edge_lists LIMIT 1) RETURNING to_id`).Scan(&followee); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := conn.Exec(t.Context(), `INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id,
@@ -118,7 +118,7 @@ func TestVerifyRepairLeavesWhatIsInADLQ(t *testing.T) {
 		t.Fatalf("verify --repair: exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
 	}
 	var n int
-	if err := conn.QueryRow(t.Context(), `SELECT count(*) FROM follow_edges`).Scan(&n); err != nil || n != 59 || len(v.DeadLetters) == 0 {
+	if err := conn.QueryRow(t.Context(), `SELECT count(*) FROM edge_lists`).Scan(&n); err != nil || n != 59 || len(v.DeadLetters) == 0 {
 		t.Errorf("%d edges, %v, %s: the pair of the parked aggregate was touched", n, err, stdout)
 	}
 }

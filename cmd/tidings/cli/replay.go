@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/cmd/internal/fleet"
-	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/replay"
 )
 
@@ -39,8 +38,7 @@ that when it was still on its way: let writes rest meanwhile, or read the stream
 An interrupted replay changes nothing; run it again. The login of PROJECTIONS_DATABASE_URL must own the tables, as for migrate.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			all := fleet.Projections()
-			i := slices.IndexFunc(all, func(p projections.Projection) bool { return p.Name() == consumer })
+			i := slices.Index(fleet.Names(), consumer)
 			if i < 0 {
 				return &usageError{fmt.Errorf("--consumer is %q: want one of %s", consumer, strings.Join(fleet.Names(), ", "))}
 			}
@@ -59,8 +57,8 @@ An interrupted replay changes nothing; run it again. The login of PROJECTIONS_DA
 			bar := newReplayBar(p.Stderr)
 			o.Progress = bar.show
 			report, err := replay.Run(c.Context(), replay.Deps{
-				URL: s.ProjectionsDatabaseURL, Postgres: s.Postgres, Truth: y.truth, JetStream: y.js, Broker: y.broker, Log: slog.New(slog.DiscardHandler),
-			}, all[i], o)
+				URL: s.ProjectionsDatabaseURL, Postgres: s.Postgres, Truth: y.truth, Kinds: y.kinds, JetStream: y.js, Broker: y.broker, Log: slog.New(slog.DiscardHandler),
+			}, fleet.Projections(y.kinds.Now)[i], o)
 			bar.end()
 			if c.Context().Err() != nil && err != nil {
 				err = errors.New("stopped before the end: nothing has changed; run the same command again")

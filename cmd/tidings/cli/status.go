@@ -19,6 +19,7 @@ import (
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/relay"
@@ -48,6 +49,7 @@ type leaseState struct {
 // system is a connection to everything that holds state.
 type system struct {
 	truth, projections *pgxpool.Pool
+	kinds              *kinds.Catalog // of the projections; loaded
 	nc                 *nats.Conn
 	js                 jetstream.JetStream
 	broker             broker.Config
@@ -79,6 +81,10 @@ func (p Process) system(ctx context.Context, data, name string) (_ *system, err 
 	}
 	log, err := daemon.NewLogger(p.Stderr, "error")
 	if err != nil {
+		return nil, err
+	}
+	y.kinds = kinds.NewCatalog(y.projections, kinds.Projections, log)
+	if err := y.kinds.Load(ctx); err != nil {
 		return nil, err
 	}
 	if y.nc, err = broker.Connect(s.Broker, name, log, nats.RetryOnFailedConnect(false)); err != nil {

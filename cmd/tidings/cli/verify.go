@@ -96,7 +96,7 @@ func (y *system) verify(ctx context.Context, wait time.Duration, limit int, repa
 	}
 	v.Lagging, v.DeadLetters = append(v.Lagging, st.lagging()...), append(v.DeadLetters, st.deadLetters()...)
 	v.OK = len(v.Lagging) == 0
-	for _, c := range fleet.Projections() {
+	for _, c := range fleet.Projections(y.kinds.Now) {
 		r := verified{Projection: c.Name(), Differences: []projections.Difference{}}
 		if repair {
 			if r.Mended, err = y.mend(ctx, c, wait); err != nil {
@@ -148,10 +148,13 @@ func verifyThreads(ctx context.Context, truth *pgxpool.Pool, limit int) (verifie
 // verifyArchive checks that each comment is in one place, and that writers are told of all that is archived. Neither is this a projection.
 func verifyArchive(ctx context.Context, truth *pgxpool.Pool, limit int) (verified, error) {
 	r := verified{Projection: "comment archive", Differences: []projections.Difference{}}
-	var err error
-	r.Checked, err = store.CheckArchive(ctx, truth, func(f store.ArchiveFlaw) {
+	now, err := truthKinds(ctx, truth)
+	if err != nil {
+		return r, err
+	}
+	r.Checked, err = store.CheckArchive(ctx, truth, now, func(f store.ArchiveFlaw) {
 		if r.Different++; len(r.Differences) < limit {
-			r.Differences = append(r.Differences, projections.Difference{Projection: r.Projection, TenantID: f.TenantID, Entity: fmt.Sprintf("thread %d", f.PostID),
+			r.Differences = append(r.Differences, projections.Difference{Projection: r.Projection, TenantID: f.TenantID, Entity: fmt.Sprintf("%s of %d", f.Kind, f.ObjectID),
 				Field: f.Rule, Want: "no", Got: "yes"})
 		}
 	})

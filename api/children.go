@@ -1,0 +1,510 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
+)
+
+// childBody is how a child looks. One that is gone is a tombstone: it says why, but has neither author, body nor attributes.
+type childBody struct {
+	ID         string          `json:"child_id" format:"uuid"`
+	Object     event.ID        `json:"object_id"`
+	ParentID   string          `json:"parent_id,omitempty" format:"uuid" doc:"The one that this one replies to; absent on a first one."`
+	AuthorID   event.ID        `json:"author_id,omitempty" doc:"Absent on a tombstone."`
+	Slug       string          `json:"slug,omitempty" doc:"Short and unique under its object: the permalink."`
+	Depth      int             `json:"depth,omitempty" doc:"1 for a first one."`
+	Body       string          `json:"body,omitempty" doc:"Absent on a tombstone."`
+	State      string          `json:"state"`
+	Version    int64           `json:"version" doc:"Rises by one with each change; also the ETag."`
+	CreatedAt  event.Time      `json:"created_at" format:"date-time"`
+	UpdatedAt  event.Time      `json:"updated_at" format:"date-time"`
+	Attributes json.RawMessage `json:"attributes,omitempty"`
+}
+
+func childBodyOf(c event.Child) childBody {
+	v := childBody{
+		ID: c.ID, Object: c.Parent, ParentID: c.ReplyTo, AuthorID: c.AuthorID, Slug: c.Slug, Body: c.Body, State: c.State(), Version: c.Version,
+		CreatedAt: c.CreatedAt, UpdatedAt: c.UpdatedAt, Attributes: c.Attributes,
+	}
+	if c.Path != "" {
+		v.Depth = store.Depth(c.Path)
+	}
+	if !event.BodyTravels(c.AuthorState, c.ModerationState) {
+		v.AuthorID, v.Body, v.Attributes = 0, "", nil
+	}
+	return v
+}
+
+// newChild is the body of a create.
+type newChild struct {
+	AuthorID   userID          `json:"author_id"`
+	Body       string          `json:"body" doc:"1 to 16384 bytes of UTF-8 after trimming."`
+	ParentID   *commentID      `json:"parent_id,omitempty" doc:"The one of the same object that this one replies to."`
+	Attributes json.RawMessage `json:"attributes,omitempty"`
+}
+
+// childEdit is the body of an edit.
+type childEdit struct {
+	Body       *string         `json:"body,omitempty" nullable:"false" doc:"1 to 16384 bytes of UTF-8 after trimming."`
+	Attributes json.RawMessage `json:"attributes,omitempty"`
+}
+
+// UnderPath names the object that children are under.
+type UnderPath struct {
+	Object id `path:"object_id"`
+}
+
+type newChildInput struct {
+	UnderPath
+	Key  string           `header:"Idempotency-Key" pattern:"^[!-~]{1,255}$" patternDescription:"1 to 255 visible ASCII characters" doc:"Makes the create safe to repeat: with the same author and key the first answer is given again."`
+	Body *json.RawMessage // as the kind says
+}
+
+type changeInput struct {
+	CommentPath
+	IfMatch string           `header:"If-Match" doc:"Required: the ETag that the change is about, or *."`
+	Body    *json.RawMessage // as the kind says
+}
+
+type childOutput struct {
+	Status   int
+	ETag     string `header:"ETag"`
+	Location string `header:"Location"`
+	Replayed string `header:"Idempotency-Replayed" doc:"true when an earlier request with this key had made it."`
+	WriteToken
+	Body any
+}
+
+// childRoutes are the routes of one kind of children.
+type childRoutes struct {
+	*server
+	*naming
+	k      kinds.Child
+	title  string // in names of schemas
+	dashed string // in operationIds
+	entity *huma.Schema
+}
+
+// addChildRoutes registers all routes of a kind of children, but for the counts of objects.
+func (s *server) addChildRoutes(k kinds.Child) {
+	c := &childRoutes{server: s, naming: childNaming(k), k: k, title: camel(k.Name), dashed: strings.ReplaceAll(k.Name, "_", "-")}
+	c.entity = c.schema(c.title, c.naming, childBody{}, c.looks)
+	s.entities[k.Name] = c.entity
+	c.singleRoutes()
+	c.batchRoutes()
+	c.listRoutes()
+	c.versionRoutes()
+	if k.Moderated {
+		c.moderationRoutes()
+	}
+}
+
+// looks gives the schema of a child what its kind has.
+func (c *childRoutes) looks(schema *huma.Schema) {
+	state := &huma.Schema{Type: huma.TypeString, Enum: []any{"visible", "deleted", "erased"}}
+	if c.k.Moderated {
+		state.Enum = []any{"visible", "pending", "hidden", "removed", "deleted", "erased"}
+	}
+	property("state", state, true)(schema)
+	if c.k.Threaded {
+		property("slug", schema.Properties["slug"], true)(schema)
+		property("depth", schema.Properties["depth"], true)(schema)
+	} else {
+		without("parent_id", "slug", "depth")(schema)
+	}
+	c.attributes(answered)(schema)
+}
+
+// attributes gives a schema the attributes of the kind, if it has any. A tombstone has none.
+func (c *childRoutes) attributes(in attributesOf) func(*huma.Schema) {
+	if len(c.k.Attributes) == 0 {
+		return without("attributes")
+	}
+	attributes := attributesSchema(c.k.Attributes, in)
+	return property("attributes", attributes, in == written && len(attributes.Required) > 0)
+}
+
+// input gives a schema what a create of the kind has.
+func (c *childRoutes) input(schema *huma.Schema) {
+	if !c.k.Threaded {
+		without("parent_id")(schema)
+	}
+	c.attributes(written)(schema)
+}
+
+// change gives a schema what an edit of the kind has.
+func (c *childRoutes) change(schema *huma.Schema) {
+	c.attributes(changed)(schema)
+	if len(c.k.Attributes) == 0 {
+		property("body", schema.Properties["body"], true)(schema)
+	}
+}
+
+func (c *childRoutes) route(method, path, role string, status int, w words) route {
+	return route{method: method, path: path, id: w.id, summary: w.summary, description: w.description, role: role, status: status,
+		tag: strings.ToUpper(c.k.Plural[:1]) + c.k.Plural[1:], naming: c.naming}
+}
+
+// under is the path of an object's children, one that of a child.
+func (c *childRoutes) under() string {
+	return "/v1/" + c.kinds.Objects[c.k.Parent] + "/{object_id}/" + c.k.Plural
+}
+func (c *childRoutes) one() string { return "/v1/" + c.k.Plural + "/{id}" }
+
+func (c *childRoutes) location(id string) string { return "/v1/" + c.k.Plural + "/" + id }
+
+func (c *childRoutes) singleRoutes() {
+	kind := a(c.k.Name)
+	body := []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType, codeBodyEmpty, codeBodyTooLong, codeBodyInvalid}
+	create := c.route(http.MethodPost, c.under(), tokens.RoleWrite, http.StatusCreated, words{"create-" + c.dashed, "Write " + kind, ""})
+	create.codes, create.answer = append(body[:len(body):len(body)], codeKeyReused), c.entity
+	if c.k.Threaded {
+		create.summary += ", or a reply"
+		create.codes = append(create.codes, codeParentUnknown, codeParentGone, codeTooDeep)
+	}
+	if c.k.Moderated {
+		create.description += "In a premoderated thread it starts pending. "
+		create.codes = append(create.codes, codeThreadLocked)
+	}
+	if c.k.OnePerAuthor {
+		create.description += fmt.Sprintf("An author has at most one %s of %s that is not deleted: a second one is refused with `%s`, and `current` and Location name the first. ",
+			c.k.Name, a(c.k.Parent), codeAlreadyWritten)
+		create.codes = append(create.codes, codeAlreadyWritten)
+	}
+	create.body = jsonBody(c.schema(c.title+"Input", c.naming, newChild{}, c.input), true)
+	create.description = strings.TrimSpace(create.description)
+	register(c.server, create, c.create)
+	if c.k.OnePerAuthor {
+		refusal := c.operation(http.MethodPost, c.path(c.under())).Responses["409"]
+		refusal.Headers = map[string]*huma.Param{"Location": {Schema: &huma.Schema{Type: huma.TypeString}, Description: "Of `" + codeAlreadyWritten + "`: where the first is."}}
+	}
+
+	get := c.route(http.MethodGet, c.one(), tokens.RoleRead, http.StatusOK, words{"get-" + c.dashed, "Read " + kind,
+		"From the truth. One that is gone is a tombstone: its state, but neither author nor body."})
+	get.codes, get.answer, get.also = []string{codeNotFound}, c.entity, map[int]string{http.StatusNotModified: "If-None-Match names the version."}
+	register(c.server, get, c.get)
+
+	edit := c.route(http.MethodPatch, c.one(), tokens.RoleWrite, http.StatusOK, words{"edit-" + c.dashed, "Edit " + kind,
+		"An edit to what it has changes nothing: 200 with the same version, and no event."})
+	if len(c.k.Attributes) > 0 {
+		edit.description = "The body has what changes: the text, attributes (RFC 7396: null takes one away, or back to its default), or both. " + edit.description
+	}
+	edit.codes, edit.answer = append(body[:len(body):len(body)], codeNotFound, codeChildGone, codeVersionStale, codeIfMatchMissing), c.entity
+	edit.body = jsonBody(c.schema(c.title+"Edit", c.naming, childEdit{}, c.change), true)
+	register(c.server, edit, c.edit)
+
+	remove := c.route(http.MethodDelete, c.one(), tokens.RoleWrite, http.StatusNoContent, words{"delete-" + c.dashed, "Withdraw " + kind + " for its author", "Final."})
+	remove.codes = []string{codeNotFound, codeChildGone, codeVersionStale, codeIfMatchMissing}
+	register(c.server, remove, c.remove)
+}
+
+func (c *childRoutes) create(ctx context.Context, in *newChildInput) (*childOutput, error) {
+	var body newChild
+	if err := json.Unmarshal(*in.Body, &body); err != nil {
+		return nil, err
+	}
+	w, err := c.newChild(ctx, in.Object.int64(), body, in.Key)
+	if err != nil {
+		return nil, err
+	}
+	out, err := c.store.CreateChildren(ctx, callerOf(ctx).TenantID, c.k, []store.NewChild{w})
+	answer, err := c.answer(ctx, http.StatusCreated, out, err)
+	if err != nil {
+		return nil, err
+	}
+	answer.Location = c.location(out[0].Child.ID)
+	if out[0].Replayed {
+		answer.Replayed = "true"
+	}
+	return answer, nil
+}
+
+// newChild is what the store writes for a create.
+func (c *childRoutes) newChild(ctx context.Context, object int64, body newChild, key string) (store.NewChild, error) {
+	author, err := c.parseID("#/author_id", string(body.AuthorID))
+	if err == nil {
+		err = c.limitAuthor(ctx, author)
+	}
+	w := store.NewChild{Meta: callerOf(ctx).meta, Object: object, AuthorID: author, Body: body.Body, Attributes: body.Attributes, Key: key}
+	if body.ParentID != nil {
+		w.ReplyTo = body.ParentID.lower()
+	}
+	return w, err
+}
+
+// answer is the answer to a single write.
+func (c *childRoutes) answer(ctx context.Context, status int, out []store.ChildOutcome, err error) (*childOutput, error) {
+	if err == nil {
+		err = out[0].Err
+	}
+	if err != nil {
+		return nil, c.refused(err)
+	}
+	token, err := c.tokenOf(ctx, out[0].Child.Ref(c.k.Name))
+	return &childOutput{Status: status, ETag: etag(out[0].Child.Version), WriteToken: token, Body: c.value(childBodyOf(out[0].Child))}, err
+}
+
+// refused says of an error of the store what the kind says of it.
+func (c *childRoutes) refused(err error) error {
+	var stale *store.StaleError
+	var state *store.StateError
+	var taken *store.TakenError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &stale):
+		return c.about(codeVersionStale, fmt.Sprintf("the %s is at version %d", c.k.Name, stale.Current.Version), stale.Current)
+	case errors.As(err, &state):
+		return c.about(codeChildGone, "the "+c.k.Name+" is "+state.Current.State(), state.Current)
+	case errors.As(err, &taken):
+		p := c.about(codeAlreadyWritten, fmt.Sprintf("the author has %s of this %s already: %s", a(c.k.Name), c.k.Parent, taken.Child.ID), taken.Child)
+		p.location = c.location(taken.Child.ID)
+		return p
+	}
+	if err = c.attributesRefused(err, "#/attributes"); err != nil {
+		if p, logged := c.problems.of(err); !logged {
+			c.tell(p)
+			return p
+		}
+	}
+	return err
+}
+
+func (c *childRoutes) about(code, detail string, current event.Child) *Problem {
+	p := c.problems.problem(code, detail)
+	p.Current = &Current{c.value(childBodyOf(current))}
+	return p
+}
+
+func (c *childRoutes) get(ctx context.Context, in *commentGetInput) (*childOutput, error) {
+	child, err := c.store.GetChild(ctx, callerOf(ctx).TenantID, c.k, in.ID.lower())
+	if err != nil {
+		return nil, err
+	}
+	return &childOutput{Status: okOr304(in.IfNoneMatch, child.Version), ETag: etag(child.Version), Body: c.value(childBodyOf(child))}, nil
+}
+
+func (c *childRoutes) edit(ctx context.Context, in *changeInput) (*childOutput, error) {
+	version, err := c.ifVersion(in.IfMatch)
+	if err != nil {
+		return nil, err
+	}
+	var body childEdit
+	if err := json.Unmarshal(*in.Body, &body); err != nil {
+		return nil, err
+	}
+	w, err := c.childEdit(ctx, in.ID.lower(), version, body)
+	if err != nil {
+		return nil, err
+	}
+	out, err := c.editChildren(ctx, callerOf(ctx).TenantID, []store.ChildEdit{w})
+	return c.answer(ctx, http.StatusOK, out, err)
+}
+
+// childEdit is what the store writes for an edit; its attributes are those that change.
+func (c *childRoutes) childEdit(ctx context.Context, id string, version int64, body childEdit) (store.ChildEdit, error) {
+	if body.Body == nil && body.Attributes == nil {
+		return store.ChildEdit{}, c.problems.problem(codeValidation, "validation failed", FieldError{Detail: "want body, attributes or both", Pointer: "#"})
+	}
+	return store.ChildEdit{Meta: callerOf(ctx).meta, ID: id, IfVersion: version, Body: body.Body, Attributes: body.Attributes}, nil
+}
+
+// editChildren merges the attributes that change into those that a child has, and writes. Edits with attributes go one by one: each needs what is there.
+func (c *childRoutes) editChildren(ctx context.Context, tenant int64, in []store.ChildEdit) ([]store.ChildOutcome, error) {
+	merges := false
+	for _, w := range in {
+		merges = merges || w.Attributes != nil
+	}
+	if !merges {
+		return c.store.EditChildren(ctx, tenant, c.k, in)
+	}
+	out := make([]store.ChildOutcome, len(in))
+	for i, w := range in {
+		var err error
+		if out[i], err = c.merge(ctx, tenant, w); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// merge is an edit with attributes that change. Of whatever version there is it is tried again when another edit came first.
+func (c *childRoutes) merge(ctx context.Context, tenant int64, w store.ChildEdit) (store.ChildOutcome, error) {
+	for try := 1; ; try++ {
+		next := w
+		if w.Attributes != nil {
+			now, err := c.store.GetChild(ctx, tenant, c.k, w.ID)
+			switch {
+			case errors.Is(err, store.ErrNotFound):
+				return store.ChildOutcome{Err: err}, nil
+			case err != nil:
+				return store.ChildOutcome{}, err
+			case w.IfVersion != store.AnyVersion && w.IfVersion != now.Version:
+				return store.ChildOutcome{Err: &store.StaleError{Current: now}}, nil
+			}
+			if next.Attributes, err = c.k.Patch(now.Attributes, w.Attributes); err != nil {
+				return store.ChildOutcome{Err: err}, nil
+			}
+			next.IfVersion = now.Version
+		}
+		out, err := c.store.EditChildren(ctx, tenant, c.k, []store.ChildEdit{next})
+		if err != nil {
+			return store.ChildOutcome{}, err
+		}
+		var stale *store.StaleError
+		if w.IfVersion == store.AnyVersion && try < patchTries && errors.As(out[0].Err, &stale) {
+			continue
+		}
+		return out[0], nil
+	}
+}
+
+func (c *childRoutes) remove(ctx context.Context, in *deleteInput) (*noContent, error) {
+	version, err := c.ifVersion(in.IfMatch)
+	if err != nil {
+		return nil, err
+	}
+	out, err := c.store.DeleteChildren(ctx, callerOf(ctx).TenantID, c.k, []store.ChildDelete{{Meta: callerOf(ctx).meta, ID: in.ID.lower(), IfVersion: version}})
+	answer, err := c.answer(ctx, http.StatusNoContent, out, err)
+	if err != nil {
+		return nil, err
+	}
+	return &noContent{answer.WriteToken}, nil
+}
+
+// childOperation are the members of the operations of a batch; a kind's schemas say which an operation has.
+type childOperation struct {
+	Op         string          `json:"op"`
+	ID         commentID       `json:"child_id"`
+	Object     userID          `json:"object_id"`
+	AuthorID   userID          `json:"author_id"`
+	Body       *string         `json:"body,omitempty" nullable:"false" doc:"1 to 16384 bytes of UTF-8 after trimming."`
+	ParentID   *commentID      `json:"parent_id,omitempty" doc:"The one of the same object that this one replies to."`
+	Attributes json.RawMessage `json:"attributes,omitempty"`
+	Key        *string         `json:"idempotency_key,omitempty" nullable:"false" pattern:"^[!-~]{1,255}$" patternDescription:"1 to 255 visible ASCII characters" doc:"As the header Idempotency-Key."`
+	IfMatch    *ifMatch        `json:"if_match,omitempty" doc:"Required, as the header If-Match."`
+}
+
+func (c *childRoutes) batchRoutes() {
+	op := func(name string, change func(*huma.Schema), drop ...string) *huma.Schema {
+		return c.schema(c.title+camel(name)+"Operation", c.naming, childOperation{},
+			property("op", &huma.Schema{Type: huma.TypeString, Enum: []any{name}}, true), change, without(drop...))
+	}
+	child, object := c.of("child_id"), c.of("object_id")
+	create := op("create", func(s *huma.Schema) {
+		property("body", s.Properties["body"], true)(s)
+		c.input(s)
+	}, child, "if_match")
+	edit := op("edit", c.change, object, "author_id", "parent_id", "idempotency_key")
+	remove := op("delete", func(*huma.Schema) {}, object, "author_id", "parent_id", "idempotency_key", "body", "attributes")
+	first := map[string]any{"op": "create", object: "5", "author_id": "3", "body": "Well said.", "idempotency_key": "import-1"}
+	e := examples{exampleValues(), c.api.OpenAPI().Components.Schemas}
+	if attributes := attributesSchema(c.k.Attributes, written); len(attributes.Properties) > 0 {
+		first["attributes"], _ = e.of("attributes", attributes) // every attribute has an example
+	}
+	c.batchRoute("/v1/"+c.k.Plural+":batch", "batch-"+strings.ReplaceAll(c.k.Plural, "_", "-"), strings.ToUpper(c.k.Plural[:1])+c.k.Plural[1:],
+		fmt.Sprintf("Write, edit and withdraw up to %d %s", maxBatch, c.k.Plural), []kind{
+			{"create", create, c.takeCreate, c.batchCreate},
+			{"edit", edit, c.takeEdit, c.batchEdit},
+			{"delete", remove, c.takeDelete, c.batchDelete},
+		}, []any{
+			first,
+			map[string]any{"op": "edit", child: exampleUUID, "if_match": 1, "body": "Well put."},
+			map[string]any{"op": "delete", child: exampleUUID, "if_match": "*"},
+		})
+}
+
+// take reads an operation by the kind's names.
+func (c *childRoutes) take(f fields) (op childOperation, err error) {
+	object := maps.Clone(f.object)
+	delete(object, "if_match") // f has it, exactly
+	raw, err := json.Marshal(object)
+	if err == nil {
+		err = c.decode(raw, &op)
+	}
+	op.Attributes = f.Attributes // as it was sent
+	return op, err
+}
+
+func (c *childRoutes) takeCreate(ctx context.Context, f fields) (any, []string, error) {
+	op, err := c.take(f)
+	if err != nil {
+		return nil, nil, err
+	}
+	object, err := c.parseID("#/"+c.of("object_id"), string(op.Object))
+	if err != nil {
+		return nil, nil, err
+	}
+	w, err := c.newChild(ctx, object, newChild{AuthorID: op.AuthorID, Body: f.Body, ParentID: op.ParentID, Attributes: op.Attributes}, f.Key)
+	var keys []string
+	if w.ReplyTo != "" {
+		keys = append(keys, w.ReplyTo) // an earlier operation may delete it
+	}
+	if w.Key != "" {
+		keys = append(keys, string(op.AuthorID)+" "+w.Key)
+	}
+	if c.k.OnePerAuthor {
+		keys = append(keys, fmt.Sprint("author ", w.Object, " ", w.AuthorID))
+	}
+	return w, keys, err
+}
+
+func (c *childRoutes) takeEdit(ctx context.Context, f fields) (any, []string, error) {
+	op, err := c.take(f)
+	if err != nil {
+		return nil, nil, err
+	}
+	version, err := c.inBodyVersion(f)
+	if err != nil {
+		return nil, nil, err
+	}
+	w, err := c.childEdit(ctx, op.ID.lower(), version, childEdit{op.Body, op.Attributes})
+	return w, []string{w.ID}, err
+}
+
+func (c *childRoutes) takeDelete(ctx context.Context, f fields) (any, []string, error) {
+	op, err := c.take(f)
+	if err != nil {
+		return nil, nil, err
+	}
+	version, err := c.inBodyVersion(f)
+	id := op.ID.lower()
+	return store.ChildDelete{Meta: callerOf(ctx).meta, ID: id, IfVersion: version}, []string{id}, err
+}
+
+func (c *childRoutes) batchCreate(ctx context.Context, ops []*operation) error {
+	return writeAll(ctx, ops, func(ctx context.Context, tenant int64, in []store.NewChild) ([]store.ChildOutcome, error) {
+		return c.store.CreateChildren(ctx, tenant, c.k, in)
+	}, func(op *operation, o store.ChildOutcome) { c.outcome(ctx, op, o, http.StatusCreated) })
+}
+
+func (c *childRoutes) batchEdit(ctx context.Context, ops []*operation) error {
+	return writeAll(ctx, ops, c.editChildren, func(op *operation, o store.ChildOutcome) { c.outcome(ctx, op, o, http.StatusOK) })
+}
+
+func (c *childRoutes) batchDelete(ctx context.Context, ops []*operation) error {
+	return writeAll(ctx, ops, func(ctx context.Context, tenant int64, in []store.ChildDelete) ([]store.ChildOutcome, error) {
+		return c.store.DeleteChildren(ctx, tenant, c.k, in)
+	}, func(op *operation, o store.ChildOutcome) { c.outcome(ctx, op, o, http.StatusNoContent) })
+}
+
+// outcome answers for an operation of a batch.
+func (c *childRoutes) outcome(ctx context.Context, op *operation, o store.ChildOutcome, status int) {
+	out := BatchOutcome{Status: status, Replayed: o.Replayed}
+	if status != http.StatusNoContent {
+		out.Entity, op.naming = c.value(childBodyOf(o.Child)), c.naming
+	}
+	c.done(ctx, op, c.refused(o.Err), o.Child.Ref(c.k.Name), out)
+}

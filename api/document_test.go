@@ -1,0 +1,102 @@
+package api_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"reflect"
+	"slices"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+const goldenDocument = "testdata/openapi.json.gz"
+
+// TestTheDocumentKeepsWhatItHad compares the OpenAPI document with the one from before kinds were data: every operation, schema, code and example
+// of it is still there, word for word. Other kinds add to it.
+func TestTheDocumentKeepsWhatItHad(t *testing.T) {
+	f := open(t)
+	now := f.document(t)
+	if *update {
+		raw, err := json.Marshal(now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var packed bytes.Buffer
+		w := gzip.NewWriter(&packed)
+		if _, err := w.Write(raw); err != nil || w.Close() != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(goldenDocument, packed.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	packed, err := os.ReadFile(goldenDocument)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := gzip.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	was := decode(t, string(raw)).(map[string]any)
+	delete(was, "info") // prose about all of it
+	for _, lost := range missing("#", was, map[string]any(now)) {
+		t.Error(lost)
+	}
+}
+
+// missing names what was there and is no more. Objects may have got members, a oneOf alternatives, and an object more members that it always has.
+func missing(at string, was, now any) (lost []string) {
+	switch was := was.(type) {
+	case map[string]any:
+		object, ok := now.(map[string]any)
+		if !ok {
+			break
+		}
+		for name, v := range was {
+			more, ok := object[name]
+			if !ok {
+				lost = append(lost, fmt.Sprintf("%s/%s is gone", at, name))
+				continue
+			}
+			before, isList := v.([]any)
+			after, _ := more.([]any)
+			if name == "oneOf" && isList && len(after) >= len(before) {
+				more = after[:len(before)]
+			}
+			if name == "required" && isList {
+				for _, member := range before {
+					if !slices.Contains(after, member) {
+						lost = append(lost, fmt.Sprintf("%s: %v is not required any more", at, member))
+					}
+				}
+				continue
+			}
+			lost = append(lost, missing(at+"/"+name, v, more)...)
+		}
+		return lost
+	case []any:
+		list, ok := now.([]any)
+		if !ok || len(list) != len(was) {
+			break
+		}
+		for i := range was {
+			lost = append(lost, missing(fmt.Sprintf("%s/%d", at, i), was[i], list[i])...)
+		}
+		return lost
+	}
+	if !reflect.DeepEqual(was, now) {
+		lost = append(lost, fmt.Sprintf("%s: was %v, is %v", at, was, now))
+	}
+	return lost
+}

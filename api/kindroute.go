@@ -1,0 +1,312 @@
+package api
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+
+	"github.com/tidings/tidings/kinds"
+)
+
+// The routes of a kind are those of its archetype under other names. The code of an archetype has types whose members and parameters are named
+// by the archetype (from_id, to_id, child_id, object_id); a naming gives them the names of the kind, wherever a client sees them: in paths, in
+// bodies, in problems and in the OpenAPI document. A route with a naming is registered like any other:
+//
+//	register(s, route{path: "/v1/" + k.Plural + "/{from_id}/{to_id}", naming: n, answer: s.schema(name, n, edgeBody{}), ...}, handle)
+
+// naming has the names of one kind.
+type naming struct {
+	names   map[string]string       // a kind's by the archetype's
+	texts   map[string]string       // what parameters are, by the archetype's names
+	filters map[string]*huma.Schema // parameters of the query, which the framework reads as members of its parameter filter
+	prose   *strings.Replacer       // of titles of problems, or nil
+	shapes  sync.Map                // reflect.Type to reflect.Type
+}
+
+func edgeNaming(k kinds.Edge) *naming {
+	return &naming{names: map[string]string{"from_id": k.Ends[0], "to_id": k.Ends[1], "edge": k.Name}}
+}
+
+// childNaming is that of children. Words of problems that are about comments of a post are about the kind's instead.
+func childNaming(k kinds.Child) *naming {
+	n := k.Names()
+	return &naming{
+		names: map[string]string{"child_id": n.ID, "object_id": n.Parent, "entity": k.Name, "child": k.Name},
+		texts: map[string]string{"object_id": "The " + k.Parent + ".", "id": "The " + k.Name + "."},
+		prose: strings.NewReplacer("comment", k.Name, "post", k.Parent),
+	}
+}
+
+// of returns the kind's name for one of the archetype's, which is also the name of whatever has no other.
+func (n *naming) of(name string) string {
+	if n == nil {
+		return name
+	}
+	return cmp.Or(n.names[name], name)
+}
+
+// value returns the struct v with the kind's names for its members in JSON. Structs within it keep theirs.
+func (n *naming) value(v any) any {
+	return reflect.ValueOf(v).Convert(n.shape(reflect.TypeOf(v))).Interface()
+}
+
+// decode reads JSON with the kind's names into the struct that v points to.
+func (n *naming) decode(data []byte, v any) error {
+	of := reflect.TypeOf(v).Elem()
+	shaped := reflect.New(n.shape(of))
+	if err := json.Unmarshal(data, shaped.Interface()); err != nil {
+		return err
+	}
+	reflect.ValueOf(v).Elem().Set(shaped.Elem().Convert(of))
+	return nil
+}
+
+// shape is the struct of t with the kind's names in its tags. Go converts between the two.
+func (n *naming) shape(t reflect.Type) reflect.Type {
+	if shape, ok := n.shapes.Load(t); ok {
+		return shape.(reflect.Type)
+	}
+	fields := make([]reflect.StructField, t.NumField())
+	for i := range fields {
+		fields[i] = t.Field(i)
+		name, options, _ := strings.Cut(fields[i].Tag.Get("json"), ",")
+		if renamed, ok := n.names[name]; ok {
+			was, is := fmt.Sprintf("json:%q", joined(name, options)), fmt.Sprintf("json:%q", joined(renamed, options))
+			fields[i].Tag = reflect.StructTag(strings.Replace(string(fields[i].Tag), was, is, 1))
+		}
+	}
+	shape, _ := n.shapes.LoadOrStore(t, reflect.StructOf(fields))
+	return shape.(reflect.Type)
+}
+
+func joined(name, options string) string {
+	if options == "" {
+		return name
+	}
+	return name + "," + options
+}
+
+// path is a route's path with the kind's names for its parameters.
+func (n *naming) path(path string) string {
+	if n == nil {
+		return path
+	}
+	for name, renamed := range n.names {
+		path = strings.ReplaceAll(path, "{"+name+"}", "{"+renamed+"}")
+	}
+	return path
+}
+
+// enter lets the framework read the parameters of the path by the archetype's names.
+func (n *naming) enter(ctx huma.Context, next func(huma.Context)) {
+	r, _ := humago.Unwrap(ctx)
+	for name, renamed := range n.names {
+		if v := r.PathValue(renamed); v != "" {
+			r.SetPathValue(name, v)
+		}
+	}
+	if r.URL.RawQuery != "" {
+		given, query := r.URL.Query(), make(url.Values)
+		for name, values := range given {
+			for archetype, renamed := range n.names {
+				if name == renamed {
+					name = archetype
+				}
+			}
+			if n.filters[name] != nil {
+				name = "filter[" + name + "]"
+			}
+			query[name] = values
+		}
+		u := *r.URL
+		u.RawQuery = query.Encode()
+		r.URL = &u
+	}
+	next(ctx)
+}
+
+// document describes the parameters of an operation by the kind's names.
+func (n *naming) document(op *huma.Operation) {
+	if n == nil {
+		return
+	}
+	op.Parameters = slices.DeleteFunc(op.Parameters, func(p *huma.Param) bool { return p.Name == "filter" })
+	for _, p := range op.Parameters {
+		if text, ok := n.texts[p.Name]; ok {
+			p.Description, p.Schema.Description = text, text
+		}
+		p.Name = n.of(p.Name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(n.filters)) {
+		op.Parameters = append(op.Parameters, &huma.Param{Name: name, In: "query", Schema: n.filters[name], Description: "Only those with this attribute."})
+	}
+}
+
+// title is a title of a problem as the kind has it.
+func (n *naming) title(text string) string {
+	if n == nil || n.prose == nil {
+		return text
+	}
+	return n.prose.Replace(text)
+}
+
+// tell names the places in a problem as the kind does.
+func (n *naming) tell(p *Problem) {
+	if n == nil {
+		return
+	}
+	p.Title = n.title(p.Title)
+	for i := range p.Errors {
+		p.Errors[i].Parameter = n.of(p.Errors[i].Parameter)
+	}
+}
+
+const namingKey = "naming" // of an operation's metadata
+
+// namingOf returns the naming of a request's operation, or nil.
+func namingOf(ctx huma.Context) *naming {
+	if op := ctx.Operation(); op != nil {
+		n, _ := op.Metadata[namingKey].(*naming)
+		return n
+	}
+	return nil
+}
+
+// camel makes "direct_message" "DirectMessage": what is common in names of schemas.
+func camel(name string) string {
+	var b strings.Builder
+	for part := range strings.SplitSeq(name, "_") {
+		b.WriteString(strings.ToUpper(part[:min(1, len(part))]) + part[min(1, len(part)):])
+	}
+	return b.String()
+}
+
+// schema makes the schema of a struct with the kind's names, and of what else the kind changes about it, and returns a reference to it. A nil naming
+// changes no name.
+func (s *server) schema(name string, n *naming, of any, change ...func(*huma.Schema)) *huma.Schema {
+	registry := s.api.OpenAPI().Components.Schemas
+	if _, taken := registry.Map()[name]; taken {
+		panic(fmt.Sprintf("api: two schemas are called %s", name)) // see build
+	}
+	schema := huma.SchemaFromType(registry, reflect.TypeOf(of))
+	properties := make(map[string]*huma.Schema, len(schema.Properties))
+	for member, property := range schema.Properties {
+		properties[n.of(member)] = property
+	}
+	schema.Properties = properties
+	for i, member := range schema.Required {
+		schema.Required[i] = n.of(member)
+	}
+	for _, f := range change {
+		f(schema)
+	}
+	schema.PrecomputeMessages()
+	registry.Map()[name] = schema
+	return &huma.Schema{Ref: "#/components/schemas/" + name}
+}
+
+// property changes a member of a schema, or adds one. A required one is never missing.
+func property(name string, of *huma.Schema, required bool) func(*huma.Schema) {
+	return func(s *huma.Schema) {
+		s.Properties[name] = of
+		if required && !slices.Contains(s.Required, name) {
+			s.Required = append(s.Required, name)
+		}
+	}
+}
+
+// without takes members out of a schema.
+func without(names ...string) func(*huma.Schema) {
+	return func(s *huma.Schema) {
+		for _, name := range names {
+			delete(s.Properties, name)
+		}
+		s.Required = slices.DeleteFunc(s.Required, func(name string) bool { return slices.Contains(names, name) })
+	}
+}
+
+// arrayOf is the schema of a list that is never null.
+func arrayOf(items *huma.Schema, description string) *huma.Schema {
+	return &huma.Schema{Type: huma.TypeArray, Items: items, Description: description}
+}
+
+// Which attributes a body must have.
+type attributesOf int
+
+const (
+	written  attributesOf = iota // in a write: those that are required and have no default
+	changed                      // in a change: none
+	answered                     // in an answer: those that every entity has
+)
+
+// attributesSchema describes the attributes of a kind.
+func attributesSchema(all map[string]kinds.Attribute, in attributesOf) *huma.Schema {
+	schema := &huma.Schema{Type: huma.TypeObject, Properties: make(map[string]*huma.Schema), AdditionalProperties: false}
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		a := all[name]
+		p := &huma.Schema{Type: cmp.Or(a.Type, huma.TypeString)}
+		for _, v := range a.Enum {
+			p.Enum = append(p.Enum, v)
+		}
+		switch p.Type {
+		case huma.TypeInteger:
+			p.Format = "int64"
+			p.Minimum, p.Maximum = float(a.Minimum), float(a.Maximum)
+		case huma.TypeString:
+			if a.MaxLength > 0 {
+				p.MaxLength = &a.MaxLength
+			}
+			if len(a.Enum) == 0 {
+				p.Examples = []any{"text"}
+			}
+		}
+		if in == written {
+			p.Default = a.Default
+		}
+		schema.Properties[name] = p
+		if in == answered && a.Default != nil || in != changed && a.Required && a.Default == nil {
+			schema.Required = append(schema.Required, name)
+		}
+	}
+	schema.PrecomputeMessages()
+	return schema
+}
+
+func float(n *int64) *float64 {
+	if n == nil {
+		return nil
+	}
+	f := float64(*n)
+	return &f
+}
+
+// jsonBody describes a body that the handler gets as it is, once the framework has validated it.
+func jsonBody(schema *huma.Schema, required bool) *huma.RequestBody {
+	return &huma.RequestBody{Required: required, Content: map[string]*huma.MediaType{"application/json": {Schema: schema}}}
+}
+
+// operation finds a registered operation of the document.
+func (s *server) operation(method, path string) *huma.Operation {
+	item := s.api.OpenAPI().Paths[path]
+	switch method {
+	case http.MethodGet:
+		return item.Get
+	case http.MethodPut:
+		return item.Put
+	case http.MethodPost:
+		return item.Post
+	case http.MethodPatch:
+		return item.Patch
+	}
+	return item.Delete
+}

@@ -1,0 +1,222 @@
+package api
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/tokens"
+)
+
+// Kinds are the kinds that are in force (kinds.Catalog).
+type Kinds interface {
+	Now() *kinds.Set
+	// Refresh reads them again and reports whether they have changed.
+	Refresh(ctx context.Context) (bool, error)
+}
+
+// builtIn are the kinds that every installation has.
+type builtIn struct{}
+
+func (builtIn) Now() *kinds.Set                       { return kinds.Builtin() }
+func (builtIn) Refresh(context.Context) (bool, error) { return false, nil }
+
+// lookInterval is between two looks for kinds that requests for unknown paths cause.
+const lookInterval = time.Second
+
+// router hands requests to the routes of the kinds that are in force. When those change it builds the routes anew, beside the ones that serve, and swaps them.
+type router struct {
+	base  *server // what all routes share
+	kinds Kinds
+	now   atomic.Pointer[server]
+
+	mu     sync.Mutex
+	failed *kinds.Set // whose routes cannot be built
+	looked time.Time
+}
+
+// ServeHTTP serves by the kinds of now.
+func (r *router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	s := r.now.Load()
+	if set := r.kinds.Now(); set != s.kinds {
+		s = r.update(req.Context(), set)
+	}
+	s.ServeHTTP(w, req)
+}
+
+// update builds the routes of the kinds, unless that has been done or has failed, and returns those that are to serve.
+func (r *router) update(ctx context.Context, set *kinds.Set) *server {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s := r.now.Load(); s.kinds == set || r.failed == set {
+		return s
+	}
+	if err := r.build(set); err != nil {
+		r.failed = set
+		r.base.log.ErrorContext(ctx, "the routes of the kinds cannot be built: those of the kinds before stay", "err", err)
+	}
+	return r.now.Load()
+}
+
+// build makes the routes of the kinds serve. Routes and schemas of two kinds that have one name make the libraries panic.
+func (r *router) build(set *kinds.Set) (err error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			err = fmt.Errorf("build the routes of the kinds: %v", cause)
+		}
+	}()
+	s := *r.base
+	s.kinds = set
+	if err := s.routes(); err != nil {
+		return err
+	}
+	r.now.Store(&s)
+	return nil
+}
+
+// look reads the kinds again for a request that s has no route for, at most once in lookInterval, and returns what serves it then, or nil.
+func (r *router) look(ctx context.Context, s *server) *server {
+	r.mu.Lock()
+	due := time.Since(r.looked) >= lookInterval
+	if due {
+		r.looked = time.Now()
+	}
+	r.mu.Unlock()
+	if due {
+		if _, err := r.kinds.Refresh(ctx); err != nil {
+			r.base.log.WarnContext(ctx, "kinds cannot be read: those read last stay in force", "err", err)
+		}
+	}
+	if set := r.kinds.Now(); set != s.kinds {
+		if next := r.update(ctx, set); next != s {
+			return next
+		}
+	}
+	return nil
+}
+
+// EdgeKind describes a kind of edges.
+type EdgeKind struct {
+	Name       string         `json:"name" example:"follow"`
+	Plural     string         `json:"plural" doc:"In paths." example:"follows"`
+	From       string         `json:"from" doc:"The object that its edges lead from." example:"user"`
+	To         string         `json:"to" example:"user"`
+	Ends       []string       `json:"ends" nullable:"false" doc:"How paths and bodies name the ids of both." example:"[\"follower_id\",\"followee_id\"]"`
+	Forward    string         `json:"forward" doc:"The list of an origin." example:"following"`
+	Reverse    string         `json:"reverse" doc:"The list of a target." example:"followers"`
+	Self       bool           `json:"self" doc:"Whether an object may have an edge to itself." example:"false"`
+	Attributes map[string]any `json:"attributes,omitempty" doc:"The JSON Schema of the attributes, of a kind that has any."`
+	Filters    []string       `json:"filters,omitempty" doc:"Attributes by which the list of a target can be filtered." example:"[]"`
+}
+
+// ChildKind describes a kind of children.
+type ChildKind struct {
+	Name         string         `json:"name" example:"comment"`
+	Plural       string         `json:"plural" doc:"In paths." example:"comments"`
+	Parent       string         `json:"parent" doc:"The object that they are under." example:"post"`
+	Threaded     bool           `json:"threaded" doc:"Whether they reply to each other." example:"true"`
+	Moderated    bool           `json:"moderated" example:"true"`
+	OnePerAuthor bool           `json:"one_per_author" example:"false"`
+	Attributes   map[string]any `json:"attributes,omitempty" doc:"The JSON Schema of the attributes, of a kind that has any."`
+}
+
+// ObjectKind is an object that edges and children are about.
+type ObjectKind struct {
+	Name   string `json:"name" example:"user"`
+	Plural string `json:"plural" doc:"In paths." example:"users"`
+}
+
+// KindList is all kinds of the installation.
+type KindList struct {
+	Objects  []ObjectKind `json:"objects" nullable:"false" doc:"By name."`
+	Edges    []EdgeKind   `json:"edges" nullable:"false" doc:"By name."`
+	Children []ChildKind  `json:"children" nullable:"false" doc:"By name."`
+}
+
+type kindsInput struct {
+	IfNoneMatch string `header:"If-None-Match" doc:"An ETag: 304 while it is still the one."`
+}
+
+type kindsOutput struct {
+	Status int
+	ETag   string `header:"ETag"`
+	Body   KindList
+}
+
+func (s *server) kindRoutes() {
+	all := kindsOf(s.kinds)
+	raw, err := json.Marshal(all)
+	if err != nil {
+		panic(err) // strings and booleans
+	}
+	sum := sha256.Sum256(raw)
+	tag := `"` + hex.EncodeToString(sum[:8]) + `"`
+	register(s, route{
+		method: http.MethodGet, path: "/v1/kinds", id: "list-kinds", tag: "Kinds", role: tokens.RoleRead, status: http.StatusOK,
+		summary: "List the kinds of edges and children", description: "What the installation has routes for.",
+		also: map[int]string{http.StatusNotModified: "If-None-Match names the ETag."},
+	}, func(_ context.Context, in *kindsInput) (*kindsOutput, error) {
+		status := http.StatusOK
+		if tagged(in.IfNoneMatch, tag) {
+			status = http.StatusNotModified
+		}
+		return &kindsOutput{Status: status, ETag: tag, Body: all}, nil
+	})
+}
+
+func kindsOf(set *kinds.Set) KindList {
+	out := KindList{Objects: []ObjectKind{}, Edges: []EdgeKind{}, Children: []ChildKind{}}
+	for _, name := range slices.Sorted(maps.Keys(set.Objects)) {
+		out.Objects = append(out.Objects, ObjectKind{name, set.Objects[name]})
+	}
+	for _, k := range set.AllEdges() {
+		e := EdgeKind{Name: k.Name, Plural: k.Plural, From: k.From, To: k.To, Ends: k.Ends[:], Forward: k.Forward, Reverse: k.Reverse, Self: k.Self, Filters: k.Filters()}
+		if len(k.Attributes) > 0 {
+			e.Attributes = k.Schema()
+		}
+		out.Edges = append(out.Edges, e)
+	}
+	for _, k := range set.AllChildren() {
+		c := ChildKind{Name: k.Name, Plural: k.Plural, Parent: k.Parent, Threaded: k.Threaded, Moderated: k.Moderated, OnePerAuthor: k.OnePerAuthor}
+		if len(k.Attributes) > 0 {
+			c.Attributes = k.Schema()
+		}
+		out.Children = append(out.Children, c)
+	}
+	return out
+}
+
+// describeEntities lets the outcomes of batches and the problems of stale versions have the entities of every kind.
+func (s *server) describeEntities() {
+	registry := s.api.OpenAPI().Components.Schemas
+	outcome := registry.Map()["BatchOutcome"]
+	delete(outcome.Properties, "entity")
+	var current *huma.Schema
+	if problem := registry.Map()["Problem"]; problem != nil {
+		current = problem.Properties["current"]
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.entities)) {
+		_, child := s.kinds.Child(name)
+		after := "After a put: how it is now."
+		if child {
+			after = "After a create or an edit."
+		}
+		outcome.Properties[name] = &huma.Schema{Ref: s.entities[name].Ref, Description: cmp.Or(wordsOfEdges()[name].texts["outcome"], after)}
+		if child || len(s.kinds.Edges[name].Attributes) > 0 {
+			current.OneOf = append(current.OneOf, s.entities[name])
+		}
+	}
+	current.OneOf = append(current.OneOf, s.settings...)
+}

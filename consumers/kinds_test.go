@@ -1,0 +1,69 @@
+package consumers_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/projections/followercounts"
+)
+
+// applyKindSQL is what `tidings kinds apply` writes first.
+const applyKindSQL = `INSERT INTO projection_kinds (tenant_id, object, metadata) VALUES (0,
+	'{"name": "installation", "kinds": {"edges": {"block": {"plural": "blocks", "from": "user", "to": "user", "ends": ["blocker_id", "blocked_id"], "forward": "blocked", "reverse": "blockers"}}}}',
+	'{"version_id": 1, "version_state": "LATEST", "created_by": "test", "creation_time": "2026-01-01T00:00:00Z", "last_update_time": "2026-01-01T00:00:00Z"}')`
+
+func block(blocker, blocked, version int64) event.Event {
+	e := event.Edge{From: event.ID(blocker), To: event.ID(blocked), Status: event.StatusActive, Version: version, Actor: "test"}
+	payload, err := e.Encode(event.EdgeNames{From: "blocker_id", To: "blocked_id"})
+	if err != nil {
+		panic(err)
+	}
+	return event.Event{ID: uuid.NewString(), TenantID: 1, AggregateType: "block", AggregateID: blocked, Type: event.Created, Version: 1, OccurredAt: time.Unix(1700000000, 0).UTC(), Payload: payload}
+}
+
+// TestAnEventOfAKindAppliedMeanwhileIsNotPassedOver has the kind appear in the projections' database while a consumer runs whose catalog nobody refreshes, and
+// right after events of its name that are of no kind.
+func TestAnEventOfAKindAppliedMeanwhileIsNotPassedOver(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	catalog := kinds.NewCatalog(r.system, kinds.Projections, testkit.Logger(t))
+	in := r.start(config(), consumers.Deps{Pool: r.system, Kinds: catalog, JetStream: r.js}, followercounts.New(catalog.Now))
+	settled := func() {
+		t.Helper()
+		testkit.Eventually(t, 10*time.Second, "all to be applied", func() (bool, error) {
+			all, err := consumers.Lag(context.Background(), r.system, r.js, r.cfg, followercounts.Name)
+			return err == nil && all[0].Messages == 0, err
+		})
+	}
+	r.publish(follow(7, 3, 1), block(7, 3, 1))
+	settled()
+	if got := in.metric(t, "consumer_skipped_total"); got != 1 {
+		t.Errorf("%v events of a type that is none were passed over, want 1", got)
+	}
+	r.exec(applyKindSQL)
+	r.publish(follow(8, 3, 1), block(8, 3, 1), block(9, 3, 1))
+	settled()
+	err := postgres.InTenant(t.Context(), r.system, 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		got, err := followercounts.ReadCounts(t.Context(), tx, []string{"follow", "block"}, []int64{3})
+		for kind, want := range map[string]int64{"follow": 2, "block": 2} {
+			if n := got[followercounts.Object{Kind: kind, ID: 3}].Incoming; n != want {
+				t.Errorf("3 has %d incoming edges of %s, want %d", n, kind, want)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := in.metric(t, "consumer_skipped_total"); got != 1 {
+		t.Errorf("%v events were passed over, want the 1 from before the kind", got)
+	}
+}

@@ -1,0 +1,55 @@
+package event
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+)
+
+// Edge is the payload of the events of an edge: its whole state after the write. Which members of the JSON name its ends depends on its
+// kind (EdgeNames), so it is written by Encode and read by DecodeEdge.
+type Edge struct {
+	From         ID              `json:"from_id"` // renamed
+	To           ID              `json:"to_id"`   // renamed
+	Status       string          `json:"status"`  // ACTIVE or REMOVED
+	Version      int64           `json:"version"`
+	CreatedAt    Time            `json:"created_at"`
+	PositionedAt Time            `json:"positioned_at"` // when it last became ACTIVE; orders pages
+	UpdatedAt    Time            `json:"updated_at"`
+	Attributes   json.RawMessage `json:"attributes,omitempty"` // an object, or nil for a kind without attributes
+	Actor        string          `json:"actor"`
+}
+
+// EdgeNames are the members of the JSON that name the ends of a kind's edges.
+type EdgeNames struct{ From, To string }
+
+// Active reports whether the edge is there now.
+func (e Edge) Active() bool { return e.Status == StatusActive }
+
+// Encode writes the edge as JSON.
+func (e Edge) Encode(n EdgeNames) ([]byte, error) {
+	out, err := json.Marshal(reflect.ValueOf(e).Convert(shape[Edge](n.From, n.To)).Interface())
+	if err != nil {
+		return nil, fmt.Errorf("encode edge %d, %d: %w", e.From, e.To, err)
+	}
+	return out, nil
+}
+
+// DecodeEdge reads the payload of the edge's event, which is of e.AggregateID, its target. An error is permanent.
+func (e *Event) DecodeEdge(n EdgeNames) (Edge, error) {
+	edge, err := decodeAs[Edge](e, EdgeEvents, n.From, n.To)
+	if err != nil {
+		return Edge{}, err
+	}
+	switch {
+	case edge.From <= 0 || int64(edge.To) != e.AggregateID:
+		err = fmt.Errorf("the edge is from %d to %d, its event of %s %d", edge.From, edge.To, n.To, e.AggregateID)
+	case edge.Version <= 0:
+		err = fmt.Errorf("the edge %d, %d has version %d", edge.From, edge.To, edge.Version)
+	case edge.Status != StatusActive && edge.Status != StatusRemoved:
+		err = fmt.Errorf("the edge %d, %d has status %.80q", edge.From, edge.To, edge.Status)
+	default:
+		return edge, nil
+	}
+	return Edge{}, e.permanent(err)
+}

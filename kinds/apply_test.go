@@ -1,0 +1,441 @@
+package kinds_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// installation is one whose truth and projections are databases of their own, as in production.
+type installation struct {
+	kinds.Databases
+	truth, projections *testkit.DB
+}
+
+func newInstallation(t *testing.T) installation {
+	t.Helper()
+	i := installation{truth: testkit.Postgres(t), projections: testkit.Postgres(t)}
+	i.Databases = kinds.Databases{Truth: i.truth.Pool(t, postgres.RoleSystem), Projections: i.projections.Pool(t, postgres.RoleSystem)}
+	return i
+}
+
+func (i installation) apply(t *testing.T, file string) kinds.Applied {
+	t.Helper()
+	done, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{File: []byte(file), Actor: "ann", Reason: "why not"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return done
+}
+
+// inForce reads what a process reads that starts now: the API's role in the truth, a consumer's in the projections.
+func (i installation) inForce(t *testing.T) (truth, projections *kinds.Set) {
+	t.Helper()
+	sets := map[kinds.Database]*kinds.Set{}
+	for where, pool := range map[kinds.Database]*pgxpool.Pool{kinds.Truth: i.truth.Pool(t, postgres.RoleAPI), kinds.Projections: i.Projections} {
+		c := kinds.NewCatalog(pool, where, testkit.Logger(t))
+		if err := c.Load(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		sets[where] = c.Now()
+	}
+	return sets[kinds.Truth], sets[kinds.Projections]
+}
+
+// holds reports whether both databases have the kinds of the file in force, and the truth their tables and no others.
+func (i installation) holds(t *testing.T, file string) {
+	t.Helper()
+	want, err := kinds.Builtin().Extend([]byte(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	truth, projections := i.inForce(t)
+	if d := kinds.Changes(truth, want); len(d) > 0 {
+		t.Errorf("the truth differs: %+v", d)
+	}
+	if d := kinds.Changes(projections, want); len(d) > 0 {
+		t.Errorf("the projections differ: %+v", d)
+	}
+	var tables []string
+	for _, e := range want.AllEdges() {
+		tables = append(tables, "edges_"+e.Name)
+	}
+	for _, c := range want.AllChildren() {
+		tables = append(tables, "children_"+c.Name)
+	}
+	if d := cmp.Diff(tables, i.tables(t)); d != "" {
+		t.Error(d)
+	}
+}
+
+// tables are those of the truth's kinds.
+func (i installation) tables(t *testing.T) []string {
+	t.Helper()
+	rows, _ := i.Truth.Query(t.Context(), `SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent IN ('edges'::regclass, 'children'::regclass) ORDER BY inhparent = 'children'::regclass, 1`)
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func (i installation) exec(t *testing.T, pool *pgxpool.Pool, sql string) {
+	t.Helper()
+	if _, err := pool.Exec(t.Context(), sql); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+const (
+	insertPlay   = `INSERT INTO plays (tenant_id, user_id, song_id, attributes) VALUES (1, 2, 3, '{"mood": "calm"}')`
+	insertRemark = `INSERT INTO remarks (tenant_id, remark_id, song_id, slug, path, author_id, body) VALUES (1, gen_random_uuid(), 3, 'aaaaaaaa', '00000000000001aaaaaaaa', 2, 'x')`
+)
+
+func TestAppliedKindsAreInForceWithTheirTables(t *testing.T) {
+	i := newInstallation(t)
+	c := kinds.NewCatalog(i.truth.Pool(t, postgres.RoleAPI), kinds.Truth, testkit.Logger(t))
+	if err := c.Load(t.Context()); err != nil || c.Now() != kinds.Builtin() {
+		t.Fatalf("before anything is applied: %v", err)
+	}
+	done := i.apply(t, music)
+	if done.Version == 0 || len(done.Changes) != 4 {
+		t.Errorf("%+v", done)
+	}
+	if changed, err := c.Refresh(t.Context()); !changed || err != nil {
+		t.Errorf("refreshed: %v, %v", changed, err)
+	}
+	if _, ok := c.Now().Edge("play"); !ok {
+		t.Error("the API does not know the kind")
+	}
+	if changed, err := c.Refresh(t.Context()); changed || err != nil {
+		t.Errorf("refreshed again: %v, %v", changed, err)
+	}
+	i.holds(t, music)
+	writer := i.truth.Pool(t, "tidings_writer")
+	i.exec(t, writer, insertPlay)
+	i.exec(t, writer, insertRemark)
+
+	// The same file again changes nothing, also with rows.
+	if again := i.apply(t, music); again.Version != done.Version || len(again.Changes) != 0 {
+		t.Errorf("again: %+v", again)
+	}
+	all, err := kinds.History(t.Context(), i.Truth)
+	if err != nil || len(all) != 1 || all[0].By != "ann" || all[0].Reason != "why not" || all[0].Version != done.Version || len(all[0].Changes) != 4 {
+		t.Errorf("history: %+v, %v", all, err)
+	}
+}
+
+func TestApplyInOneDatabase(t *testing.T) {
+	db := testkit.Postgres(t)
+	i := installation{truth: db, projections: db}
+	i.Databases = kinds.Databases{Truth: db.Pool(t, postgres.RoleSystem), Projections: db.Pool(t, postgres.RoleSystem)}
+	i.apply(t, music)
+	i.holds(t, music)
+	i.apply(t, `{}`)
+	i.holds(t, `{}`)
+}
+
+func TestAnApplyThatDiesIsCompletedByTheNext(t *testing.T) {
+	other := strings.Replace(music, "to: song, forward: plays", "to: post, forward: plays", 1)
+	for _, step := range kinds.Steps {
+		for name, next := range map[string]string{"the same file": music, "another file, with another play": other, "no file": `{}`} {
+			if next != music && step != "truth commit" { // before, it leaves no more
+				continue
+			}
+			t.Run(step+", then "+name, func(t *testing.T) {
+				i := newInstallation(t)
+				crash := errors.New("crash")
+				_, err := kinds.ApplyInSteps(t.Context(), i.Databases, kinds.Request{File: []byte(music), Actor: "ann"}, func(name string) error {
+					if name == step {
+						return crash
+					}
+					return nil
+				})
+				if !errors.Is(err, crash) {
+					t.Fatal(err)
+				}
+				truth, projections := i.inForce(t)
+				if d := kinds.Changes(kinds.Builtin(), truth); len(d) > 0 {
+					t.Errorf("the truth has changed: %+v", d)
+				}
+				if _, ahead := projections.Edge("play"); ahead != (step == "truth object" || step == "truth commit") {
+					t.Errorf("the projections know the kind: %v", ahead)
+				}
+				i.apply(t, next)
+				i.holds(t, next)
+			})
+		}
+	}
+}
+
+func TestTwoAppliesAtOnceAreOneAfterTheOther(t *testing.T) {
+	i := newInstallation(t)
+	two := strings.Replace(music, "  block:", "  ban:", 1)
+	two = strings.Replace(two, "plural: blocks", "plural: bans", 1)
+	var wg sync.WaitGroup
+	_, err := kinds.ApplyInSteps(t.Context(), i.Databases, kinds.Request{File: []byte(music), Actor: "ann"}, func(step string) error {
+		if step != "projections" {
+			return nil
+		}
+		wg.Go(func() { // in the middle of the first
+			done, err := kinds.Apply(context.WithoutCancel(t.Context()), i.Databases, kinds.Request{File: []byte(two), Actor: "bob"})
+			var what []string
+			for _, c := range done.Changes {
+				what = append(what, c.Path+" "+c.What)
+			}
+			if d := cmp.Diff([]string{"edges.ban added", "edges.block removed"}, what); err != nil || d != "" {
+				t.Errorf("the second does not go on from the first: %v %s", err, d)
+			}
+		})
+		testkit.Eventually(t, 10*time.Second, "the second waits", func() (waits bool, err error) {
+			return waits, i.Truth.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks l JOIN pg_database d ON d.oid = l.database AND d.datname = current_database()
+			  WHERE l.locktype = 'advisory' AND NOT l.granted)`).Scan(&waits)
+		})
+		return nil
+	})
+	wg.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	i.holds(t, two)
+	if all, err := kinds.History(t.Context(), i.Truth); err != nil || len(all) != 2 || all[1].By != "bob" {
+		t.Errorf("history: %+v, %v", all, err)
+	}
+}
+
+func TestAnApplyWhoseProcessIsKilledKeepsNobodyWaiting(t *testing.T) {
+	i := newInstallation(t)
+	_, err := kinds.ApplyInSteps(t.Context(), i.Databases, kinds.Request{File: []byte(music), Actor: "ann"}, func(step string) error {
+		if step != "truth object" {
+			return nil
+		}
+		_, err := i.truth.Pool(t, postgres.RoleOwner).Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'`)
+		return err
+	})
+	if err == nil {
+		t.Fatal("the connection was not cut")
+	}
+	i.apply(t, music)
+	i.holds(t, music)
+}
+
+func TestADryRunChangesNothing(t *testing.T) {
+	i := newInstallation(t)
+	done, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{File: []byte(music), Actor: "ann", DryRun: true})
+	if err != nil || done.Version != 0 || len(done.Changes) != 4 {
+		t.Errorf("%+v, %v", done, err)
+	}
+	i.holds(t, `{}`)
+	if all, err := kinds.History(t.Context(), i.Truth); err != nil || len(all) != 0 {
+		t.Errorf("history: %+v, %v", all, err)
+	}
+}
+
+func TestAPluralThatATableHasIsAnErrorAndNothingChanges(t *testing.T) {
+	i := newInstallation(t)
+	file := strings.ReplaceAll(music, "plural: plays", "plural: leases")
+	for _, dry := range []bool{true, false} {
+		_, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{File: []byte(file), Actor: "ann", DryRun: dry})
+		if err == nil || !strings.Contains(err.Error(), "leases") {
+			t.Errorf("dry run %v: %v", dry, err)
+		}
+	}
+	i.holds(t, `{}`)
+}
+
+func TestKindsWithoutRowsMayChangeAsTheyLike(t *testing.T) {
+	i := newInstallation(t)
+	i.apply(t, music)
+	for _, file := range []string{
+		strings.Replace(music, "to: song, forward: plays", "to: post, forward: plays", 1),
+		strings.Replace(music, "threaded: true, ", "partitions: 2, ", 1),
+		strings.Replace(music, "plural: remarks", "plural: asides", 1),
+		strings.Replace(music, "  remark:", "  note:", 1),
+		`{}`,
+	} {
+		i.apply(t, file)
+		i.holds(t, file)
+	}
+}
+
+func TestChangesThatWouldReinterpretRowsAreRefused(t *testing.T) {
+	i := newInstallation(t)
+	i.apply(t, music)
+	i.exec(t, i.Truth, insertPlay)
+	i.exec(t, i.Truth, insertRemark)
+	play, remark := "play has rows in edges", "remark has rows in children"
+	another := "add a kind of another name, and write there"
+	for _, c := range []struct {
+		name, from, to string
+		want           []string // of each refusal: the path, the change, the rows, what to do instead
+	}{
+		{"ends", "from: user, to: song, forward", "from: user, to: song, ends: [fan_id, song_id], forward", []string{"edges.play.ends", "[user_id song_id] → [fan_id song_id]", play, another}},
+		{"to", "to: song, forward", "to: post, forward", []string{"edges.play.ends", "[user_id song_id] → [user_id post_id]", play, another, "edges.play.to", "song → post", play, another}},
+		{"parent", "parent: song", "parent: post", []string{"children.remark.parent", "song → post", remark, another}},
+		{"plural", "plural: remarks", "plural: asides", []string{"children.remark.plural", "remarks → asides", remark, another}},
+		{"threaded", "threaded: true, ", "", []string{"children.remark.threaded", "true → false", remark, another}},
+		{"one per author", "one_per_author: true, ", "", []string{"children.remark.one_per_author", "true → false", remark, another}},
+		{"partitions", "threaded: true, ", "threaded: true, partitions: 2, ", []string{"children.remark.partitions", "0 → 2", remark, another}},
+		{"the kind", "  remark:", "  note:", []string{"children.remark", "removed", remark, "keep the kind: one that nobody writes costs nothing"}},
+		{"a value in use", "enum: [calm, loud]", "enum: [quiet, loud]", []string{"edges.play.attributes.mood.enum", "without calm", "play rows have the value calm", "change what has these values first, or keep them"}},
+		{"a required attribute", "attributes: {stars", "attributes: {verse: {type: integer, required: true}, stars", []string{"children.remark.attributes.verse", "added, required", remark, "add it with a default, or not required"}},
+		{"a filter", "mood: {enum: [calm, loud], filter: true}", "key: {enum: [a], filter: true}, mood: {enum: [calm, loud]}", []string{"edges.play.attributes.key", "added, a filter", play, "add it without filter: a list by it would not have what is there", "edges.play.attributes.mood.filter", "taken away", play, "keep it"}},
+		{"an aggregate", "aggregate: true", "aggregate: false", []string{"children.remark.attributes.stars.aggregate", "taken away", remark, "keep it"}},
+		{"a narrower bound", "maximum: 5", "maximum: 4", []string{"children.remark.attributes.stars.maximum", "5 → 4: narrower", remark, "keep the wider bound"}},
+		{"another type", "times: {type: integer, default: 1}", "times: {type: string}", []string{"edges.play.attributes.times", "another type: integer → string", play, "add an attribute of another name"}},
+		{"an attribute that goes", ", times: {type: integer, default: 1}", "", []string{"edges.play.attributes.times", "removed", play, "keep it: writers need not give it"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			file := strings.Replace(music, c.from, c.to, 1)
+			for _, dry := range []bool{true, false} {
+				_, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{File: []byte(file), Actor: "ann", DryRun: dry})
+				var refused *kinds.RefusedError
+				if !errors.As(err, &refused) {
+					t.Fatal(err)
+				}
+				var got []string
+				for _, r := range refused.Refused {
+					got = append(got, r.Path, r.What, r.Rows, r.Instead)
+				}
+				if d := cmp.Diff(c.want, got); d != "" {
+					t.Error(d)
+				}
+			}
+		})
+	}
+	i.holds(t, music)
+
+	// What reinterprets nothing goes with rows too.
+	wider := strings.NewReplacer("enum: [calm, loud]", "enum: [calm, wild]", "maximum: 5", "maximum: 10", "forward: plays", "forward: played",
+		"attributes: {stars", "moderated: true, attributes: {verse: {type: integer}, stars", "default: 1}", "default: 2}").Replace(music)
+	i.apply(t, wider)
+	i.holds(t, wider)
+	i.exec(t, i.Truth, insertPlay+` ON CONFLICT DO NOTHING`)
+}
+
+func TestEventsOfAKindKeepItToo(t *testing.T) {
+	for name, sql := range map[string]string{
+		"outbox_messages": `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'play', 2, 'created', '{}')`,
+		"outbox_messages_dlq": `INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts,
+		    event_id, inserted_at, slot) VALUES (1, 1, 'play', 2, 'created', 1, '{}', now(), now(), 11, gen_random_uuid(), now(), 0)`,
+		"consumer_dead_letters": `INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type,
+		    event_version, headers, payload, error) VALUES ('c', 1, 'p00', 1, 'play', 2, gen_random_uuid(), 'created', 1, '{}', '', 'x')`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			i := newInstallation(t)
+			i.apply(t, music)
+			pool := i.Truth
+			if name == "consumer_dead_letters" {
+				pool = i.Projections
+			}
+			i.exec(t, pool, sql)
+			_, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{File: []byte(`{}`), Actor: "ann"})
+			if want := fmt.Sprintf("edges.play: removed: refused, because play has rows in %s. Instead: keep the kind: one that nobody writes costs nothing", name); err == nil || err.Error() != want {
+				t.Errorf("%v, want %s", err, want)
+			}
+			i.holds(t, music)
+		})
+	}
+}
+
+// A row that is written between the look for rows and the drop is not lost: the drop itself looks again, behind a lock that writers wait for.
+func TestAKindThatIsWrittenInTheLastMomentIsNotDropped(t *testing.T) {
+	i := newInstallation(t)
+	i.apply(t, music)
+	_, err := kinds.ApplyInSteps(t.Context(), i.Databases, kinds.Request{File: []byte(`{}`), Actor: "ann"}, func(step string) error {
+		if step == "truth tables" {
+			i.exec(t, i.truth.Pool(t, "tidings_writer"), insertPlay)
+		}
+		return nil
+	})
+	if err == nil || !strings.Contains(err.Error(), "edges_play has rows") {
+		t.Errorf("%v", err)
+	}
+	i.holds(t, music)
+}
+
+func TestACatalogTakesKindsUpByItself(t *testing.T) {
+	i := newInstallation(t)
+	c := kinds.NewCatalog(i.Projections, kinds.Projections, testkit.Logger(t))
+	if err := c.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	i.apply(t, music)
+	testkit.Eventually(t, 10*time.Second, "the kind", func() (bool, error) { _, ok := c.Now().Edge("play"); return ok, nil })
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWhoAsksAfterAnApplySeesItHoweverManyAsk(t *testing.T) {
+	i := newInstallation(t)
+	c := kinds.NewCatalog(i.truth.Pool(t, postgres.RoleAPI), kinds.Truth, testkit.Logger(t))
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := c.Refresh(ctx); err != nil && ctx.Err() == nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for n := range 5 {
+		file := fmt.Sprintf("edges: {play%d_x: {plural: plays, from: user, to: post, forward: plays, reverse: players}}", n)
+		i.apply(t, file)
+		if _, err := c.Refresh(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, ok := c.Now().Edge(fmt.Sprintf("play%d_x", n)); !ok {
+			t.Errorf("kind %d was applied, and is not there", n)
+		}
+	}
+	stop()
+	wg.Wait()
+	began := time.Now()
+	for range 10 {
+		if _, err := c.Refresh(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if took := time.Since(began); took < 400*time.Millisecond {
+		t.Errorf("10 reads one after the other in %v: they are not spaced", took)
+	}
+}
+
+func TestKindsThatDoNotGoWithTheReleaseAreAnError(t *testing.T) {
+	i := newInstallation(t)
+	i.exec(t, i.truth.Pool(t, postgres.RoleOwner), `INSERT INTO kinds (tenant_id, object, metadata) VALUES (0, '{"name": "installation", "kinds": {"edges": {"like": {"plural": "fans"}}}}',
+	  '{"version_id": 7, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}')`)
+	c := kinds.NewCatalog(i.Truth, kinds.Truth, testkit.Logger(t))
+	if err := c.Load(t.Context()); err == nil || !strings.Contains(err.Error(), "version 7 do not go with this release") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestAppliedIsJSON(t *testing.T) {
+	got, err := json.Marshal(kinds.Applied{Changes: []kinds.Change{{Path: "edges.play", What: "added"}}, Version: 7})
+	if want := `{"changes":[{"path":"edges.play","what":"added"}],"version":7}`; err != nil || string(got) != want {
+		t.Errorf("%s, %v", got, err)
+	}
+}

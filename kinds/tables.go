@@ -1,0 +1,58 @@
+package kinds
+
+import "fmt"
+
+// Statement makes or drops the tables of a kind, for the owner of the tables or tidings_system. Run again it changes nothing.
+type Statement struct {
+	What string
+	SQL  string
+	Args []any
+}
+
+// MakeTables returns what makes the tables of every kind of the set in that database, where they are not there yet.
+func (w Database) MakeTables(s *Set) []Statement {
+	var all []Statement
+	for _, e := range s.AllEdges() {
+		all = append(all, w.makeEdges(e)...)
+	}
+	for _, c := range s.AllChildren() {
+		all = append(all, w.makeChildren(c)...)
+	}
+	return all
+}
+
+// StoredSQL reads the file that is in force beside the built-in kinds, as the owner of the tables; no row when there is none.
+func (w Database) StoredSQL() string {
+	return fmt.Sprintf(`SELECT object -> 'kinds' FROM %s WHERE tenant_id = %d AND name = '%s' AND version_state = 'LATEST'`, w.name, installation, objectName)
+}
+
+func truthEdges(e Edge) []Statement {
+	return []Statement{{"make the tables of the edges " + e.Name, `SELECT make_edge_kind($1, $2, $3, $4, $5, $6)`,
+		[]any{e.Name, e.Plural, e.Ends[0], e.Ends[1], !e.NoSelf(), e.Partitions}}}
+}
+
+func truthChildren(c Child) []Statement {
+	n := c.Names()
+	return []Statement{{"make the tables of the children " + c.Name, `SELECT make_child_kind($1, $2, $3, $4, $5, $6, $7)`,
+		[]any{c.Name, c.Plural, n.ID, n.Parent, c.Threaded, c.OnePerAuthor, c.Partitions}}}
+}
+
+// truthDrop drops the tables of a kind, which must be empty. Locks: all of its tables, and those that they are partitions of, ACCESS EXCLUSIVE.
+func truthDrop(name, plural string) []Statement {
+	return []Statement{{"drop the tables of the kind " + name, `SELECT drop_kind($1, $2)`, []any{name, plural}}}
+}
+
+func historyOfEdges(e Edge) []Statement { return history(e.Name, e.Ends[:], "bigint", false) }
+
+func historyOfChildren(c Child) []Statement {
+	return history(c.Name, []string{c.Names().ID}, "uuid", true)
+}
+
+func history(kind string, keys []string, of string, author bool) []Statement {
+	return []Statement{{"make the tables of the history of " + kind, `SELECT make_history($1, $2, $3, $4)`, []any{kind, keys, of, author}}}
+}
+
+// historyDrop drops the tables of a kind's history, which must be empty. Locks: both of them, ACCESS EXCLUSIVE.
+func historyDrop(name, _ string) []Statement {
+	return []Statement{{"drop the tables of the history of " + name, `SELECT drop_history($1)`, []any{name}}}
+}

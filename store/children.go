@@ -1,0 +1,270 @@
+package store
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base32"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"text/template"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
+)
+
+// Errors of single children.
+var (
+	// ErrBodyEmpty reports a body of white space alone.
+	ErrBodyEmpty = errors.New("store: the body is empty")
+	// ErrBodyTooLong reports a body of more than MaxBodyBytes after trimming.
+	ErrBodyTooLong = fmt.Errorf("store: the body is longer than %d bytes", MaxBodyBytes)
+	// ErrBodyText reports a body that is not text: invalid UTF-8, or NUL, which PostgreSQL cannot keep.
+	ErrBodyText = errors.New("store: the body is not valid UTF-8 without NUL")
+)
+
+// StaleError reports that the child has another version than the write expected.
+type StaleError struct{ Current event.Child }
+
+func (e *StaleError) Error() string {
+	return fmt.Sprintf("store: child %s is at version %d", e.Current.ID, e.Current.Version)
+}
+
+// StateError reports that the child's state does not allow the write: it is deleted or erased or, for an edit, hidden or
+// removed by a moderator.
+type StateError struct{ Current event.Child }
+
+func (e *StateError) Error() string {
+	return fmt.Sprintf("store: child %s is %s", e.Current.ID, e.Current.State())
+}
+
+// TakenError reports that the author has a child of the object already, and a kind that allows no second one.
+type TakenError struct{ Child event.Child }
+
+func (e *TakenError) Error() string {
+	return fmt.Sprintf("store: author %d has child %s of object %d already", e.Child.AuthorID, e.Child.ID, e.Child.Parent)
+}
+
+// MaxBodyBytes bounds a child's body after trimming.
+const MaxBodyBytes = 16 << 10
+
+// trimBody returns the body as it is kept: without white space at its ends.
+func trimBody(body string) (string, error) {
+	if !utf8.ValidString(body) || strings.IndexByte(body, 0) >= 0 {
+		return "", ErrBodyText
+	}
+	body = strings.TrimSpace(body)
+	if body == "" {
+		return "", ErrBodyEmpty
+	}
+	if len(body) > MaxBodyBytes {
+		return "", ErrBodyTooLong
+	}
+	return body, nil
+}
+
+// A path is one segment per level, joined by '/': 14 hexadecimal digits of the microseconds since 1970 and the slug. Segments
+// have one width, so paths sort as the thread reads, siblings by age; childCreateSQL makes them.
+const (
+	slugLen    = 8
+	segmentLen = 14 + slugLen
+
+	// MaxDepth bounds how deep replies nest; a first child has depth 1.
+	MaxDepth = 64
+)
+
+// Depth is the depth of the child with this path, from 1.
+func Depth(path string) int { return (len(path) + 1) / (segmentLen + 1) }
+
+// slugs are 40 random bits in Crockford's alphabet: lower case, no letters that look alike.
+var slugEncoding = base32.NewEncoding("0123456789abcdefghjkmnpqrstvwxyz").WithPadding(base32.NoPadding)
+
+func newSlug() string {
+	b := make([]byte, slugLen*5/8)
+	rand.Read(b) // never fails
+	return slugEncoding.EncodeToString(b)
+}
+
+// childShape is what the statements about a kind of children depend on. A statement is the text of a template, which names the kind's tables and has
+// the parts of the capabilities that the kind has: what a kind cannot do costs it nothing.
+type childShape struct {
+	Kind                                          string
+	Names                                         event.ChildNames
+	Threaded, Moderated, OnePerAuthor, Attributes bool
+}
+
+func shapeOf(k kinds.Child) childShape {
+	return childShape{Kind: k.Name, Names: k.Names(), Threaded: k.Threaded, Moderated: k.Moderated, OnePerAuthor: k.OnePerAuthor, Attributes: len(k.Attributes) > 0}
+}
+
+// Table is the kind's partition of children. Names of kinds are identifiers.
+func (s childShape) Table() string { return "children_" + s.Kind }
+
+// Archive is the kind's partition of children_archive.
+func (s childShape) Archive() string { return "children_archive_" + s.Kind }
+
+// Order is the column that the children of one object are in order by, with an index.
+func (s childShape) Order() string {
+	if s.Threaded {
+		return "path"
+	}
+	return "child_id"
+}
+
+// All is a table of the kind's children, archived or not.
+func (s childShape) All() string {
+	return "(SELECT * FROM " + s.Table() + " UNION ALL SELECT * FROM " + s.Archive() + ")"
+}
+
+// statements has the rendered ones by their text and shape.
+var statements sync.Map
+
+// sql renders a statement for the kind, once.
+func (s childShape) sql(text string) string {
+	type key struct {
+		text  string
+		shape childShape
+	}
+	if sql, ok := statements.Load(key{text, s}); ok {
+		return sql.(string)
+	}
+	var b strings.Builder
+	if err := template.Must(template.New("").Parse(text)).Execute(&b, s); err != nil {
+		panic(err) // the texts are constants
+	}
+	statements.Store(key{text, s}, b.String())
+	return b.String()
+}
+
+// childKind is a kind with its lanes of single writes.
+type childKind struct {
+	childShape
+	create   *lanes[NewChild, ChildOutcome]
+	edit     *lanes[ChildEdit, ChildOutcome]
+	delete   *lanes[ChildDelete, ChildOutcome]
+	moderate *lanes[ChildModeration, ChildOutcome]
+	settings *lanes[ThreadSettings, ThreadOutcome]
+}
+
+// children returns the kind, which has its own lanes from its first write on.
+func (s *Store) children(k kinds.Child) *childKind {
+	shape := shapeOf(k)
+	if got, ok := s.childKinds.Load(shape); ok {
+		return got.(*childKind)
+	}
+	c := &childKind{childShape: shape}
+	c.create = newLanes(s.slots, c.entity, func(ctx context.Context, tenant int64, w []NewChild, lockTimeout time.Duration) ([]ChildOutcome, error) {
+		return s.create(ctx, tenant, c, w, lockTimeout)
+	})
+	c.edit = newLanes(s.slots, func(w ChildEdit) any { return w.ID }, func(ctx context.Context, tenant int64, w []ChildEdit, lockTimeout time.Duration) ([]ChildOutcome, error) {
+		return s.edit(ctx, tenant, c, w, lockTimeout)
+	})
+	c.delete = newLanes(s.slots, func(w ChildDelete) any { return w.ID }, func(ctx context.Context, tenant int64, w []ChildDelete, lockTimeout time.Duration) ([]ChildOutcome, error) {
+		return s.delete(ctx, tenant, c, w, lockTimeout)
+	})
+	c.moderate = newLanes(s.slots, func(w ChildModeration) any { return w.ID }, func(ctx context.Context, tenant int64, w []ChildModeration, lockTimeout time.Duration) ([]ChildOutcome, error) {
+		return s.moderate(ctx, tenant, c, w, lockTimeout)
+	})
+	c.settings = newLanes(s.slots, func(w ThreadSettings) any { return w.Object }, func(ctx context.Context, tenant int64, w []ThreadSettings, lockTimeout time.Duration) ([]ThreadOutcome, error) {
+		return s.set(ctx, tenant, c, w, lockTimeout)
+	})
+	got, _ := s.childKinds.LoadOrStore(shape, c)
+	return got.(*childKind)
+}
+
+// childColumns are those of childRow, of the table under the name c.
+const childColumns = `c.child_id::text, c.object_id, c.parent_id::text, c.slug, c.path, c.author_id, c.body, c.attributes, c.author_state, c.moderation_state,
+       c.version, c.created_at, c.updated_at`
+
+type childRow struct {
+	ID              string
+	Object          int64
+	ReplyTo         *string
+	Slug            *string
+	Path            *string
+	AuthorID        int64
+	Body            string
+	Attributes      []byte
+	AuthorState     string
+	ModerationState string
+	Version         int64
+	CreatedAt       time.Time
+	UpdatedAt       time.Time
+}
+
+func (r childRow) wire() event.Child {
+	return event.Child{
+		ID: r.ID, Parent: event.ID(r.Object), ReplyTo: orEmpty(r.ReplyTo), Slug: orEmpty(r.Slug), Path: orEmpty(r.Path), AuthorID: event.ID(r.AuthorID),
+		Body: r.Body, Attributes: oneForm(r.Attributes), AuthorState: r.AuthorState, ModerationState: r.ModerationState, Version: r.Version,
+		CreatedAt: wireTime(r.CreatedAt), UpdatedAt: wireTime(r.UpdatedAt),
+	}
+}
+
+func orEmpty(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}
+
+// event tells of the child's state after a write. Where the body does not travel, what else the author wrote does not either.
+func (s childShape) event(tenant int64, c event.Child, eventType string, m Meta) (event.Event, error) {
+	if !event.BodyTravels(c.AuthorState, c.ModerationState) {
+		c.Body, c.Attributes = "", nil
+	}
+	c.Actor = m.Actor
+	payload, err := c.Encode(s.Names)
+	if err != nil {
+		return event.Event{}, err
+	}
+	return event.Event{
+		TenantID: tenant, AggregateType: s.Kind, AggregateID: int64(c.Parent), Type: eventType,
+		OccurredAt: c.UpdatedAt.Time, TraceParent: m.TraceParent, Payload: payload,
+	}, nil
+}
+
+// childGetSQL reads children, archived or not.
+// Index: children_KIND_pkey, children_archive_KIND_pkey.   Locks: none.
+const childGetSQL = `
+SELECT /* store.child_get */ ` + childColumns + `
+  FROM {{.All}} c WHERE c.tenant_id = @tenant::bigint AND c.child_id = ANY(@child_ids::uuid[])`
+
+func (s childShape) get(ctx context.Context, tx querier, tenant int64, ids []string) (map[string]childRow, error) {
+	rows, _ := tx.Query(ctx, s.sql(childGetSQL), pgx.StrictNamedArgs{"tenant": tenant, "child_ids": ids})
+	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[childRow])
+	if err != nil {
+		return nil, fmt.Errorf("read %d children: %w", len(ids), err)
+	}
+	byID := make(map[string]childRow, len(got))
+	for _, r := range got {
+		byID[r.ID] = r
+	}
+	return byID, nil
+}
+
+// GetChild returns the child whatever its state, or ErrNotFound. id is a UUID in lower case. The body of a child that is
+// not visible is part of it: the caller decides who sees that. The Actor is not kept in the truth.
+func (s *Store) GetChild(ctx context.Context, tenant int64, k kinds.Child, id string) (event.Child, error) {
+	var c event.Child
+	err := s.read(ctx, tenant, func(tx pgx.Tx) error {
+		byID, err := shapeOf(k).get(ctx, tx, tenant, []string{id})
+		if err != nil {
+			return err
+		}
+		row, ok := byID[id]
+		if !ok {
+			return ErrNotFound
+		}
+		c = row.wire()
+		return nil
+	})
+	if err != nil {
+		return event.Child{}, fmt.Errorf("read %s %s of tenant %d: %w", k.Name, id, tenant, err)
+	}
+	return c, nil
+}

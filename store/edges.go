@@ -1,0 +1,452 @@
+package store
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
+)
+
+// ErrSelf reports an edge that would lead from an object to itself, of a kind that has no such edges.
+var ErrSelf = errors.New("store: an edge of this kind cannot lead from an object to itself")
+
+// StaleEdgeError reports a write whose IfVersion is not the version that the edge has.
+type StaleEdgeError struct {
+	Kind    kinds.Edge
+	Current event.Edge
+}
+
+func (e *StaleEdgeError) Error() string {
+	return fmt.Sprintf("store: the %s %d, %d is at version %d", e.Kind.Name, e.Current.From, e.Current.To, e.Current.Version)
+}
+
+// EdgeWrite is one edge to put or to remove.
+type EdgeWrite struct {
+	Meta
+	From, To   int64
+	Attributes json.RawMessage // of a put: all of them. nil leaves those of an ACTIVE edge; another one gets the defaults
+	IfVersion  int64           // the version of the ACTIVE edge that the writer saw, or AnyVersion
+}
+
+// EdgeOutcome is what became of one EdgeWrite.
+type EdgeOutcome struct {
+	Edge    event.Edge // as it is now, without its actor; its zero value when RemoveEdges met a pair that never was
+	Changed bool       // whether this write changed it, and so made an event
+	Created bool       // whether that made it ACTIVE
+	Err     error      // ErrSelf, ErrInvalid, *kinds.AttributeError, *StaleEdgeError or ErrNotFound: nothing was written
+}
+
+type pair struct{ from, to int64 }
+
+// edgeWrite is an EdgeWrite with what its kind says of it.
+type edgeWrite struct {
+	EdgeWrite
+	kind     kinds.Edge
+	defaults json.RawMessage
+}
+
+func (w edgeWrite) entity() any { return pair{w.From, w.To} }
+
+// check also brings the attributes into their one form.
+func (w *edgeWrite) check(put bool) error {
+	if err := checkMeta(w.Meta); err != nil {
+		return err
+	}
+	switch {
+	case w.From <= 0 || w.To <= 0:
+		return fmt.Errorf("%w: pair %d, %d", ErrInvalid, w.From, w.To)
+	case w.From == w.To && w.kind.NoSelf():
+		return ErrSelf
+	case !put || len(w.kind.Attributes) == 0:
+		w.Attributes = nil
+		return nil
+	}
+	var err error
+	if w.Attributes != nil {
+		w.Attributes, err = w.kind.Check(w.Attributes)
+		w.defaults = w.Attributes
+	} else {
+		w.defaults, err = w.kind.Check(nil)
+	}
+	return err
+}
+
+// edgeKind is one kind's statements, which name its table, and its lanes.
+type edgeKind struct {
+	putSQL, removeSQL, getSQL, lockSQL, insertSQL, updateSQL string
+
+	put, remove *lanes[edgeWrite, EdgeOutcome]
+}
+
+// edgeKinds are the kinds that this process has written or read, by name.
+type edgeKinds struct {
+	mu  sync.Mutex
+	all map[string]*edgeKind
+}
+
+// edgesOf returns what the store has for the kind.
+func (s *Store) edgesOf(name string) *edgeKind {
+	s.edges.mu.Lock()
+	defer s.edges.mu.Unlock()
+	k, ok := s.edges.all[name]
+	if !ok {
+		k = newEdgeKind(name)
+		k.put, k.remove = newLanes(s.slots, edgeWrite.entity, s.writer(true, k.putAll)), newLanes(s.slots, edgeWrite.entity, s.writer(false, k.removeAll))
+		if s.edges.all == nil {
+			s.edges.all = make(map[string]*edgeKind)
+		}
+		s.edges.all[name] = k
+	}
+	return k
+}
+
+// edgesOf is the statement on the table of the kind.
+func edgesOf(name, sql string) string {
+	return strings.ReplaceAll(sql, "{edges}", pgx.Identifier{"edges_" + name}.Sanitize())
+}
+
+func newEdgeKind(name string) *edgeKind {
+	render := func(sql string) string { return edgesOf(name, sql) }
+	return &edgeKind{
+		putSQL: render(putEdgesSQL), removeSQL: render(removeEdgesSQL), getSQL: render(getEdgesSQL), lockSQL: render(lockEdgesSQL),
+		insertSQL: render(insertEdgesSQL), updateSQL: render(updateEdgesSQL),
+	}
+}
+
+type edgeRow struct {
+	From         int64
+	To           int64
+	Status       string
+	Version      int64
+	CreatedAt    time.Time
+	PositionedAt time.Time
+	UpdatedAt    time.Time
+	Attributes   []byte
+}
+
+func (r edgeRow) wire() event.Edge {
+	return event.Edge{
+		From: event.ID(r.From), To: event.ID(r.To), Status: r.Status, Version: r.Version,
+		CreatedAt: wireTime(r.CreatedAt), PositionedAt: wireTime(r.PositionedAt), UpdatedAt: wireTime(r.UpdatedAt), Attributes: oneForm(r.Attributes),
+	}
+}
+
+// oneForm is what PostgreSQL made of attributes in the form that kinds.Edge.Check gives them.
+func oneForm(attributes []byte) json.RawMessage {
+	if attributes == nil {
+		return nil
+	}
+	var values map[string]any
+	d := json.NewDecoder(bytes.NewReader(attributes))
+	d.UseNumber()
+	var out bytes.Buffer
+	e := json.NewEncoder(&out)
+	e.SetEscapeHTML(false)
+	if d.Decode(&values) != nil || e.Encode(values) != nil {
+		return attributes // not from jsonb
+	}
+	return bytes.TrimSuffix(out.Bytes(), []byte("\n"))
+}
+
+// putEdgesSQL makes edges ACTIVE that are not, and returns those. positioned_at moves with each such change: it orders pages.
+// Times never go back between two versions, although the transaction that waited for the lock began before the other ended.
+// Index: edges_KIND_pkey.   Locks: the edges, in key order.
+const putEdgesSQL = `
+INSERT /* store.put_edges */ INTO {edges} AS e (tenant_id, from_id, to_id)
+SELECT @tenant::bigint, w.from_id, w.to_id
+  FROM unnest(@froms::bigint[], @tos::bigint[]) AS w(from_id, to_id)
+ ORDER BY w.from_id, w.to_id
+ON CONFLICT (tenant_id, from_id, to_id) DO UPDATE
+   SET status = 'ACTIVE', version = e.version + 1,
+       positioned_at = GREATEST(now(), e.updated_at), updated_at = GREATEST(now(), e.updated_at)
+ WHERE e.status <> 'ACTIVE'
+RETURNING e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
+
+// PutEdges makes each edge ACTIVE, with these attributes. Edges that are so already keep their row and make no event.
+func (s *Store) PutEdges(ctx context.Context, tenant int64, k kinds.Edge, writes []EdgeWrite) ([]EdgeOutcome, error) {
+	return s.edgesOf(k.Name).put.do(ctx, tenant, withKind(k, writes))
+}
+
+func withKind(k kinds.Edge, writes []EdgeWrite) []edgeWrite {
+	all := make([]edgeWrite, len(writes))
+	for i, w := range writes {
+		all[i] = edgeWrite{EdgeWrite: w, kind: k}
+	}
+	return all
+}
+
+// removeEdgesSQL makes edges REMOVED that are ACTIVE, and returns those. They are locked in key order first: an UPDATE alone
+// locks in the order of its plan.
+// Index: edges_KIND_pkey.   Locks: the edges, in key order.
+const removeEdgesSQL = `
+WITH wanted AS (
+  SELECT * FROM unnest(@froms::bigint[], @tos::bigint[], @versions::bigint[]) AS w(from_id, to_id, version)
+), held AS (
+  SELECT e.from_id, e.to_id, w.version
+    FROM {edges} e JOIN wanted w ON e.tenant_id = @tenant::bigint AND e.from_id = w.from_id AND e.to_id = w.to_id
+   ORDER BY e.from_id, e.to_id
+     FOR NO KEY UPDATE OF e
+)
+UPDATE /* store.remove_edges */ {edges} e
+   SET status = 'REMOVED', version = e.version + 1, updated_at = GREATEST(now(), e.updated_at)
+  FROM held h
+ WHERE e.tenant_id = @tenant::bigint AND e.from_id = h.from_id AND e.to_id = h.to_id AND e.status = 'ACTIVE' AND h.version IN (0, e.version)
+RETURNING e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
+
+// RemoveEdges makes each edge REMOVED. Edges that are, or that never were, make no event.
+func (s *Store) RemoveEdges(ctx context.Context, tenant int64, k kinds.Edge, writes []EdgeWrite) ([]EdgeOutcome, error) {
+	return s.edgesOf(k.Name).remove.do(ctx, tenant, withKind(k, writes))
+}
+
+// edgeTurn writes those items of writes that turn names, of which no two are of one edge.
+type edgeTurn func(ctx context.Context, tx *unit, tenant int64, writes []edgeWrite, turn []int, out []EdgeOutcome) error
+
+// writer makes of a turn what the lanes run.
+func (s *Store) writer(put bool, write edgeTurn) func(context.Context, int64, []edgeWrite, time.Duration) ([]EdgeOutcome, error) {
+	return func(ctx context.Context, tenant int64, writes []edgeWrite, lockTimeout time.Duration) ([]EdgeOutcome, error) {
+		out := make([]EdgeOutcome, len(writes))
+		turns := rounds(len(writes), func(i int) (pair, bool) {
+			out[i].Err = writes[i].check(put)
+			return pair{writes[i].From, writes[i].To}, out[i].Err == nil
+		})
+		if len(turns) == 0 {
+			return out, nil
+		}
+		err := s.write(ctx, tenant, lockTimeout, func(tx *unit) error {
+			for _, turn := range turns {
+				for _, i := range turn {
+					out[i] = EdgeOutcome{} // a second attempt starts afresh
+				}
+				if err := write(ctx, tx, tenant, writes, turn, out); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, fmt.Errorf("write %d edges of kind %s, tenant %d: %w", len(writes), writes[0].kind.Name, tenant, err)
+		}
+		return out, nil
+	}
+}
+
+// putAll is a turn of puts. Without attributes and guards the statement decides.
+func (k *edgeKind) putAll(ctx context.Context, tx *unit, tenant int64, writes []edgeWrite, turn []int, out []EdgeOutcome) error {
+	for _, i := range turn {
+		if writes[i].defaults != nil || writes[i].IfVersion != AnyVersion {
+			return k.putGuarded(ctx, tx, tenant, writes, turn, out)
+		}
+	}
+	left, err := k.transition(ctx, tx, tenant, writes, turn, event.Created, k.putSQL, out)
+	if err != nil || len(left) == 0 {
+		return err
+	}
+	return k.current(ctx, tx, tenant, writes, left, k.getSQL, out)
+}
+
+// removeAll is a turn of removals.
+func (k *edgeKind) removeAll(ctx context.Context, tx *unit, tenant int64, writes []edgeWrite, turn []int, out []EdgeOutcome) error {
+	left, err := k.transition(ctx, tx, tenant, writes, turn, event.Removed, k.removeSQL, out)
+	if err != nil || len(left) == 0 {
+		return err
+	}
+	if err := k.current(ctx, tx, tenant, writes, left, k.getSQL, out); err != nil {
+		return err
+	}
+	for _, i := range left {
+		writes[i].guard(&out[i])
+	}
+	return nil
+}
+
+// guard refuses a write of an edge that is not ACTIVE in the version that the writer saw.
+func (w edgeWrite) guard(out *EdgeOutcome) bool {
+	switch {
+	case w.IfVersion == AnyVersion:
+	case !out.Edge.Active():
+		out.Err = ErrNotFound
+	case out.Edge.Version != w.IfVersion:
+		out.Err = &StaleEdgeError{Kind: w.kind, Current: out.Edge}
+	}
+	return out.Err == nil
+}
+
+// lockEdgesSQL locks edges and reads them.
+// Index: edges_KIND_pkey.   Locks: the edges, in key order.
+const lockEdgesSQL = `
+SELECT /* store.lock_edges */ e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes
+  FROM unnest(@froms::bigint[], @tos::bigint[]) AS w(from_id, to_id)
+  JOIN {edges} e ON e.tenant_id = @tenant::bigint AND e.from_id = w.from_id AND e.to_id = w.to_id
+ ORDER BY e.from_id, e.to_id
+   FOR NO KEY UPDATE OF e`
+
+// insertEdgesSQL makes edges that were not there, and returns them.
+// Index: edges_KIND_pkey.   Locks: the edges, in key order.
+const insertEdgesSQL = `
+INSERT /* store.insert_edges */ INTO {edges} AS e (tenant_id, from_id, to_id, attributes)
+SELECT @tenant::bigint, w.from_id, w.to_id, w.attributes
+  FROM unnest(@froms::bigint[], @tos::bigint[], @attributes::text[]::jsonb[]) AS w(from_id, to_id, attributes)
+ ORDER BY w.from_id, w.to_id
+ON CONFLICT (tenant_id, from_id, to_id) DO NOTHING
+RETURNING e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
+
+// updateEdgesSQL makes edges, which are locked, ACTIVE with these attributes.
+// Index: edges_KIND_pkey.   Locks: the edges, which the transaction has locked.
+const updateEdgesSQL = `
+UPDATE /* store.update_edges */ {edges} e
+   SET status = 'ACTIVE', attributes = w.attributes, version = e.version + 1, updated_at = GREATEST(now(), e.updated_at),
+       positioned_at = CASE WHEN e.status = 'ACTIVE' THEN e.positioned_at ELSE GREATEST(now(), e.updated_at) END
+  FROM unnest(@froms::bigint[], @tos::bigint[], @attributes::text[]::jsonb[]) AS w(from_id, to_id, attributes)
+ WHERE e.tenant_id = @tenant::bigint AND e.from_id = w.from_id AND e.to_id = w.to_id
+RETURNING e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
+
+// putGuarded is a turn of puts that depend on what is there: it locks that, decides, and writes. An edge that another transaction makes meanwhile is
+// met in the next round; edges are never deleted, so there are few.
+func (k *edgeKind) putGuarded(ctx context.Context, tx *unit, tenant int64, writes []edgeWrite, turn []int, out []EdgeOutcome) error {
+	for len(turn) > 0 {
+		for _, i := range turn {
+			out[i] = EdgeOutcome{}
+		}
+		if err := k.current(ctx, tx, tenant, writes, turn, k.lockSQL, out); err != nil {
+			return err
+		}
+		var missing, revived, updated []int
+		for _, i := range turn {
+			w, e := &writes[i], out[i].Edge
+			if !w.guard(&out[i]) {
+				continue
+			}
+			switch {
+			case e.Version == 0:
+				missing = append(missing, i)
+			case !e.Active():
+				revived = append(revived, i)
+			case w.Attributes != nil && !bytes.Equal(w.Attributes, e.Attributes):
+				updated = append(updated, i)
+			}
+		}
+		for _, step := range []struct {
+			items     []int
+			eventType string
+			sql       string
+		}{{revived, event.Created, k.updateSQL}, {updated, event.Updated, k.updateSQL}} {
+			if left, err := k.transition(ctx, tx, tenant, writes, step.items, step.eventType, step.sql, out); err != nil || len(left) > 0 {
+				return cmp.Or(err, fmt.Errorf("%d edges that were locked are gone", len(left)))
+			}
+		}
+		var err error
+		if turn, err = k.transition(ctx, tx, tenant, writes, missing, event.Created, k.insertSQL, out); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// transition runs a statement that changes edges, appends the events of what it changed, and returns the items that it did not change.
+func (k *edgeKind) transition(ctx context.Context, tx *unit, tenant int64, writes []edgeWrite, turn []int, eventType, sql string, out []EdgeOutcome) (left []int, err error) {
+	if len(turn) == 0 {
+		return nil, nil
+	}
+	args, index := k.args(tenant, writes, turn, sql)
+	rows, _ := tx.Query(ctx, sql, args)
+	changed, err := pgx.CollectRows(rows, pgx.RowToStructByPos[edgeRow])
+	if err != nil {
+		return nil, fmt.Errorf("write %d rows: %w", len(turn), err)
+	}
+	slices.SortFunc(changed, func(a, b edgeRow) int { return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To)) })
+	for _, r := range changed {
+		w := &writes[index[pair{r.From, r.To}]]
+		o := &out[index[pair{r.From, r.To}]]
+		*o = EdgeOutcome{Edge: r.wire(), Changed: true, Created: eventType == event.Created}
+		state := o.Edge
+		state.Actor = w.Actor
+		payload, err := state.Encode(w.kind.Names())
+		if err != nil {
+			return nil, err
+		}
+		tx.events = append(tx.events, event.Event{
+			TenantID: tenant, AggregateType: w.kind.Name, AggregateID: r.To, Type: eventType,
+			OccurredAt: r.UpdatedAt, TraceParent: w.TraceParent, Payload: payload,
+		})
+	}
+	if len(changed) < len(turn) {
+		left = slices.DeleteFunc(slices.Clone(turn), func(i int) bool { return out[i].Changed })
+	}
+	return left, nil
+}
+
+// args are a statement's for the items of a turn, with the index of each edge.
+func (k *edgeKind) args(tenant int64, writes []edgeWrite, turn []int, sql string) (pgx.StrictNamedArgs, map[pair]int) {
+	index := make(map[pair]int, len(turn))
+	froms, tos := make([]int64, len(turn)), make([]int64, len(turn))
+	for n, i := range turn {
+		froms[n], tos[n] = writes[i].From, writes[i].To
+		index[pair{froms[n], tos[n]}] = i
+	}
+	args := pgx.StrictNamedArgs{"tenant": tenant, "froms": froms, "tos": tos}
+	switch sql {
+	case k.removeSQL:
+		versions := make([]int64, len(turn))
+		for n, i := range turn {
+			versions[n] = writes[i].IfVersion
+		}
+		args["versions"] = versions
+	case k.insertSQL, k.updateSQL:
+		attributes := make([]*string, len(turn))
+		for n, i := range turn {
+			if a := writes[i].defaults; a != nil {
+				text := string(a)
+				attributes[n] = &text
+			}
+		}
+		args["attributes"] = attributes
+	}
+	return args, index
+}
+
+// current fills in how the edges of a turn are now.
+func (k *edgeKind) current(ctx context.Context, tx pgx.Tx, tenant int64, writes []edgeWrite, turn []int, sql string, out []EdgeOutcome) error {
+	args, index := k.args(tenant, writes, turn, sql)
+	rows, _ := tx.Query(ctx, sql, args)
+	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[edgeRow])
+	if err != nil {
+		return fmt.Errorf("read %d rows: %w", len(turn), err)
+	}
+	for _, r := range got {
+		out[index[pair{r.From, r.To}]].Edge = r.wire()
+	}
+	return nil
+}
+
+// getEdgesSQL reads edges.
+// Index: edges_KIND_pkey.   Locks: none.
+const getEdgesSQL = `
+SELECT /* store.get_edges */ e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes
+  FROM unnest(@froms::bigint[], @tos::bigint[]) AS w(from_id, to_id)
+  JOIN {edges} e ON e.tenant_id = @tenant::bigint AND e.from_id = w.from_id AND e.to_id = w.to_id`
+
+// GetEdge returns the edge, ACTIVE or REMOVED, or ErrNotFound when there never was one. The Actor is not kept in the truth.
+func (s *Store) GetEdge(ctx context.Context, tenant int64, k kinds.Edge, from, to int64) (event.Edge, error) {
+	var row edgeRow
+	err := s.read(ctx, tenant, func(tx pgx.Tx) error {
+		rows, _ := tx.Query(ctx, s.edgesOf(k.Name).getSQL, pgx.StrictNamedArgs{"tenant": tenant, "froms": []int64{from}, "tos": []int64{to}})
+		var err error
+		row, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[edgeRow])
+		return notFound(err)
+	})
+	if err != nil {
+		return event.Edge{}, fmt.Errorf("read %s %d, %d of tenant %d: %w", k.Name, from, to, tenant, err)
+	}
+	return row.wire(), nil
+}

@@ -1,0 +1,151 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"iter"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
+)
+
+// childState is a row of children with its tenant.
+type childState struct {
+	TenantID int64
+	childRow
+}
+
+func (r *childState) state() State[event.Child] {
+	c := r.wire()
+	if !event.BodyTravels(c.AuthorState, c.ModerationState) {
+		c.Body, c.Attributes = "", nil // the truth keeps them, no event has them
+	}
+	return State[event.Child]{r.TenantID, c}
+}
+
+// scanChildrenSQL reads a page of the kind's children by id, archived or not. It names no partition: the projections know a kind before the truth has
+// a table for it. The kind is outside of the union, whose parts are merged in their order only while they have no condition.
+// Index: children_KIND_pkey and children_archive_KIND_pkey, one range each, merged.   Locks: none.
+const scanChildrenSQL = `
+SELECT /* store.scan_children */ c.tenant_id, ` + childColumns + `
+  FROM (SELECT * FROM children UNION ALL SELECT * FROM children_archive) c WHERE c.kind = '{{.Kind}}' AND (c.tenant_id, c.child_id) > (@tenant::bigint, @child::uuid) ORDER BY c.tenant_id, c.child_id LIMIT @limit`
+
+// scanObjectsSQL reads a page of the kind's children, archived or not, in the order of their objects, and there as their index has them.
+// Index: that of the kind's Order and its like in the archive, one range each, merged.   Locks: none.
+const scanObjectsSQL = `
+SELECT /* store.scan_objects */ c.tenant_id, ` + childColumns + `
+  FROM (SELECT * FROM children UNION ALL SELECT * FROM children_archive) c WHERE c.kind = '{{.Kind}}' AND (c.tenant_id, c.object_id, c.{{.Order}}) > (@tenant::bigint, @object::bigint, @place::{{.OrderType}})
+ ORDER BY c.tenant_id, c.object_id, c.{{.Order}} LIMIT @limit`
+
+// scanObjectSQL reads a page of the children of one object likewise.
+// Index: as scanObjectsSQL.   Locks: none.
+const scanObjectSQL = `
+SELECT /* store.scan_object */ c.tenant_id, ` + childColumns + `
+  FROM (SELECT * FROM children UNION ALL SELECT * FROM children_archive) c WHERE c.kind = '{{.Kind}}' AND c.tenant_id = @tenant::bigint AND c.object_id = @object::bigint AND c.{{.Order}} > @place::{{.OrderType}}
+ ORDER BY c.{{.Order}} LIMIT @limit`
+
+// OrderType is the type of that column, as a statement's argument.
+func (s childShape) OrderType() string {
+	if s.Threaded {
+		return `text COLLATE "C"`
+	}
+	return "uuid"
+}
+
+// place is where the child stands in the order of its object.
+func (s childShape) place(c event.Child) string {
+	if s.Threaded {
+		return c.Path
+	}
+	return cmp.Or(c.ID, noChild)
+}
+
+const noChild = "00000000-0000-0000-0000-000000000000"
+
+// ScanChildren yields the children of the kind of all tenants, archived or not, by id, from behind after (nil: the first one), at most limit of
+// them (0: all), in bounded memory. The pool acts as the system role.
+func ScanChildren(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, after *State[event.Child], limit int) iter.Seq2[*State[event.Child], error] {
+	return scan(ctx, pool, shapeOf(k).sql(scanChildrenSQL), after, limit, func(s *State[event.Child]) pgx.StrictNamedArgs {
+		return pgx.StrictNamedArgs{"tenant": s.TenantID, "child": cmp.Or(s.Object.ID, noChild)}
+	}, (*childState).state)
+}
+
+// ScanObjects is ScanChildren in the order of objects; of a threaded kind in that of their threads, so that children come before their replies.
+func ScanObjects(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, after *State[event.Child], limit int) iter.Seq2[*State[event.Child], error] {
+	s := shapeOf(k)
+	return scan(ctx, pool, s.sql(scanObjectsSQL), after, limit, s.placeArgs, (*childState).state)
+}
+
+// ScanObject is ScanObjects of one object.
+func ScanObject(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, tenant, object int64) iter.Seq2[*State[event.Child], error] {
+	s := shapeOf(k)
+	return scan(ctx, pool, s.sql(scanObjectSQL), &State[event.Child]{tenant, event.Child{Parent: event.ID(object)}}, 0, s.placeArgs, (*childState).state)
+}
+
+func (s childShape) placeArgs(after *State[event.Child]) pgx.StrictNamedArgs {
+	return pgx.StrictNamedArgs{"tenant": after.TenantID, "object": int64(after.Object.Parent), "place": s.place(after.Object)}
+}
+
+// GetChildren returns the children of the kind that refs name, whatever versions they name; nothing of those that the tenant does not have. It
+// reads as q may.
+func GetChildren(ctx context.Context, q querier, tenant int64, k kinds.Child, refs []event.Ref) (all []State[event.Child], err error) {
+	var ids []string
+	for _, r := range refs {
+		if r.Type == k.Name {
+			ids = append(ids, r.Child)
+		}
+	}
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	got, err := shapeOf(k).get(ctx, q, tenant, ids)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range got {
+		s := childState{tenant, r}
+		all = append(all, s.state())
+	}
+	return all, nil
+}
+
+// ChildEvent is the state as an event, as if it had just been written. It is on no stream and has neither id nor sequence.
+func ChildEvent(k kinds.Child, s *State[event.Child]) (event.Event, error) {
+	payload, err := s.Object.Encode(k.Names())
+	if err != nil {
+		return event.Event{}, fmt.Errorf("the state of a %s of %d: %w", k.Name, s.Object.Parent, err)
+	}
+	return event.Event{TenantID: s.TenantID, AggregateType: k.Name, AggregateID: int64(s.Object.Parent), Type: event.Edited, Version: 1, Payload: payload}, nil
+}
+
+// ChildEvents are states of children of the kind as events.
+func ChildEvents(k kinds.Child, states iter.Seq2[*State[event.Child], error]) iter.Seq2[event.Event, error] {
+	return eventsOf(states, func(s *State[event.Child]) (event.Event, error) { return ChildEvent(k, s) })
+}
+
+func appendChildren(ctx context.Context, tx querier, tenant int64, set *kinds.Set, refs []event.Ref, to *[]event.Event) error {
+	seen := make(map[string]bool)
+	for _, r := range refs {
+		k, ok := set.Child(r.Type)
+		if !ok || seen[r.Type] {
+			continue
+		}
+		seen[r.Type] = true
+		states, err := GetChildren(ctx, tx, tenant, k, refs)
+		if err != nil {
+			return err
+		}
+		for i := range states {
+			e, err := ChildEvent(k, &states[i])
+			if err != nil {
+				return err
+			}
+			*to = append(*to, e)
+		}
+	}
+	return nil
+}

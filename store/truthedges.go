@@ -1,0 +1,97 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"iter"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
+)
+
+// EdgeEvent is State.Event of an edge, whose kind names its ends.
+func EdgeEvent(k kinds.Edge, s State[event.Edge]) (event.Event, error) {
+	e := event.Event{TenantID: s.TenantID, AggregateType: k.Name, AggregateID: int64(s.Object.To), Type: event.Created, Version: 1}
+	if !s.Object.Active() {
+		e.Type = event.Removed
+	}
+	var err error
+	e.Payload, err = s.Object.Encode(k.Names())
+	return e, err
+}
+
+// EdgeEvents is Events of edges.
+func EdgeEvents(k kinds.Edge, states iter.Seq2[*State[event.Edge], error]) iter.Seq2[event.Event, error] {
+	return func(yield func(event.Event, error) bool) {
+		for s, err := range states {
+			var e event.Event
+			if err == nil {
+				e, err = EdgeEvent(k, *s)
+			}
+			if !yield(e, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+type edgeState struct {
+	TenantID int64
+	edgeRow
+}
+
+// scanEdgesSQL reads a page of the edges of a kind. It names no partition: the projections know a kind before the truth has a table for it.
+// Index: edges_KIND_pkey, one range.   Locks: none.
+const scanEdgesSQL = `
+SELECT /* store.scan_edges */ tenant_id, from_id, to_id, status, version, created_at, positioned_at, updated_at, attributes
+  FROM edges WHERE kind = @kind AND (tenant_id, from_id, to_id) > (@tenant::bigint, @from::bigint, @to::bigint)
+ ORDER BY tenant_id, from_id, to_id LIMIT @limit`
+
+// ScanEdges yields the edges of a kind, of all tenants, by origin and target, from behind after (nil: the first one), at most limit of them (0: all),
+// in bounded memory. The pool acts as the system role.
+func ScanEdges(ctx context.Context, pool *pgxpool.Pool, k kinds.Edge, after *State[event.Edge], limit int) iter.Seq2[*State[event.Edge], error] {
+	return scan(ctx, pool, scanEdgesSQL, after, limit, func(s *State[event.Edge]) pgx.StrictNamedArgs {
+		return pgx.StrictNamedArgs{"kind": k.Name, "tenant": s.TenantID, "from": int64(s.Object.From), "to": int64(s.Object.To)}
+	}, func(r *edgeState) State[event.Edge] { return State[event.Edge]{r.TenantID, r.wire()} })
+}
+
+// GetEdges returns those edges of the kind that refs name, whatever versions they name; nothing of those that the tenant does not have. It
+// reads as q may.
+func GetEdges(ctx context.Context, q querier, tenant int64, k kinds.Edge, refs []event.Ref) (all []State[event.Edge], err error) {
+	var froms, tos []int64
+	for _, r := range refs {
+		if r.Type == k.Name {
+			froms, tos = append(froms, int64(r.From)), append(tos, int64(r.To))
+		}
+	}
+	if len(froms) == 0 {
+		return nil, nil
+	}
+	rows, _ := q.Query(ctx, edgesOf(k.Name, getEdgesSQL), postgres.Args{"tenant": tenant, "froms": froms, "tos": tos})
+	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[edgeRow])
+	if err != nil {
+		return nil, fmt.Errorf("read %d edges of %s: %w", len(froms), k.Name, err)
+	}
+	for _, r := range got {
+		all = append(all, State[event.Edge]{tenant, r.wire()})
+	}
+	return all, nil
+}
+
+// Counts are how many active edges of a kind come to an object and go out from it.
+type Counts struct {
+	TenantID, ID       int64
+	Incoming, Outgoing int64
+}
+
+// CountEdgesSQL counts both ends of every active edge of a kind, by tenant and id. The server sorts it, on its disk where it must.
+const CountEdgesSQL = `
+SELECT /* store.count_edges */ tenant_id, id, sum(incoming)::bigint, sum(outgoing)::bigint
+  FROM (SELECT tenant_id, to_id AS id, 1 AS incoming, 0 AS outgoing FROM edges WHERE kind = @kind AND status = 'ACTIVE'
+        UNION ALL
+        SELECT tenant_id, from_id, 0, 1 FROM edges WHERE kind = @kind AND status = 'ACTIVE') ends
+ GROUP BY tenant_id, id ORDER BY tenant_id, id`
