@@ -116,11 +116,12 @@ const manyEvents = 200
 // planSQL suits the planner to batches, which touch rows of large tables by their keys. The statements of a large batch are planned for the
 // arrays they get. Planning takes 2 to 3 ms, so small batches share plans that are kept. Whole tables are not
 // scanned, which at some hundred thousand rows looks cheaper to the planner and takes twice the time; nor does a kept plan that was made when a
-// table was empty scan it when it is not. And the server ends the
-// transaction of a process that is frozen in it: its locks would keep the partition longer than its lease does.
+// table was empty scan it when it is not. The server ends the
+// transaction of a process that is frozen in it: its locks would keep the partition longer than its lease does. And the commit does not wait for the
+// disk: a crash of the database takes the offset back together with all that was applied, and the stream is read again from there.
 const planSQL = `
 SELECT /* consumers.plan */ set_config('plan_cache_mode', @plans, true), set_config('enable_seqscan', 'off', true),
-       set_config('random_page_cost', '1.1', true), set_config('jit', 'off', true),
+       set_config('random_page_cost', '1.1', true), set_config('jit', 'off', true), set_config('synchronous_commit', 'off', true),
        set_config('idle_in_transaction_session_timeout', @idle_ms, true)`
 
 func planArgs(idle time.Duration, events int) postgres.Args {

@@ -785,6 +785,28 @@ func TestTheBatchInHandIsFinishedAtShutdown(t *testing.T) {
 	}
 }
 
+// TestABatchThatACrashTakesBackIsAppliedAgain has PostgreSQL die with commits that it has not written out: those of batches do not wait for the disk.
+func TestABatchThatACrashTakesBackIsAppliedAgain(t *testing.T) {
+	pg := testkit.PostgresProcess(t, "wal_writer_delay=10s")
+	r := newRig(t, pg.DB(t), testkit.NATS(t))
+	cfg := config()
+	cfg.Lease.TTL = time.Minute // a renewal would write the batches out
+	in := r.runWith(cfg, r.js, r.system, logbook{})
+	want := r.flood(10)
+	r.awaitLag(0)
+	pg.Kill(t)
+	in.stop()
+	pg.Restart(t)
+	r.owner.Reset()
+	if n := len(r.lines()); n == len(want) {
+		t.Fatalf("nothing was lost of %d events", n)
+	}
+	r.exec(`TRUNCATE leases, lease_members`)
+	r.run(r.system, logbook{})
+	r.awaitLag(0)
+	r.wantLines(want)
+}
+
 func TestServersThatDieLoseAndRepeatNothing(t *testing.T) {
 	pg, nats := testkit.PostgresProcess(t), testkit.NATSProcess(t)
 	r := newRig(t, pg.DB(t), nats)

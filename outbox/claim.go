@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
 )
 
 // Row is a claimed outbox message: its event, and how often it has failed.
@@ -76,17 +78,21 @@ const rowColumns = `m.id, m.event_id, m.tenant_id, m.aggregate_type, m.aggregate
 
 // beginRoundSQL reads the last id that was handed out, before the round has a transaction id, so that the two are a sample of the
 // horizon. And it reads which transactions run, before the claim does.
+//
+// It does not make the round's commit wait for the disk: a mark that a crash takes away is made again by the catch-up, from the stream.
 // Index: none.   Locks: none.
 const beginRoundSQL = `
-SELECT /* outbox.begin_round */ (` + lastIDSQL + `), pg_snapshot_xmax(s)::text::bigint, ARRAY(SELECT x::text::bigint FROM pg_snapshot_xip(s) x)
+SELECT /* outbox.begin_round */ (` + lastIDSQL + `), pg_snapshot_xmax(s)::text::bigint, ARRAY(SELECT x::text::bigint FROM pg_snapshot_xip(s) x),
+       set_config('synchronous_commit', 'off', true), ` + walkSettings + `
   FROM pg_current_snapshot() s`
 
-// walkSQL has the transaction's statements walk the indexes that they are written for, in their order. A scan or a sort of everything looks
+// walkSettings have the transaction's statements walk the indexes that they are written for, in their order. A scan or a sort of everything looks
 // cheaper to the planner while the table is small or its statistics are old. One plan serves all values: it leaves out the ranges below the
 // floor when it runs, while a plan for each floor would cost more than the claim.
-const walkSQL = `
-SELECT /* outbox.walk */ set_config('enable_seqscan', 'off', true), set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true),
+const walkSettings = `set_config('enable_seqscan', 'off', true), set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true),
        set_config('plan_cache_mode', 'force_generic_plan', true)`
+
+const walkSQL = `SELECT /* outbox.walk */ ` + walkSettings
 
 // lastIDSQL reads the last id that was handed out; an id that nobody has used yet shows as the one to be handed out first.
 // Index: none.   Locks: none.
@@ -172,20 +178,21 @@ func Exchange(ctx context.Context, pool *pgxpool.Pool, r Round) (Claimed, error)
 		c    = Claimed{Upto: math.MaxInt64}
 		b    pgx.Batch
 		take = taking{c: &c, r: &r, before: make(map[Aggregate]int64)}
-		args = r.args()
 	)
-	b.Queue(beginRoundSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&c.Sample.LastID, &c.Xmax, &c.Running) })
-	b.Queue(walkSQL)
+	claim, due := r.args()
+	b.Queue(beginRoundSQL).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&c.Sample.LastID, &c.Xmax, &c.Running, nil, nil, nil, nil, nil)
+	})
 	if r.Mark != nil {
 		b.Queue(markSQL, r.Mark.args(r.Partition)).QueryRow(func(row pgx.Row) error { return row.Scan(&c.Sample.XID, nil) })
 	}
 	if r.Due {
-		b.Queue(dueSQL, args).Query(take.dueRows)
+		b.Queue(dueSQL, due).Query(take.dueRows)
 	}
 	if r.Limit > 0 {
-		b.Queue(claimSQL, args).Query(take.freshRows)
+		b.Queue(claimSQL, claim).Query(take.freshRows)
 	}
-	b.Queue(stateSQL, args).QueryRow(func(row pgx.Row) error { return row.Scan(&c.Tail, &c.Closing, &c.Closed) })
+	b.Queue(stateSQL, postgres.Args{"partition": r.Partition}).QueryRow(func(row pgx.Row) error { return row.Scan(&c.Tail, &c.Closing, &c.Closed) })
 	if err := pool.SendBatch(ctx, &b).Close(); err != nil {
 		if isMarkFailed(err) {
 			err = fmt.Errorf("%w: %w", ErrMarkFailed, err)
@@ -199,7 +206,8 @@ func Exchange(ctx context.Context, pool *pgxpool.Pool, r Round) (Claimed, error)
 	return c, nil
 }
 
-func (r *Round) args() pgx.NamedArgs {
+// args returns those of claimSQL and of dueSQL.
+func (r *Round) args() (claim, due postgres.Args) {
 	inFlight, to := append([]int64{}, r.InFlight...), int64(0) // not NULL, which no id differs from
 	if len(inFlight) > 0 {
 		to = slices.Max(inFlight)
@@ -208,8 +216,10 @@ func (r *Round) args() pgx.NamedArgs {
 	for i, o := range r.Open {
 		open[i], above[i], lowest = int64(o.XID), o.Above, min(lowest, o.Above)
 	}
-	return pgx.NamedArgs{"partition": r.Partition, "first": r.FirstSlot, "last": r.LastSlot, "above": r.Above, "open": open, "open_above": above, "lowest": lowest,
-		"in_flight": inFlight, "in_flight_to": to, "limit": r.Limit, "max_message": r.MaxMessage, "max_bytes": r.MaxBytes}
+	due = postgres.Args{"first": r.FirstSlot, "last": r.LastSlot, "in_flight": inFlight, "limit": r.Limit, "max_message": r.MaxMessage}
+	claim = postgres.Args{"above": r.Above, "open": open, "open_above": above, "lowest": lowest, "in_flight_to": to, "max_bytes": r.MaxBytes}
+	maps.Copy(claim, due)
+	return claim, due
 }
 
 // Aggregate names what events are ordered by.

@@ -460,8 +460,9 @@ func TestPlans(t *testing.T) {
 			}
 			pool := db.Pool(t, postgres.RoleSystem)
 			ids, eventIDs := []int64{99500, 99501, 99502}, scalar[[]string](t, owner, `SELECT array_agg(event_id::text ORDER BY id) FROM outbox_messages WHERE id IN (99500, 99501, 99502)`)
-			args := (&Round{LastSlot: 31, Above: 99000, Open: []Open{{1 << 40, 98000}}, InFlight: []int64{99500}, Limit: 50, MaxMessage: 1 << 20, MaxBytes: 1 << 20}).args()
-			maps.Copy(args, pgx.NamedArgs{"bound": 1000, "sample": 100, "ids": ids, "event_ids": eventIDs, "seqs": ids, "new_tail": 3, "old_tail": 0, "mark_floor": 0, "created": "epoch",
+			claim, _ := (&Round{LastSlot: 31, Above: 99000, Open: []Open{{1 << 40, 98000}}, InFlight: []int64{99500}, Limit: 50, MaxMessage: 1 << 20, MaxBytes: 1 << 20}).args()
+			args := pgx.NamedArgs(claim)
+			maps.Copy(args, pgx.NamedArgs{"partition": 0, "bound": 1000, "sample": 100, "ids": ids, "event_ids": eventIDs, "seqs": ids, "new_tail": 3, "old_tail": 0, "mark_floor": 0, "created": "epoch",
 				"count": 3, "floor": 100000, "id": 99500})
 			for what, c := range map[string]struct {
 				sql    string

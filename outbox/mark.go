@@ -69,13 +69,13 @@ func isMarkFailed(err error) bool {
 	return ok && pg.Code == divisionByZero
 }
 
-func (m *Mark) args(partition int) pgx.StrictNamedArgs {
+func (m *Mark) args(partition int) postgres.Args {
 	ids, seqs, eventIDs := make([]int64, len(m.Rows)), make([]int64, len(m.Rows)), make([]pgtype.UUID, len(m.Rows)) // in a form that costs the server less than text
 	for i, r := range m.Rows {
 		ids[i], seqs[i] = r.ID, int64(r.Seq)
 		_ = eventIDs[i].Scan(r.EventID) // what is no UUID becomes NULL, and no row has that
 	}
-	return pgx.StrictNamedArgs{"partition": partition, "created": m.Created, "old_tail": int64(m.OldTail), "new_tail": int64(m.NewTail),
+	return postgres.Args{"partition": partition, "created": m.Created, "old_tail": int64(m.OldTail), "new_tail": int64(m.NewTail),
 		"mark_floor": m.Floor, "ids": ids, "event_ids": eventIDs, "seqs": seqs, "count": len(m.Rows)}
 }
 

@@ -433,6 +433,33 @@ func TestPostgreSQLIsShutDownAtOnceAndRestarted(t *testing.T) {
 	f.check()
 }
 
+// TestMarksThatACrashTakesBackAreMadeAgain has PostgreSQL die with commits that it has not written out: a round's does not wait for the disk.
+func TestMarksThatACrashTakesBackAreMadeAgain(t *testing.T) {
+	server := testkit.PostgresProcess(t, "wal_writer_delay=10s")
+	pool, b := server.DB(t).Pool(t, postgres.RoleSystem), testkit.NATS(t)
+	r := newRelay(t, pool, b)
+	r.cfg.Lease.TTL = time.Minute // a renewal would write the marks out
+	stop := start(t, r)
+	if err := appendPairs(t.Context(), pool, seeded(t), 20); err != nil {
+		t.Fatal(err)
+	}
+	awaitDrained(t, t.Context(), pool, 20*time.Second)
+	server.Kill(t)
+	stop()
+	server.Restart(t)
+	pool.Reset()
+	var pending int
+	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`).Scan(&pending); err != nil || pending == 0 {
+		t.Fatalf("%d marks were lost: %v", pending, err)
+	}
+	if _, err := pool.Exec(t.Context(), `WITH m AS (DELETE FROM lease_members) UPDATE leases SET owner = '', expires_at = '-infinity'`); err != nil {
+		t.Fatal(err)
+	}
+	start(t, newRelay(t, pool, b))
+	awaitDrained(t, t.Context(), pool, 20*time.Second)
+	checkStream(t, t.Context(), pool, b)
+}
+
 // loseMarksSQL takes back up to 20 sequences of each open partition, as after a failover to a standby that had not got them yet: rows that
 // are on the stream are pending again.
 const loseMarksSQL = `

@@ -38,8 +38,7 @@ func latencyCommand() *cobra.Command {
 		Long: `Offers transactions of one follow and its event at a fixed rate, whether or not earlier ones are done (open loop), and times each from
 before its insert. Case subscriber: until a JetStream consumer has the event. Case projection: until the row of followercounts can be
 read; what has been written is looked for every millisecond. As the API does, the writers wake the relay after a commit; --wake=false leaves it to the
-relay's polling, as with rows inserted by plain SQL. relay_cpu_us_per_event and consumer_cpu_us_per_event are what their processes take of the
-processor.
+relay's polling, as with rows inserted by plain SQL.
 
 relay_cpu_us_per_event and consumer_cpu_us_per_event are the processor time of these processes, without their database's and broker's.
 
@@ -315,28 +314,35 @@ func atSubscriber(ctx context.Context, s *servers, js jetstream.JetStream, _ fun
 	}
 }
 
-// visibleSQL finds which of some followers have an edge in the projection.
-const visibleSQL = `SELECT from_id FROM edge_lists WHERE tenant_id = 1 AND kind = 'follow' AND from_id = ANY(@followers::bigint[])`
+// visibleSQL reads the followers that have an edge in the projection, from the lowest that is still missing on. It looks ahead only as
+// far as writes can be under way.
+const visibleSQL = `SELECT from_id FROM edge_lists WHERE tenant_id = 1 AND kind = 'follow' AND from_id BETWEEN @lowest::bigint AND @highest::bigint`
 
 // atProjection sees a write when its row can be read from the projection.
 func atProjection(ctx context.Context, s *servers, _ jetstream.JetStream, begun func() int, seen func(int)) error {
-	var outstanding []int64
-	for next := 0; ; {
-		for upTo := begun(); next < upTo; next++ {
-			outstanding = append(outstanding, int64(next+1))
-		}
-		rows, _ := s.pool.Query(ctx, visibleSQL, pgx.StrictNamedArgs{"followers": outstanding})
-		found, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-		if err != nil {
-			return err
-		}
-		if len(found) > 0 {
-			there := make(map[int64]bool, len(found))
-			for _, id := range found {
-				there[id] = true
-				seen(int(id) - 1)
+	conn, err := s.pool.Acquire(ctx) // of its own, so that it does not wait for a writer's
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	there := map[int64]bool{}
+	for lowest := int64(1); ; {
+		if highest := int64(begun()); lowest <= highest {
+			rows, _ := conn.Query(ctx, visibleSQL, pgx.StrictNamedArgs{"lowest": lowest, "highest": highest})
+			found, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+			if err != nil {
+				return err
 			}
-			outstanding = slices.DeleteFunc(outstanding, func(id int64) bool { return there[id] })
+			for _, id := range found {
+				if !there[id] {
+					there[id] = true
+					seen(int(id) - 1)
+				}
+			}
+			for there[lowest] {
+				delete(there, lowest)
+				lowest++
+			}
 		}
 		if err := pause(ctx, time.Millisecond); err != nil {
 			return err
