@@ -48,7 +48,7 @@ func (c Config) Validate() error {
 }
 
 // Open returns a pool whose connections act as role and call themselves name (application_name). It does not connect: the
-// first use does, and Ping tells.
+// first use does, and Ping tells. Each new connection proves that it is what was asked for: ErrUnmigrated, ErrPooler and ErrUnproven say what is wrong.
 func Open(ctx context.Context, url string, cfg Config, role Role, name string) (*pgxpool.Pool, error) {
 	return OpenWith(ctx, url, cfg, role, name, nil)
 }
@@ -66,9 +66,6 @@ func OpenWith(ctx context.Context, url string, cfg Config, role Role, name strin
 	pc.ConnConfig.ConnectTimeout = cfg.ConnectTimeout
 	pc.PingTimeout = cfg.ConnectTimeout // an idle connection that the network has lost is given up as soon as a new one would be
 	params := pc.ConnConfig.RuntimeParams
-	if role != RoleOwner {
-		params["role"] = string(role)
-	}
 	params["application_name"] = "tidings " + name
 	params["timezone"] = "GMT" // as UTC, and the one zone that the server knows without the system's tzdata
 	params["jit"] = "off"      // statements take milliseconds; compiling one whose rows were overestimated takes a hundred
@@ -80,6 +77,7 @@ func OpenWith(ctx context.Context, url string, cfg Config, role Role, name strin
 	}
 	params["idle_in_transaction_session_timeout"] = "10000" // ms: the locks of a frozen process must not outlive its lease (LEASE_TTL) by much
 	maps.Copy(params, settings)
+	pc.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error { return prove(ctx, conn, role, params) }
 	pool, err := pgxpool.NewWithConfig(ctx, pc)
 	if err != nil {
 		return nil, fmt.Errorf("open pool: %w", err)

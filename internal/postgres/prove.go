@@ -1,0 +1,71 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+var (
+	// ErrUnmigrated reports a database without the roles that the migrations make. Run `tidings migrate`.
+	ErrUnmigrated = errors.New("postgres: the database is not migrated; run `tidings migrate`")
+	// ErrPooler reports that a connection pooler stands between this program and PostgreSQL. A pooler hands the transactions of one connection to
+	// several sessions, of which only some would act as the role that keeps tenants apart.
+	ErrPooler = errors.New("postgres: a connection pooler (PgBouncer or the like) is in the way; give the URL of PostgreSQL itself")
+	// ErrUnproven reports a connection that does not act as its role, or lacks a setting: something between this program and PostgreSQL drops what
+	// it asks for.
+	ErrUnproven = errors.New("postgres: the connection is not what was asked for")
+)
+
+// roleSQL makes the connection act as a role. As a parameter of the connection's start it could be dropped on the way.
+const roleSQL = `SELECT /* postgres.role */ set_config('role', $1, false)`
+
+// proveSQL reads what a connection must be before its first use. Row security is in force for a role that is not exempt from it, as owners and superusers
+// are, while row_security is on.
+const proveSQL = `
+SELECT /* postgres.prove */ pg_backend_pid()::bigint, current_user::text, rolsuper OR rolbypassrls, current_setting('row_security'),
+       (extract(epoch FROM current_setting('statement_timeout')::interval) * 1000)::bigint::text,
+       (extract(epoch FROM current_setting('idle_in_transaction_session_timeout')::interval) * 1000)::bigint::text,
+       current_setting('default_transaction_isolation')
+  FROM pg_roles WHERE rolname = current_user`
+
+// prove makes the connection act as role, and returns an error unless it does, through no pooler, with the settings asked for.
+func prove(ctx context.Context, conn *pgx.Conn, role Role, want map[string]string) error {
+	var (
+		b                                      pgx.Batch
+		pid                                    int64
+		user, security, timeout, idle, isolate string
+		exempt                                 bool
+	)
+	if role != RoleOwner {
+		b.Queue(roleSQL, string(role))
+	}
+	b.Queue(proveSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&pid, &user, &exempt, &security, &timeout, &idle, &isolate) })
+	if err := conn.SendBatch(ctx, &b).Close(); err != nil {
+		const invalidParameterValue = "22023" // of SET ROLE
+		if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == invalidParameterValue && role != RoleOwner {
+			return fmt.Errorf("%w: %s", ErrUnmigrated, pg.Message)
+		}
+		return fmt.Errorf("prepare a connection: %w", err)
+	}
+	if pid != int64(conn.PgConn().PID()) {
+		return ErrPooler
+	}
+	for _, c := range []struct{ what, got, want string }{
+		{"statement_timeout (ms)", timeout, want["statement_timeout"]},
+		{"idle_in_transaction_session_timeout (ms)", idle, want["idle_in_transaction_session_timeout"]},
+		{"default_transaction_isolation", isolate, want["default_transaction_isolation"]},
+		{"role", user, string(role)},
+		{"row_security", security, "on"},
+		{"exempt from row security", strconv.FormatBool(exempt), "false"},
+	} {
+		if c.want != "" && c.got != c.want && (role != RoleOwner || c.what != "exempt from row security") {
+			return fmt.Errorf("%w: %s is %s, not %s; is there a proxy that drops start-up parameters?", ErrUnproven, c.what, c.got, c.want)
+		}
+	}
+	return nil
+}
