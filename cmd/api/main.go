@@ -37,10 +37,7 @@ func main() { daemon.Main("api", run) }
 
 func run(ctx context.Context, env envconfig.Lookuper) error {
 	var cfg config
-	if err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: &cfg, Lookuper: env}); err != nil {
-		return err
-	}
-	if err := errors.Join(cfg.Postgres.Validate(), cfg.Broker.Validate(), cfg.API.Validate()); err != nil {
+	if err := daemon.Configure(ctx, env, &cfg); err != nil {
 		return err
 	}
 	log, reg := slog.Default(), prometheus.NewRegistry()

@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -33,10 +32,7 @@ func main() { daemon.Main(history.Name, run) }
 
 func run(ctx context.Context, env envconfig.Lookuper) error {
 	var cfg config
-	if err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: &cfg, Lookuper: env}); err != nil {
-		return err
-	}
-	if err := errors.Join(cfg.Projector.Validate(), cfg.Upkeep.Validate()); err != nil {
+	if err := daemon.Configure(ctx, env, &cfg); err != nil {
 		return err
 	}
 	truth, err := postgres.Open(ctx, cfg.DatabaseURL, cfg.Projector.Postgres, postgres.RoleSystem, history.Name)

@@ -21,7 +21,7 @@ func main() { daemon.Main(followercounts.Name, run) }
 
 func run(ctx context.Context, env envconfig.Lookuper) error {
 	var cfg config
-	if err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: &cfg, Lookuper: env}); err != nil {
+	if err := daemon.Configure(ctx, env, &cfg); err != nil {
 		return err
 	}
 	return projector.Run(ctx, cfg.OpsAddr, cfg.Projector, followercounts.New, prometheus.NewRegistry())

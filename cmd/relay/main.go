@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -33,10 +32,7 @@ func main() {
 
 func run(ctx context.Context, env envconfig.Lookuper) error {
 	var cfg config
-	if err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: &cfg, Lookuper: env}); err != nil {
-		return err
-	}
-	if err := errors.Join(cfg.Postgres.Validate(), cfg.Broker.Validate(), cfg.Relay.Validate()); err != nil {
+	if err := daemon.Configure(ctx, env, &cfg); err != nil {
 		return err
 	}
 	log, reg := slog.Default(), prometheus.NewRegistry()

@@ -17,12 +17,32 @@ import (
 
 // Main runs a binary and exits the process: with 0 when run returns nil, else with 1 after one log line. ctx ends at the first
 // SIGINT or SIGTERM; run then has to finish what it holds and return nil. A second signal kills. Main makes the process's
-// default logger, which run takes from slog.Default and hands on.
+// default logger, which run takes from slog.Default and hands on. It answers --version, and --help with what run's Configure reads; run calls that first.
 func Main(name string, run func(ctx context.Context, env envconfig.Lookuper) error) {
-	os.Exit(execute(context.Background(), name, envconfig.OsLookuper(), os.Stderr, run))
+	env := envconfig.OsLookuper()
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case "--version":
+			fmt.Println(name, Version())
+			os.Exit(0)
+		case "--help", "-h":
+			env = helpLookuper{name, os.Stdout}
+		default:
+			fmt.Fprintf(os.Stderr, "%s takes --help and --version alone, not %q: it is configured by its environment\n", name, os.Args[1])
+			os.Exit(2)
+		}
+	}
+	os.Exit(execute(context.Background(), name, env, os.Stderr, run))
 }
 
 func execute(ctx context.Context, name string, env envconfig.Lookuper, stderr io.Writer, run func(context.Context, envconfig.Lookuper) error) int {
+	if _, help := env.(helpLookuper); help {
+		if err := run(ctx, env); !errors.Is(err, errHelp) {
+			fmt.Fprintf(stderr, "%s: %v\n", name, err)
+			return 1
+		}
+		return 0
+	}
 	level, _ := env.Lookup("LOG_LEVEL")
 	log, err := NewLogger(stderr, level)
 	if err != nil {
@@ -31,6 +51,7 @@ func execute(ctx context.Context, name string, env envconfig.Lookuper, stderr io
 	}
 	log = log.With("binary", name)
 	slog.SetDefault(log)
+	log.Info("starting", "version", Version())
 
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()

@@ -82,9 +82,16 @@ func TestMainExit(t *testing.T) {
 				t.Fatal(err)
 			}
 			var stderr bytes.Buffer
-			sent := 0
+			sent, started := 0, false
 			for lines := bufio.NewScanner(pipe); lines.Scan(); {
-				if line := lines.Text(); line != "running" {
+				line := lines.Text()
+				if strings.Contains(line, `"msg":"starting"`) {
+					if started = true; !strings.Contains(line, `"version":"`) {
+						t.Errorf("%s has no version", line)
+					}
+					continue
+				}
+				if line != "running" {
 					fmt.Fprintln(&stderr, line)
 				}
 				if sent < c.signals { // after "running", and after "stopping"
@@ -95,6 +102,9 @@ func TestMainExit(t *testing.T) {
 				}
 			}
 			_ = cmd.Wait() // the code says it
+			if !started {
+				t.Error("it does not log its start")
+			}
 			if got := cmd.ProcessState.ExitCode(); got != c.code {
 				t.Errorf("exit code %d, want %d; log: %s", got, c.code, &stderr)
 			}

@@ -55,6 +55,9 @@ func (o *Ops) Listen() (net.Addr, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.ln == nil {
+		if _, _, err := net.SplitHostPort(o.addr); err != nil { // "" would listen on any port of all addresses
+			return nil, fmt.Errorf("OPS_ADDR is %q: want host:port: %w", o.addr, err)
+		}
 		l, err := net.Listen("tcp", o.addr)
 		if err != nil {
 			return nil, fmt.Errorf("listen for ops: %w", err)
