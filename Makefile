@@ -8,6 +8,10 @@ GO ?= go
 BIN := bin
 # The race detector needs a C compiler, and a machine with Go, git and make alone has none: there the tests run without it.
 RACE = $(shell cc=$$($(GO) env CC); [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v "$${cc%% *}" >/dev/null && echo -race)
+# Tests wait more than they compute, so twice as many packages run at once as there are processors, those that take longest first. The race
+# detector has each process sleep for a second at its end, for goroutines that still run. A package fails if it leaves any, so a tenth is enough.
+JOBS = $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
+LONGEST := ./relay ./consumers ./cmd/tidings/cli ./api ./store
 COMPOSE := docker compose -f deploy/compose.yaml
 
 .PHONY: help
@@ -24,7 +28,7 @@ run: ## start everything and print where it listens (DATA=DIR to keep the data t
 test: ## every test: unit, integration, fault, with the race detector where it can run
 	@$(MAKE) --no-print-directory postgres || { docker info >/dev/null 2>&1 && echo "postgres: taking it from Docker"; }
 	@test -n "$(RACE)" || echo "test: no C compiler here, so without the race detector"
-	$(GO) test $(RACE) -timeout 14m ./...
+	GORACE="atexit_sleep_ms=100 $$GORACE" $(GO) test $(RACE) -p $(JOBS) -timeout 14m $(LONGEST) ./...
 
 .PHONY: test-short
 test-short: ## the tests that need no server

@@ -47,7 +47,7 @@ func eachHome(t *testing.T, test func(*testing.T, home)) {
 			if schema != "public" {
 				h.exec(t, `CREATE SCHEMA `+h.schema+`; GRANT CREATE ON SCHEMA `+h.schema+` TO PUBLIC`) // as public before PostgreSQL 15
 				for _, set := range []migrations.Set{migrations.Truth, migrations.Projections} {
-					if _, err := migrations.UpIn(t.Context(), h.url, set, schema); err != nil {
+					if _, err := migrations.UpIn(t.Context(), h.url, set, schema, testkit.Logger(t)); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -113,7 +113,7 @@ func TestFunctionsFindOnlyTheObjectsOfTheirSchema(t *testing.T) {
 func TestNobodyButTheSystemMakesTemporaryTables(t *testing.T) {
 	migrated := emptyDB(t)
 	for _, set := range []migrations.Set{migrations.Truth, migrations.Projections} {
-		if _, err := migrations.Up(t.Context(), migrated, set); err != nil {
+		if _, err := migrations.Up(t.Context(), migrated, set, testkit.Logger(t)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -330,7 +330,7 @@ func TestUpWithALoginThatOwnsNeitherDatabaseNorSchema(t *testing.T) {
 	q.Set("role", login)
 	u.RawQuery = q.Encode()
 	for _, set := range []migrations.Set{migrations.Truth, migrations.Projections} {
-		if _, err := migrations.Up(ctx, u.String(), set); err != nil {
+		if _, err := migrations.Up(ctx, u.String(), set, testkit.Logger(t)); err != nil {
 			t.Errorf("%s: %v", set, err)
 		}
 	}

@@ -17,9 +17,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
 	"github.com/pressly/goose/v3/database"
 	"github.com/pressly/goose/v3/lock"
@@ -54,27 +52,22 @@ func (s Set) fs() fs.FS {
 }
 
 // Up applies what is missing of the set, under an advisory lock, and returns how many migrations it applied. It connects with
-// the login of url, which must own the tables and be allowed to create roles.
-func Up(ctx context.Context, url string, set Set) (int, error) { return UpIn(ctx, url, set, "") }
+// the login of url, which must own the tables and be allowed to create roles. Where others hold locks in its way it tries again until ctx ends, and
+// logs who they are (locks.go).
+func Up(ctx context.Context, url string, set Set, log *slog.Logger) (int, error) {
+	return UpIn(ctx, url, set, "", log)
+}
 
 // UpIn is Up for tables of the same names in a schema of their own, which must exist; "" is the login's own default.
-func UpIn(ctx context.Context, url string, set Set, schema string) (int, error) {
-	cfg, err := pgx.ParseConfig(url)
+func UpIn(ctx context.Context, url string, set Set, schema string, log *slog.Logger) (int, error) {
+	n, err := upFrom(ctx, url, set, set.fs(), schema, log)
 	if err != nil {
-		return 0, fmt.Errorf("migrate %s: %w", set, err)
-	}
-	if schema != "" {
-		cfg.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize()
-	}
-	db := stdlib.OpenDB(*cfg)
-	n, err := up(ctx, db, set)
-	if err := errors.Join(err, db.Close()); err != nil {
 		return n, fmt.Errorf("migrate %s: %w", set, err)
 	}
 	return n, nil
 }
 
-func up(ctx context.Context, db *sql.DB, set Set) (int, error) {
+func up(ctx context.Context, db *sql.DB, set Set, files fs.FS) (int, error) {
 	locker, err := lock.NewPostgresSessionLocker()
 	if err != nil {
 		return 0, err
@@ -83,7 +76,7 @@ func up(ctx context.Context, db *sql.DB, set Set) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	p, err := goose.NewProvider("", db, set.fs(), goose.WithStore(store), goose.WithSessionLocker(locker), goose.WithDisableGlobalRegistry(true))
+	p, err := goose.NewProvider("", db, files, goose.WithStore(store), goose.WithSessionLocker(locker), goose.WithDisableGlobalRegistry(true))
 	if err != nil {
 		return 0, err
 	}

@@ -77,7 +77,7 @@ func TestUp(t *testing.T) {
 				slices.Reverse(sets)
 			}
 			for _, set := range sets {
-				n, err := migrations.Up(ctx, url, set)
+				n, err := migrations.Up(ctx, url, set, testkit.Logger(t))
 				if err != nil {
 					t.Errorf("up, %s: %v", set, err)
 				}
@@ -96,7 +96,7 @@ func TestUp(t *testing.T) {
 		t.Errorf("%d migrations were applied, want %d: each once", applied, want)
 	}
 	for _, set := range []migrations.Set{migrations.Truth, migrations.Projections} {
-		if n, err := migrations.Up(ctx, url, set); n != 0 || err != nil {
+		if n, err := migrations.Up(ctx, url, set, testkit.Logger(t)); n != 0 || err != nil {
 			t.Errorf("up again, %s: %d applied, %v", set, n, err)
 		}
 		for _, role := range []postgres.Role{postgres.RoleOwner, postgres.RoleAPI, postgres.RoleSystem} {
@@ -118,7 +118,7 @@ func TestUpMakesTheTablesOfEveryKindInForce(t *testing.T) {
 	if _, err := owner.Exec(ctx, `DROP VIEW visits, likes; DROP TABLE edges_visit, edges_like`); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := migrations.Up(ctx, db.URL, migrations.Truth); err != nil {
+	if _, err := migrations.Up(ctx, db.URL, migrations.Truth, testkit.Logger(t)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := owner.Exec(ctx, `INSERT INTO visits (tenant_id, user_id, group_id) VALUES (1, 2, 3); INSERT INTO likes (tenant_id, user_id, post_id) VALUES (1, 2, 2)`); err != nil {
@@ -128,7 +128,7 @@ func TestUpMakesTheTablesOfEveryKindInForce(t *testing.T) {
 	if _, err := owner.Exec(ctx, `UPDATE kinds SET object = '{"name": "installation", "kinds": {"edges": {"visit": {"speed": 3}}}}'`); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := migrations.Up(ctx, db.URL, migrations.Truth); err == nil || !strings.Contains(err.Error(), "do not go with this release: line 1: field speed not found") {
+	if _, err := migrations.Up(ctx, db.URL, migrations.Truth, testkit.Logger(t)); err == nil || !strings.Contains(err.Error(), "do not go with this release: line 1: field speed not found") {
 		t.Errorf("%v", err)
 	}
 }

@@ -730,7 +730,7 @@ func TestProjectionsNameAllTheirTablesAndTellOfAllTheirAggregates(t *testing.T) 
 	if _, err := r.owner.Exec(t.Context(), `CREATE SCHEMA alone`); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := migrations.UpIn(t.Context(), r.url, migrations.Projections, "alone"); err != nil {
+	if _, err := migrations.UpIn(t.Context(), r.url, migrations.Projections, "alone", testkit.Logger(t)); err != nil {
 		t.Fatal(err)
 	}
 	rows, _ := r.owner.Query(t.Context(), `

@@ -83,7 +83,7 @@ func (r *replay) makeShadow(ctx context.Context) error {
 			return fmt.Errorf("make schema %s: %w", r.shadow, err)
 		}
 	}
-	if _, err := migrations.UpIn(ctx, r.deps.URL, migrations.Projections, r.shadow); err != nil {
+	if _, err := migrations.UpIn(ctx, r.deps.URL, migrations.Projections, r.shadow, r.deps.Log); err != nil {
 		return err
 	}
 	r.opts.at(ctx, "made")

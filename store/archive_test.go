@@ -288,7 +288,8 @@ func TestTheArchiverWaitsForACreateThatHasNotSeenItsStub(t *testing.T) {
 	ctx := t.Context()
 	owner := db.Pool(t, postgres.RoleOwner)
 	for _, sql := range []string{
-		`CREATE FUNCTION wait_here() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock_shared(77); RETURN NEW; END $$`,
+		// A write that waits too long for a lock is run again, and the second run would see the stub.
+		`CREATE FUNCTION wait_here() RETURNS trigger LANGUAGE plpgsql SET lock_timeout = 0 AS $$ BEGIN PERFORM pg_advisory_xact_lock_shared(77); RETURN NEW; END $$`,
 		`CREATE TRIGGER wait_here BEFORE INSERT ON children_comment FOR EACH ROW EXECUTE FUNCTION wait_here()`,
 	} {
 		if _, err := owner.Exec(ctx, sql); err != nil {

@@ -107,9 +107,10 @@ func TestFaultALeaderThatIsFrozenIsReplaced(t *testing.T) {
 	c.AwaitReplicas(t, stream.Name)
 
 	// On purpose it is, and the record of erasures with it.
-	if err := broker.RecordErased(t.Context(), s, c.Config(), stream.Name, []uint64{1}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Eventually(t, 60*time.Second, "the record, once the cluster has a leader again too", func() (bool, error) {
+		err := broker.RecordErased(t.Context(), s, c.Config(), stream.Name, []uint64{1})
+		return err == nil, err
+	})
 	one := 1
 	if got, err := broker.Configure(t.Context(), s, c.Config(), broker.Limits{Replicas: &one}); err != nil || len(got) != 1 || got[0].Replicas != 1 {
 		t.Errorf("configured %+v, %v", got, err)

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/url"
 	"os"
 	"strings"
@@ -198,23 +199,20 @@ const templateLock = 4_771_207_533
 
 // ensureTemplate returns the name of a database with all migrations, which it makes when the server has none. Only a whole one
 // is marked as a template.
-func ensureTemplate(ctx context.Context, s server) (name string, err error) {
+func ensureTemplate(ctx context.Context, s server, conn *pgx.Conn) (name string, err error) {
 	name = "tidings_template_" + migrations.Hash()
-	conn, err := pgx.Connect(ctx, s.url("postgres"))
-	if err != nil {
-		return "", err
+	if whole, err := isTemplate(ctx, conn, name); err != nil || whole {
+		return name, err
 	}
-	defer func() { err = errors.Join(err, conn.Close(ctx)) }() // also lets go of the lock
 	if _, err := conn.Exec(ctx, `SELECT pg_advisory_lock($1)`, int64(templateLock)); err != nil {
 		return "", err
 	}
-	var whole bool
-	err = conn.QueryRow(ctx, `SELECT datistemplate FROM pg_database WHERE datname = $1`, name).Scan(&whole)
-	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-		return "", err
-	}
-	if whole {
-		return name, nil
+	defer func() {
+		_, uerr := conn.Exec(context.WithoutCancel(ctx), `SELECT pg_advisory_unlock($1)`, int64(templateLock))
+		err = errors.Join(err, uerr)
+	}()
+	if whole, err := isTemplate(ctx, conn, name); err != nil || whole { // somebody else has made it meanwhile
+		return name, err
 	}
 	quoted := pgx.Identifier{name}.Sanitize()
 	for _, sql := range []string{`DROP DATABASE IF EXISTS ` + quoted + ` WITH (FORCE)`, `CREATE DATABASE ` + quoted} {
@@ -223,7 +221,7 @@ func ensureTemplate(ctx context.Context, s server) (name string, err error) {
 		}
 	}
 	for _, set := range []migrations.Set{migrations.Truth, migrations.Projections} {
-		if _, err := migrations.Up(ctx, s.url(name), set); err != nil {
+		if _, err := migrations.Up(ctx, s.url(name), set, slog.Default()); err != nil {
 			return "", err
 		}
 	}
@@ -231,26 +229,34 @@ func ensureTemplate(ctx context.Context, s server) (name string, err error) {
 	return name, err
 }
 
+func isTemplate(ctx context.Context, conn *pgx.Conn, name string) (is bool, err error) {
+	err = conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1 AND datistemplate)`, name).Scan(&is)
+	return is, err
+}
+
 func cloneDB(t testing.TB, s server) *DB {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	template, err := ensureTemplate(ctx, s)
-	if err != nil {
-		t.Fatalf("make the template database: %v", err)
-	}
 	name := "tidings_test_" + strings.ToLower(rand.Text()[:12])
-	if err := admin(ctx, s, `CREATE DATABASE `+name+` TEMPLATE `+pgx.Identifier{template}.Sanitize()); err != nil {
+	if err := admin(ctx, s, func(conn *pgx.Conn) error {
+		template, err := ensureTemplate(ctx, s, conn)
+		if err != nil {
+			return fmt.Errorf("make the template: %w", err)
+		}
+		if _, err := conn.Exec(ctx, `CREATE DATABASE `+name+` TEMPLATE `+pgx.Identifier{template}.Sanitize()); err != nil {
+			return err
+		}
+		// CREATE DATABASE does not copy the rights on the template itself: here they are as migrations.Up sets them.
+		_, err = conn.Exec(ctx, `REVOKE TEMPORARY ON DATABASE `+name+` FROM PUBLIC; GRANT TEMPORARY ON DATABASE `+name+` TO tidings_system`)
+		return err
+	}); err != nil {
 		t.Fatalf("make the test's database: %v", err)
-	}
-	// CREATE DATABASE does not copy the rights on the template itself: here they are as migrations.Up sets them.
-	if err := admin(ctx, s, `REVOKE TEMPORARY ON DATABASE `+name+` FROM PUBLIC; GRANT TEMPORARY ON DATABASE `+name+` TO tidings_system`); err != nil {
-		t.Fatalf("set the rights on the test's database: %v", err)
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
-		if err := admin(ctx, s, `DROP DATABASE IF EXISTS `+name+` WITH (FORCE)`); err != nil && !ended(s) {
+		if err := execute(ctx, s, `DROP DATABASE IF EXISTS `+name+` WITH (FORCE)`); err != nil && !ended(s) {
 			t.Errorf("drop the test's database: %v", err)
 		}
 	})
@@ -263,11 +269,18 @@ func ended(s server) bool {
 	return ok && e.ended()
 }
 
-func admin(ctx context.Context, s server, sql string) error {
+// admin runs fn on a connection to the server's own database.
+func admin(ctx context.Context, s server, fn func(*pgx.Conn) error) error {
 	conn, err := pgx.Connect(ctx, s.url("postgres"))
 	if err != nil {
 		return err
 	}
-	_, err = conn.Exec(ctx, sql)
-	return errors.Join(err, conn.Close(ctx))
+	return errors.Join(fn(conn), conn.Close(ctx))
+}
+
+func execute(ctx context.Context, s server, sql string) error {
+	return admin(ctx, s, func(conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, sql)
+		return err
+	})
 }

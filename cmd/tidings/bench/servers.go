@@ -74,7 +74,7 @@ func startServers(ctx context.Context, brokerSync string, log *slog.Logger) (_ *
 		return nil, err
 	}
 	for _, set := range []migrations.Set{migrations.Truth, migrations.Projections} {
-		if _, err := migrations.Up(ctx, s.url, set); err != nil {
+		if _, err := migrations.Up(ctx, s.url, set, slog.Default()); err != nil {
 			return nil, err
 		}
 	}

@@ -157,7 +157,7 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 		url string
 		set migrations.Set
 	}{{in.DatabaseURL, migrations.Truth}, {in.ProjectionsDatabaseURL, migrations.Projections}} {
-		if _, err := migrations.Up(ctx, m.url, m.set); err != nil {
+		if _, err := migrations.Up(ctx, m.url, m.set, slog.Default()); err != nil {
 			return err
 		}
 	}

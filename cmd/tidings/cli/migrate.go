@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"log/slog"
 
 	"github.com/spf13/cobra"
 
@@ -24,7 +25,10 @@ func (p Process) migrateCommand() *cobra.Command {
 		Short: "Bring both schemas up to this program's version",
 		Long: `Migrate applies what is missing of both schemas: the truth in DATABASE_URL, the projections in PROJECTIONS_DATABASE_URL or, where
 that is not set, in the same database. The login must own the tables and be allowed to create roles. Running it twice, or from
-two places at once, is safe. ` + "`tidings dev`" + ` migrates by itself.`,
+two places at once, is safe. ` + "`tidings dev`" + ` migrates by itself.
+
+No statement waits longer than half a second for a lock, because everybody who uses the table waits behind it. It is tried again each second until it gets
+the lock or you press Ctrl-C, and the log names the sessions that are in the way.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			s, err := p.servers(c.Context(), data)
@@ -32,10 +36,10 @@ two places at once, is safe. ` + "`tidings dev`" + ` migrates by itself.`,
 				return err
 			}
 			var m migrated
-			if m.Truth, err = migrations.Up(c.Context(), s.DatabaseURL, migrations.Truth); err != nil {
+			if m.Truth, err = migrations.Up(c.Context(), s.DatabaseURL, migrations.Truth, slog.Default()); err != nil {
 				return err
 			}
-			if m.Projections, err = migrations.Up(c.Context(), s.ProjectionsDatabaseURL, migrations.Projections); err != nil {
+			if m.Projections, err = migrations.Up(c.Context(), s.ProjectionsDatabaseURL, migrations.Projections, slog.Default()); err != nil {
 				return err
 			}
 			if asJSON {

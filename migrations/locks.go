@@ -1,0 +1,107 @@
+package migrations
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/tidings/tidings/internal/postgres"
+)
+
+// A statement that changes a table waits for everybody who uses the table, and everybody who comes later waits for the statement. So it waits for
+// lockTimeout at most, lets the others pass, and is tried again.
+const (
+	lockTimeout   = 500 * time.Millisecond
+	retryInterval = time.Second
+	watchInterval = 100 * time.Millisecond
+	application   = "tidings migrate"
+)
+
+// upFrom is UpIn with the migrations of files.
+func upFrom(ctx context.Context, url string, set Set, files fs.FS, schema string, log *slog.Logger) (applied int, err error) {
+	cfg, err := pgx.ParseConfig(url)
+	if err != nil {
+		return 0, err
+	}
+	cfg.RuntimeParams["application_name"] = application
+	cfg.RuntimeParams["lock_timeout"] = fmt.Sprint(lockTimeout.Milliseconds())
+	if schema != "" {
+		cfg.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize()
+	}
+	db := stdlib.OpenDB(*cfg)
+	defer func() { err = errors.Join(err, db.Close()) }()
+	for {
+		watching, stop := context.WithCancel(ctx)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			watch(watching, cfg, log)
+		}()
+		n, err := up(ctx, db, set, files)
+		stop()
+		<-done
+		if applied += n; !postgres.IsLockTimeout(err) {
+			return applied, err
+		}
+		log.WarnContext(ctx, "a migration waited for a lock, trying again", "set", set, "waited", lockTimeout.String(), "next", retryInterval.String())
+		select {
+		case <-ctx.Done():
+			return applied, fmt.Errorf("%w: %w", ctx.Err(), err)
+		case <-time.After(retryInterval):
+		}
+	}
+}
+
+// blockersSQL finds whose locks the migration waits for.
+const blockersSQL = `
+SELECT b.pid, coalesce(b.usename::text, ''), coalesce(b.application_name, ''), coalesce(b.state, ''),
+       coalesce(extract(epoch FROM clock_timestamp() - b.xact_start), 0)::float8, left(regexp_replace(coalesce(b.query, ''), '\s+', ' ', 'g'), 100)
+  FROM pg_stat_activity m CROSS JOIN LATERAL unnest(pg_blocking_pids(m.pid)) AS by(pid) JOIN pg_stat_activity b ON b.pid = by.pid
+ WHERE m.application_name = $1 AND m.datname = current_database() AND b.application_name <> $1`
+
+// watch logs whom the migration waits for, each once, until ctx ends. It connects only once the migration has taken a while.
+func watch(ctx context.Context, cfg *pgx.ConnConfig, log *slog.Logger) {
+	var conn *pgx.Conn
+	defer func() {
+		if conn != nil {
+			_ = conn.Close(context.WithoutCancel(ctx)) // it has read only
+		}
+	}()
+	seen := map[int32]bool{}
+	tick := time.NewTicker(watchInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if conn == nil || conn.IsClosed() {
+			var err error
+			if conn, err = pgx.ConnectConfig(ctx, cfg); err != nil {
+				conn = nil
+				continue // the migration itself says what is wrong
+			}
+		}
+		var (
+			pid                       int32
+			user, program, doing, sql string
+			seconds                   float64
+		)
+		rows, _ := conn.Query(ctx, blockersSQL, application)
+		_, _ = pgx.ForEachRow(rows, []any{&pid, &user, &program, &doing, &seconds, &sql}, func() error { // a failure is the migration's to report
+			if !seen[pid] {
+				seen[pid] = true
+				log.WarnContext(ctx, "the migration waits for another session; pg_terminate_backend(pid) would end it", "pid", pid, "user", user,
+					"application", program, "state", doing, "transaction_s", seconds, "query", sql)
+			}
+			return nil
+		})
+	}
+}
