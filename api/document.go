@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/yaml"
@@ -49,33 +50,35 @@ func (s *server) problemSchema() *huma.Schema {
 	return s.api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[Problem](), true, "Problem")
 }
 
-// documentRoutes serves the OpenAPI document and a page made of it, both as they are now: after all routes.
+// documentRoutes serves the OpenAPI document and a page made of it, both as they are now: after all routes. The first request for one
+// writes it, because that takes longer than all routes together, and few processes are asked for it.
 func (s *server) documentRoutes() error {
 	if err := s.addExamples(); err != nil {
 		return fmt.Errorf("add examples to the OpenAPI document: %w", err)
 	}
-	spec, err := s.document()
-	if err != nil {
-		return fmt.Errorf("write the OpenAPI document: %w", err)
-	}
-	var inYAML bytes.Buffer
-	if err := yaml.Convert(&inYAML, bytes.NewReader(spec)); err != nil {
-		return fmt.Errorf("write the OpenAPI document as YAML: %w", err)
-	}
-	page, err := s.docsPage()
-	if err != nil {
-		return fmt.Errorf("write the page about the API: %w", err)
-	}
-	serve := func(path, contentType string, body []byte) {
+	spec := sync.OnceValues(s.document)
+	serve := func(path, contentType string, write func() ([]byte, error)) {
+		write = sync.OnceValues(write)
 		s.metrics.begin(path, http.MethodGet, http.StatusOK)
 		s.mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) {
+			body, err := write()
+			if err != nil {
+				panic(fmt.Errorf("write %s: %w", path, err)) // its input is this program
+			}
 			w.Header().Set("Content-Type", contentType)
 			_, _ = w.Write(body) // the client went away; there is nobody to tell
 		})
 	}
 	serve(openAPIPath+".json", "application/openapi+json", spec)
-	serve(openAPIPath+".yaml", "application/openapi+yaml", inYAML.Bytes())
-	serve(docsPath, "text/html; charset=utf-8", page)
+	serve(openAPIPath+".yaml", "application/openapi+yaml", func() ([]byte, error) {
+		from, err := spec()
+		var inYAML bytes.Buffer
+		if err == nil {
+			err = yaml.Convert(&inYAML, bytes.NewReader(from))
+		}
+		return inYAML.Bytes(), err
+	})
+	serve(docsPath, "text/html; charset=utf-8", s.docsPage)
 	return nil
 }
 

@@ -117,7 +117,8 @@ const (
 )
 
 // Run moves the ranges that are settled for long enough into the archive, with what came late for it, and drops those that are past. Each step is a
-// transaction; it is resumable, and returns when nothing is left to do or ctx ends.
+// transaction; it is resumable, and returns when nothing is left to do or ctx ends. A step that fails, such as one that gets no lock beside a long
+// reader of the outbox, holds up none of another kind.
 //
 // A range is settled once the floors of all partitions have passed it: that proves that nothing in it is pending, and that nothing will be
 // added (docs/adr/0004-floor.md). Rows that wait for their time are outside of that; they go to the default range, under their ids.
@@ -129,18 +130,17 @@ func (a *Archive) Run(ctx context.Context, h Lease) error {
 	if err != nil {
 		return err
 	}
+	var errs []error
 	for _, r := range a.due(all, now) {
 		if err := a.archive(ctx, h, r); err != nil {
-			return err
+			errs = append(errs, err)
+			break
 		}
 	}
 	if err := a.slices(ctx, h, CountLate, archiveLateSQL, pgx.StrictNamedArgs{"before": now.Add(-a.cfg.After), "most": lateRows}); err != nil {
-		return fmt.Errorf("archive what was published late: %w", err)
+		errs = append(errs, fmt.Errorf("archive what was published late: %w", err))
 	}
-	if err := a.index(ctx, h); err != nil {
-		return err
-	}
-	return a.drop(ctx, h)
+	return errors.Join(append(errs, a.index(ctx, h), a.drop(ctx, h))...)
 }
 
 // due returns the ranges that are to be archived at now.

@@ -124,8 +124,11 @@ func TestARangeBecomesTheArchivesAndNoRowIsCopied(t *testing.T) {
 	}
 	before := snapshot("outbox_messages")
 	a := newArchive(t, pool)
-	if got := prepare(t, a); got[CountCut] != 1 || got[CountMade] != 0 {
-		t.Errorf("a range that is old enough: %v, want it ended", got)
+	if got := prepare(t, a); got[CountCut] != 1 || got[CountMade] != 1 {
+		t.Errorf("a range that is old enough: %v, want it ended, and one more made: two stand ahead of the next", got)
+	}
+	if got := prepare(t, a); len(got) > 0 {
+		t.Errorf("a range that has ended, and a next one that nobody has written: %v", got)
 	}
 	fill(t, pool, 1, 5, time.Minute) // of the next range
 	if got := archive(t, a); len(got) > 0 {
@@ -150,11 +153,11 @@ func TestARangeBecomesTheArchivesAndNoRowIsCopied(t *testing.T) {
 		t.Errorf("a second run did %v", got)
 	}
 	all, _, err := Ranges(t.Context(), pool)
-	if err != nil || len(all) != 3 || all[0].State != RangeArchived || !all[0].Indexed || all[1].State != RangeOpen || all[0].FirstAt.IsZero() {
+	if err != nil || len(all) != 4 || all[0].State != RangeArchived || !all[0].Indexed || all[1].State != RangeOpen || all[0].FirstAt.IsZero() {
 		t.Errorf("%+v, %v", all, err)
 	}
-	if ahead := prepare(t, a)[CountMade]; ahead != 1 {
-		t.Errorf("%d ranges were made, want one: two stand ahead of the one that is written", ahead)
+	if got := prepare(t, a); len(got) > 0 {
+		t.Errorf("two ranges stand ahead of the one that is written: %v", got)
 	}
 }
 
@@ -478,9 +481,18 @@ func TestWritersAndClaimsGoOnWhileRangesComeAndGo(t *testing.T) {
 	})
 	a := newArchive(t, pool)
 	a.cfg.After, a.cfg.RangeAge = 0, 0
+	a.cfg.RangeRows = 100_000 // more than the writers write while this machine is busy elsewhere
+	g.Go(func() error { // it has a lease of its own
+		for ctx.Err() == nil {
+			if err := a.Prepare(t.Context(), free{}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 	moved := free{}
 	for deadline := time.Now().Add(20 * time.Second); moved[CountArchived] < 6; {
-		if err := errors.Join(a.Prepare(t.Context(), moved), a.Run(t.Context(), moved)); err != nil {
+		if err := a.Run(t.Context(), moved); err != nil {
 			t.Fatal(err)
 		}
 		if time.Now().After(deadline) {
@@ -535,6 +547,62 @@ func TestTheDefaultRangeCatchesWhatHasNoRangeAndEmptiesByItself(t *testing.T) {
 		t.Errorf("%s, want %s", got, want)
 	}
 	inOnePlace(t, pool, 11)
+}
+
+// A range may be left with nothing: what it had waits for its time, or went to the DLQ. It leaves like any other, holds or not.
+func TestAnEmptyRangeIsArchivedAndDropped(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	exec(t, pool, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at) VALUES (1, 'post', 7, 'later', '{}', now() + interval '1 year')`)
+	leave(t, pool, 8*archiveDay)
+	a := newArchive(t, pool)
+	if got := archive(t, a); got[CountArchived] != 1 || counts(t, pool) != "outbox 1, of these default 1, archive 0, kept 0" {
+		t.Fatalf("archived %v: %s", got, counts(t, pool))
+	}
+	if _, err := AddHold(t.Context(), pool, ArchiveHold{TenantID: 2, Reason: "r", CreatedBy: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	older(t, pool, 91*archiveDay)
+	if got := archive(t, a); got[CountDropped] != 1 {
+		t.Errorf("beside the hold of a tenant that has nothing in it: %v", got)
+	}
+}
+
+// The clock was a year ahead for a while. What it noted counts from the next run on, and not from next year.
+func TestAClockThatWasAheadPinsNoRange(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	a := newArchive(t, pool)
+	fill(t, pool, 1, 10, -365*archiveDay)
+	if got := prepare(t, a); got[CountCut] != 1 {
+		t.Errorf("a range whose first message is of the future: %v, want it ended", got)
+	}
+	pass(t, pool)
+	exec(t, pool, `UPDATE outbox_ranges SET settled_at = now() + interval '1 year' WHERE from_id = 1`)
+	prepare(t, a)
+	older(t, pool, 8*archiveDay)
+	if got := archive(t, a); got[CountArchived] != 1 {
+		t.Errorf("a range that settled in the future, a week later: %v", got)
+	}
+	exec(t, pool, `UPDATE outbox_ranges SET archived_at = now() + interval '1 year' WHERE from_id = 1`)
+	archive(t, a)
+	older(t, pool, 91*archiveDay)
+	if got := archive(t, a); got[CountDropped] != 1 {
+		t.Errorf("a range that was archived in the future, 91 days later: %v", got)
+	}
+}
+
+// Who reads the outbox for hours keeps ranges from leaving it. The archive's go when their time has come all the same.
+func TestAStepThatFailsHoldsUpNoOther(t *testing.T) {
+	db := testkit.Postgres(t)
+	pool := db.Pool(t, postgres.RoleSystem)
+	archived(t, pool, 10, time.Now())
+	fill(t, pool, 1, 10, 10*archiveDay)
+	leave(t, pool, 0)
+	older(t, pool, 91*archiveDay)
+	exec(t, db.Pool(t, postgres.RoleOwner), `REVOKE EXECUTE ON FUNCTION outbox_range_archive FROM tidings_system`)
+	did := free{}
+	if err := newArchive(t, pool).Run(t.Context(), did); err == nil || did[CountArchived] != 0 || did[CountDropped] != 1 {
+		t.Errorf("did %v, %v; want an error, and the archive's range dropped", did, err)
+	}
 }
 
 func TestARunWhoseLeaseIsLostMovesNothing(t *testing.T) {

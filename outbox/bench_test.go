@@ -104,6 +104,41 @@ func BenchmarkMark(b *testing.B) {
 	}
 }
 
+// BenchmarkLife takes events from their insert to the archive, and counts the bytes that each step writes to the log, and those that the tables and indexes have
+// in the end. Run with -benchtime 1x.
+func BenchmarkLife(b *testing.B) {
+	for b.Loop() {
+		pool := benchTable(b, false)
+		if err := Bind(b.Context(), pool, 0, "EVENTS-0", made); err != nil {
+			b.Fatal(err)
+		}
+		sum, last := 0.0, walBytes(b, pool)
+		report := func(step string) {
+			now := walBytes(b, pool)
+			b.ReportMetric((now-last)/benchEvents, step+"-WAL-bytes/row")
+			sum, last = sum+now-last, now
+		}
+		benchInsert(b, pool)
+		report("insert")
+		markAll(b, pool, 0)
+		report("mark")
+		if _, err := pool.Exec(b.Context(), `UPDATE outbox_partitions SET floor_id = 50000000; SELECT outbox_range_archive(1, 0)`); err != nil {
+			b.Fatal(err)
+		}
+		report("archive")
+		if _, err := pool.Exec(b.Context(), `SELECT outbox_range_index(1)`); err != nil {
+			b.Fatal(err)
+		}
+		report("index")
+		var bytes float64
+		if err := pool.QueryRow(b.Context(), `SELECT pg_total_relation_size('outbox_messages_1')`).Scan(&bytes); err != nil {
+			b.Fatal(err)
+		}
+		b.ReportMetric(bytes/benchEvents, "relation-bytes/row")
+		b.ReportMetric((bytes+sum)/benchEvents, "disk-bytes/row")
+	}
+}
+
 // markAll marks all rows that are pending behind tail, which is also the last id.
 func markAll(b *testing.B, pool *pgxpool.Pool, tail uint64) uint64 {
 	b.Helper()

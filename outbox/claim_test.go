@@ -463,21 +463,21 @@ func TestPlans(t *testing.T) {
 			claim, _ := (&Round{LastSlot: 31, Above: 99000, Open: []Open{{1 << 40, 98000}}, InFlight: []int64{99500}, Limit: 50, MaxMessage: 1 << 20, MaxBytes: 1 << 20}).args()
 			args := pgx.NamedArgs(claim)
 			maps.Copy(args, pgx.NamedArgs{"partition": 0, "bound": 1000, "sample": 100, "ids": ids, "event_ids": eventIDs, "seqs": ids, "new_tail": 3, "old_tail": 0, "mark_floor": 0, "created": "epoch",
-				"count": 3, "floor": 100000, "id": 99500})
+				"count": 3, "floor": 100000, "depth": 1000, "id": 99500})
 			for what, c := range map[string]struct {
 				sql    string
 				reads  int // rows of the table, at most
 				index  string
 				prunes bool
 			}{
-				"claim":        {claimSQL, 102, "_95001_pkey", true}, // sizes and rows
-				"due":          {dueSQL, 10, "_available_at_id_idx", false},
-				"stats":        {statsSQL, 2500, "_95001_pkey", false},
-				"below floor":  {belowFloorSQL, 1001, "_95001_pkey", true},
-				"mark":         {strings.Replace(markSQL, "created = @created AND ", "", 1), 3, "_95001_pkey", false},
-				"caught up":    {caughtUpSQL, 6, "_95001_pkey", false},
-				"find":         {strings.NewReplacer("@payload::boolean", "true", "@tenant", "NULL", "@since", "NULL", "@until", "NULL").Replace(outboxRow + byID), 1, "_95001_pkey", true},
-				"find, events": {strings.NewReplacer("@payload::boolean", "true", "@tenant", "NULL", "@since", "NULL", "@until", "NULL", "@event_id", "gen_random_uuid()").Replace(outboxRow + byIDs), 3, "_95001_pkey", false},
+				"claim":       {claimSQL, 102, "_95001_pkey", true}, // sizes and rows
+				"due":         {dueSQL, 10, "_available_at_id_idx", false},
+				"stats":       {statsSQL, 2500, "_95001_pkey", false},
+				"below floor": {belowFloorSQL, 1000, "_95001_pkey", true},
+				"mark":        {strings.Replace(markSQL, "created = @created AND ", "", 1), 3, "_95001_pkey", false},
+				"caught up":   {caughtUpSQL, 6, "_95001_pkey", false},
+				"find":        {strings.NewReplacer("@payload::boolean", "true", "@tenant", "NULL", "@since", "NULL", "@until", "NULL").Replace(outboxRow + byID), 1, "_95001_pkey", true},
+				"find, event": {strings.NewReplacer("@payload::boolean", "true", "@tenant", "NULL", "@since", "NULL", "@until", "NULL", "@event_id", "gen_random_uuid()").Replace(outboxRow + byIDAndEvent), 1, "_95001_pkey", true},
 			} {
 				for kind, generic := range map[string]bool{"for all values": true, "for these": false} {
 					plan := explain(t, pool, generic, c.sql, args)

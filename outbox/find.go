@@ -69,8 +69,9 @@ var (
 	outboxRow  = `SELECT /* outbox.find */ ` + findColumns(InOutbox, "processed_at", "partition", "stream_seq") + fromOutbox
 	byID       = `id = @id` + findFilter + ` LIMIT @limit`
 	byEvent    = `event_id = @event_id::uuid` + findFilter + ` LIMIT @limit`
-	// An event tells the id that it got first (docs/adr/0010-outbox-archive.md), and idsOfEventSQL those that it got later.
-	byIDs = `id = ANY(@ids::bigint[]) AND event_id = @event_id::uuid` + findFilter + ` LIMIT @limit`
+	// An event tells the id that it got first (docs/adr/0010-outbox-archive.md), and idsOfEventSQL those that it got later. One id at a time: of a list of
+	// them, a plan for all values leaves no range out.
+	byIDAndEvent = `id = @id AND event_id = @event_id::uuid` + findFilter + ` LIMIT @limit`
 	// Compared as a row: of equalities the planner thinks that the index by id serves the order, for an aggregate that has much, and then filters.
 	byAggregate = `(tenant_id, aggregate_type, aggregate_id, id) >= (@tenant::bigint, @aggregate_type::text, @aggregate_id::bigint, 0)
    AND (tenant_id, aggregate_type, aggregate_id, id) <= (@tenant::bigint, @aggregate_type::text, @aggregate_id::bigint, 9223372036854775807)
@@ -100,17 +101,15 @@ func Find(ctx context.Context, pool *pgxpool.Pool, q FindQuery) ([]Found, error)
 	if !q.Until.IsZero() {
 		args["until"] = q.Until
 	}
-	statements := []string{outboxRow + byID, archiveRow + byID, keptRow + byID, dlqRow + byID}
+	statements, ids := []string{outboxRow + byID, archiveRow + byID, keptRow + byID, dlqRow + byID}, []int64{q.OutboxID}
 	order := func(a, b Found) int { return cmp.Compare(a.OutboxID, b.OutboxID) }
 	switch {
 	case q.OutboxID != 0:
 	case q.EventID != "":
-		var ids []int64
 		if err := pool.QueryRow(ctx, idsOfEventSQL, pgx.StrictNamedArgs{"event_id": q.EventID}).Scan(&ids); err != nil {
 			return nil, fmt.Errorf("read the ids of event %s: %w", q.EventID, err)
 		}
-		args["ids"] = ids
-		statements = []string{dlqRow + byEvent, outboxRow + byIDs, archiveRow + byIDs, keptRow + byIDs}
+		statements = []string{outboxRow + byIDAndEvent, archiveRow + byIDAndEvent, keptRow + byIDAndEvent}
 	case q.AggregateType != "" && q.AggregateID != 0 && q.TenantID != 0:
 		statements = []string{archiveRow + byAggregate, keptRow + byAggregate, dlqRow + dlqByAggregate}
 	case !q.Since.IsZero() && q.AggregateType == "" && q.AggregateID == 0:
@@ -130,34 +129,49 @@ func Find(ctx context.Context, pool *pgxpool.Pool, q FindQuery) ([]Found, error)
 		return nil, ErrFindQuery
 	}
 	var all []Found
-	for _, sql := range statements {
+	find := func(sql string) error {
 		rows, _ := pool.Query(ctx, sql, args)
-		found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (f Found, err error) {
-			var payload *string
-			var processed *time.Time
-			var seq int64
-			var partition *int
-			err = row.Scan(&f.Where, &f.OutboxID, &f.ID, &f.TenantID, &f.AggregateType, &f.AggregateID, &f.Type, &f.Version, &payload, &f.OccurredAt,
-				&f.TraceParent, &f.Slot, &processed, &partition, &seq, &f.Attempts, &f.LastError)
-			if payload != nil {
-				f.Payload = []byte(*payload)
-			}
-			if processed != nil {
-				f.ProcessedAt = *processed
-			}
-			f.Partition, f.StreamSeq = -1, uint64(seq)
-			if partition != nil {
-				f.Partition = *partition
-			}
-			return f, err
-		})
+		found, err := pgx.CollectRows(rows, readFound)
 		if err != nil {
-			return nil, fmt.Errorf("find events: %w", err)
+			return fmt.Errorf("find events: %w", err)
 		}
 		all = append(all, found...)
+		return nil
+	}
+	if q.OutboxID == 0 && q.EventID != "" { // which the DLQ has an index by
+		if err := find(dlqRow + byEvent); err != nil {
+			return nil, err
+		}
+	}
+	for _, args["id"] = range ids {
+		for _, sql := range statements {
+			if err := find(sql); err != nil {
+				return nil, err
+			}
+		}
 	}
 	slices.SortFunc(all, order)
 	return all[:min(len(all), q.Limit)], nil
+}
+
+func readFound(row pgx.CollectableRow) (f Found, err error) {
+	var payload *string
+	var processed *time.Time
+	var seq int64
+	var partition *int
+	err = row.Scan(&f.Where, &f.OutboxID, &f.ID, &f.TenantID, &f.AggregateType, &f.AggregateID, &f.Type, &f.Version, &payload, &f.OccurredAt,
+		&f.TraceParent, &f.Slot, &processed, &partition, &seq, &f.Attempts, &f.LastError)
+	if payload != nil {
+		f.Payload = []byte(*payload)
+	}
+	if processed != nil {
+		f.ProcessedAt = *processed
+	}
+	f.Partition, f.StreamSeq = -1, uint64(seq)
+	if partition != nil {
+		f.Partition = *partition
+	}
+	return f, err
 }
 
 // idsOfEventSQL reads which ids an event has had: the first is the beginning of its own, others came by a retry from the DLQ or by a repair.

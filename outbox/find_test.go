@@ -3,6 +3,7 @@ package outbox
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -146,7 +147,7 @@ func TestEachWayToFindAnEventIsByAnIndex(t *testing.T) {
 	}
 	for name, sql := range map[string]string{
 		"outbox by id": outboxRow + byID, "archive by id": archiveRow + byID, "kept by id": keptRow + byID, "DLQ by id": dlqRow + byID,
-		"outbox by event": outboxRow + byIDs, "archive by event": archiveRow + byIDs, "kept by event": keptRow + byIDs, "DLQ by event": dlqRow + byEvent,
+		"outbox by event": outboxRow + byIDAndEvent, "archive by event": archiveRow + byIDAndEvent, "kept by event": keptRow + byIDAndEvent, "DLQ by event": dlqRow + byEvent,
 		"archive by aggregate": archiveRow + byAggregate, "kept by aggregate": keptRow + byAggregate, "DLQ by aggregate": dlqRow + dlqByAggregate,
 		"kept by time": keptRow + byTime, "DLQ by time": dlqRow + byTime,
 		"outbox by range": outboxRow + byIDRange, "archive by range": archiveRow + byIDRange, "probe": probeSQL, "edges": edgesSQL,
@@ -169,6 +170,53 @@ func TestEachWayToFindAnEventIsByAnIndex(t *testing.T) {
 		sorts := strings.Contains(plan, "Sort Method") && name != "DLQ by aggregate" && name != "probe" // whose index does not have the id: they are few
 		if sorts || strings.Contains(plan, "Rows Removed by Filter") && name != "edges" && !strings.Contains(name, "by event") {
 			t.Errorf("%s meets rows that it throws away, or sorts:\n%s", name, plan)
+		}
+	}
+}
+
+// A hundred days of ranges, most of them in the archive, one dropped and restored: whatever became of an event, its name finds it by one probe of one range, in a plan for
+// all values as well.
+func TestAnEventOfAnyAgeIsFoundInOneRangeAndInTime(t *testing.T) {
+	db := testkit.Postgres(t)
+	owner, pool := db.Pool(t, postgres.RoleOwner), db.Pool(t, postgres.RoleSystem)
+	const ranges, ids = 100, 100
+	smallRanges(t, owner, ranges, ids)
+	fill(t, owner, 1, ranges*ids-50, 10*archiveDay)
+	exec(t, owner, `UPDATE outbox_partitions SET floor_id = $1`, (ranges-10)*ids)
+	for first := 1; first < (ranges-10)*ids; first += ids {
+		exec(t, owner, `SELECT outbox_range_archive($1, 0), outbox_range_index($1)`, first)
+	}
+	exec(t, owner, `ANALYZE outbox_messages, outbox_messages_archive`)
+	event := func(id int64) string {
+		return scalar[string](t, owner, `SELECT event_id::text FROM (SELECT id, event_id FROM outbox_messages UNION ALL SELECT id, event_id FROM outbox_messages_archive) m WHERE id = $1`, id)
+	}
+	restored := event(77)
+	exec(t, owner, `INSERT INTO outbox_messages_kept (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, processed_at, attempts, event_id, inserted_at)
+		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, processed_at, 0, event_id, inserted_at FROM outbox_messages_archive WHERE id <= 100`)
+	exec(t, owner, `SELECT outbox_range_drop(1)`)
+	for where, id := range map[string]string{"the hot range": event(ranges*ids - 60), "the oldest range": event(150), "what was restored": restored} {
+		times := make([]time.Duration, 9)
+		for i := range times {
+			pool.Reset() // a command has a connection of its own, which knows no table yet
+			start := time.Now()
+			if found, err := Find(t.Context(), pool, FindQuery{EventID: id, Limit: 1}); err != nil || len(found) != 1 || found[0].ID != id {
+				t.Fatalf("%s: %+v, %v", where, found, err)
+			}
+			times[i] = time.Since(start)
+		}
+		slices.Sort(times)
+		t.Logf("%s: %s to %s, median %s", where, times[0], times[len(times)-1], times[len(times)/2])
+		if times[0] > 100*time.Millisecond { // the quickest: the others say how busy the machine is
+			t.Errorf("an event of %s is found in %s", where, times)
+		}
+	}
+	values := strings.NewReplacer("@payload::boolean", "true", "@tenant", "NULL", "@since", "NULL", "@until", "NULL", "@event_id", "gen_random_uuid()", "@limit", "1")
+	for what, sql := range map[string]string{"the outbox": outboxRow + byIDAndEvent, "the archive": archiveRow + byIDAndEvent, "the outbox by id": outboxRow + byID, "the archive by id": archiveRow + byID} {
+		for _, generic := range []bool{true, false} {
+			plan := explain(t, pool, generic, values.Replace(sql), pgx.NamedArgs{"id": 150})
+			if n := strings.Count(plan, "Index Scan using"); n > 1 || strings.Contains(plan, "Seq Scan") || generic && !strings.Contains(plan, "Subplans Removed") {
+				t.Errorf("%s, a plan for all values: %t, reads %d ranges:\n%s", what, generic, n, plan)
+			}
 		}
 	}
 }

@@ -54,7 +54,7 @@ func TestStatements(t *testing.T) {
 		"sweep end": sweepEndSQL, "sweep": sweepOutboxSQL, "sweep of DLQ": sweepDLQSQL, "sweep of archive": ofTable(sweepArchiveSQL, TableArchive), "pending of": pendingOfSQL,
 		"redact": redactSQLOf(TableOutbox), "redact in DLQ": redactSQLOf(TableDLQ), "redact in archive": redactSQLOf(TableArchive),
 		"unmark": ofTable(unmarkSQL, TableOutbox), "unmark in archive": ofTable(unmarkSQL, TableArchive),
-		"find by id": archiveRow + byID, "find by event": dlqRow + byEvent, "find by ids": outboxRow + byIDs, "ids of event": idsOfEventSQL,
+		"find by id": archiveRow + byID, "find by event": dlqRow + byEvent, "find by id and event": outboxRow + byIDAndEvent, "ids of event": idsOfEventSQL,
 		"find by aggregate": archiveRow + byAggregate, "find by aggregate in the DLQ": dlqRow + dlqByAggregate, "find by time": keptRow + byTime, "find by range": outboxRow + byIDRange,
 		"probe": probeSQL, "edges": edgesSQL, "lock holds": lockHoldsSQL,
 		"add hold": addHoldSQL, "list holds": listHoldsSQL, "release hold": releaseHoldSQL, "held": heldSQL, "held whole": heldWholeSQL, "held month": heldMonthSQL,

@@ -184,18 +184,24 @@ func addPartition(ctx context.Context, tx pgx.Tx, p Partition) error {
 	return err
 }
 
-// belowFloorSQL looks for a pending row among ids that a floor has passed.
-// Index: outbox_messages_pkey, one range.   Locks: none.
+// belowFloorSQL looks for a pending row among the last ones up to a floor, and where the upper half of these begins.
+// Index: outbox_messages_pkey, backward from the floor.   Locks: none.
 const belowFloorSQL = `
-SELECT /* outbox.below_floor */ coalesce(min(id), 0)
-  FROM outbox_messages WHERE id > @above AND id <= @floor AND processed_at IS NULL AND NOT delayed AND slot BETWEEN @first AND @last`
+WITH last AS MATERIALIZED (
+  SELECT id, processed_at IS NULL AND NOT delayed AND slot BETWEEN @first AND @last AS pending
+    FROM outbox_messages WHERE id > @above AND id <= @floor ORDER BY id DESC LIMIT @depth)
+SELECT /* outbox.below_floor */ coalesce(min(id) FILTER (WHERE pending), 0), coalesce((SELECT id FROM last OFFSET @depth::bigint / 2 LIMIT 1), @above) FROM last`
 
-// BelowFloor returns the lowest pending row of a partition with an id above above and up to floor, 0 when there is none. There never is one
-// below a floor that was proven; a row here says that the proof is wrong.
-func BelowFloor(ctx context.Context, pool *pgxpool.Pool, p Partition, above, floor int64) (id int64, err error) {
-	err = pool.QueryRow(ctx, belowFloorSQL, pgx.StrictNamedArgs{"above": above, "floor": floor, "first": p.FirstSlot, "last": p.LastSlot}).Scan(&id)
-	if err != nil {
-		return 0, fmt.Errorf("look below the floor of partition %d: %w", p.Number, err)
+// BelowFloor looks through the last depth rows with an id above above and up to floor. It returns the lowest of them that is pending in the partition, 0
+// when none is, and the id from which half of depth rows lie below the floor. There never is one below a floor that was proven; a row here says that the
+// proof is wrong. Depth counts rows: ids have gaps of millions, where a range ended by its time.
+func BelowFloor(ctx context.Context, pool *pgxpool.Pool, p Partition, above, floor int64, depth int) (id, half int64, err error) {
+	var b pgx.Batch
+	b.Queue(walkSQL)
+	b.Queue(belowFloorSQL, pgx.StrictNamedArgs{"above": above, "floor": floor, "first": p.FirstSlot, "last": p.LastSlot, "depth": depth}).
+		QueryRow(func(row pgx.Row) error { return row.Scan(&id, &half) })
+	if err := pool.SendBatch(ctx, &b).Close(); err != nil {
+		return 0, 0, fmt.Errorf("look below the floor of partition %d: %w", p.Number, err)
 	}
-	return id, nil
+	return id, half, nil
 }

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -83,29 +84,44 @@ const (
 	// cutRangeSQL ends the range that is written.
 	// Locks: the outbox, against writers.
 	cutRangeSQL = `SELECT /* outbox.cut_range */ outbox_range_cut(@to)`
-	// writtenSinceSQL reads when the first message of a range was inserted.
+	// writtenSinceSQL tells whether the first message of a range was inserted so long ago, or by a clock that was ahead and says nothing now.
 	// Index: the range's primary key, its first entry.   Locks: none.
-	writtenSinceSQL = `SELECT /* outbox.written_since */ inserted_at <= now() - @age::interval FROM outbox_messages WHERE id >= @from AND id < @to ORDER BY id LIMIT 1`
-	// settleSQL notes the ranges that every floor has passed. An open partition covers each slot.
+	writtenSinceSQL = `SELECT /* outbox.written_since */ inserted_at NOT BETWEEN now() - @age::interval AND now() + interval '1 minute' FROM outbox_messages WHERE id >= @from AND id < @to ORDER BY id LIMIT 1`
+	// settleSQL notes the ranges that every floor has passed. An open partition covers each slot. A time that a clock noted that was ahead
+	// begins anew: the range would stay for as long as the clock was wrong.
 	// Index: none, a row per range and per partition.   Locks: the ranges.
 	settleSQL = `
-UPDATE /* outbox.settle */ outbox_ranges SET settled_at = now()
- WHERE state = 'OPEN' AND settled_at IS NULL AND to_id - 1 <= (SELECT min(floor_id) FROM outbox_partitions WHERE final_seq IS NULL)`
+UPDATE /* outbox.settle */ outbox_ranges
+   SET settled_at = least(settled_at, now()), archived_at = CASE WHEN archived_at > now() THEN now() ELSE archived_at END
+ WHERE state = 'OPEN' AND (settled_at IS NULL OR settled_at > now() + interval '1 minute')
+       AND to_id - 1 <= (SELECT min(floor_id) FROM outbox_partitions WHERE final_seq IS NULL)
+    OR state = 'ARCHIVED' AND archived_at > now() + interval '1 minute'`
 )
 
 // Prepare makes ranges ahead of need, ends the one that is written once it is old enough, and notes those that are settled. Each step is a
-// transaction, and one that cannot get its lock is left to the next run.
+// transaction, and one that cannot get its lock is left to the next run. It is safe beside Run and every other job: it only adds ranges that nobody uses yet.
 func (a *Archive) Prepare(ctx context.Context, h Lease) error {
-	var last int64
-	if err := a.pool.QueryRow(ctx, lastIDSQL).Scan(&last); err != nil {
-		return fmt.Errorf("read the last outbox id: %w", err)
-	}
-	all, _, err := Ranges(ctx, a.pool)
+	last, written, err := a.makeAhead(ctx, h)
 	if err != nil {
 		return err
 	}
+	cut, err := a.cut(ctx, h, written, last)
+	if err == nil && cut { // the next range is the one that is written now
+		_, _, err = a.makeAhead(ctx, h)
+	}
+	return errors.Join(err, a.settle(ctx, h))
+}
+
+// makeAhead sees to rangesAhead ranges above the last id. It returns that, and the range that it is in.
+func (a *Archive) makeAhead(ctx context.Context, h Lease) (last int64, written Range, err error) {
+	if err := a.pool.QueryRow(ctx, lastIDSQL).Scan(&last); err != nil {
+		return 0, written, fmt.Errorf("read the last outbox id: %w", err)
+	}
+	all, _, err := Ranges(ctx, a.pool)
+	if err != nil {
+		return 0, written, err
+	}
 	next, ahead := int64(1), 0
-	var written Range
 	for _, r := range all {
 		next = max(next, r.To)
 		if r.State == RangeOpen && r.From > last {
@@ -113,6 +129,9 @@ func (a *Archive) Prepare(ctx context.Context, h Lease) error {
 		}
 		if r.From <= last && last < r.To {
 			written = r
+			if last == r.To-1 {
+				ahead-- // it is full: the next one is written
+			}
 		}
 	}
 	if last >= next {
@@ -120,14 +139,11 @@ func (a *Archive) Prepare(ctx context.Context, h Lease) error {
 	}
 	for ; ahead < rangesAhead; ahead++ {
 		if err := a.makeRange(ctx, h, next, next+a.cfg.RangeRows); err != nil {
-			return err
+			return 0, written, err
 		}
 		next += a.cfg.RangeRows
 	}
-	if err := a.cut(ctx, h, written); err != nil {
-		return err
-	}
-	return a.settle(ctx, h)
+	return last, written, nil
 }
 
 func (a *Archive) makeRange(ctx context.Context, h Lease, from, to int64) error {
@@ -143,30 +159,29 @@ func (a *Archive) makeRange(ctx context.Context, h Lease, from, to int64) error 
 	return nil
 }
 
-// cut ends the range that is written, if it has been for long enough.
-func (a *Archive) cut(ctx context.Context, h Lease, r Range) error {
-	if r.State != RangeOpen {
-		return nil
+// cut ends the range that is written, in which last is, if it has been for long enough. It reports whether it has.
+func (a *Archive) cut(ctx context.Context, h Lease, r Range, last int64) (done bool, err error) {
+	if r.State != RangeOpen || last == r.To-1 {
+		return false, nil
 	}
 	rows, _ := a.pool.Query(ctx, writtenSinceSQL, pgx.StrictNamedArgs{"from": r.From, "to": r.To, "age": a.cfg.RangeAge})
 	old, err := pgx.CollectRows(rows, pgx.RowTo[bool])
 	if err != nil {
-		return fmt.Errorf("read since when the range from %d is written: %w", r.From, err)
+		return false, fmt.Errorf("read since when the range from %d is written: %w", r.From, err)
 	}
 	if len(old) == 0 || !old[0] {
-		return nil
+		return false, nil
 	}
-	var done bool
 	if err := a.ddl(ctx, h, func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, cutRangeSQL, pgx.StrictNamedArgs{"to": r.To}).Scan(&done)
 	}); err != nil {
-		return fmt.Errorf("end the range from %d: %w", r.From, err)
+		return false, fmt.Errorf("end the range from %d: %w", r.From, err)
 	}
 	if done {
 		a.at("range ended")
 		h.Count(CountCut, 1)
 	}
-	return nil
+	return done, nil
 }
 
 func (a *Archive) settle(ctx context.Context, h Lease) error {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
@@ -198,4 +199,42 @@ func TestARangeOfIdsEndsUnderARelay(t *testing.T) {
 		get(&is, `SELECT processed_at IS NOT NULL FROM outbox_messages WHERE id = $1`, waiting)
 		return is
 	})
+}
+
+// A range that ends leaves ids that nobody uses: the look below the floor covers the last rows, however far below they are.
+func TestTheLookBelowTheFloorCoversRowsAndNotIds(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	r := newRelay(t, pool, testkit.NATS(t))
+	w := connected(t, r)
+	if err := w.catchUp(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var ids []int64
+	for aggregate := range int64(3) {
+		ids = append(ids, insertRow(t, pool, aggregate, "created"))
+	}
+	exec := func(sql string, args ...any) {
+		t.Helper()
+		if _, err := pool.Exec(t.Context(), sql, args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec(`UPDATE outbox_messages SET processed_at = now()`)
+	exec(`SELECT outbox_range_cut(min(to_id)) FROM outbox_ranges WHERE state = 'OPEN'`)
+	look := func(floor int64) float64 {
+		t.Helper()
+		w.horizon.floor = floor
+		if err := w.lookBelow(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return testutil.ToFloat64(w.metrics.belowFloor)
+	}
+	end := int64(50_000_000)
+	if n := look(end); n != 0 {
+		t.Fatalf("%v rows were found where all are published", n)
+	}
+	exec(`UPDATE outbox_messages SET processed_at = NULL WHERE id = $1`, ids[1]) // committed late, as far as the relay can tell
+	if n := look(end); n != 1 || w.horizon.floor != ids[1]-1 {
+		t.Errorf("%v rows were found below the floor, which is %d now; want 1, and a floor of %d", n, w.horizon.floor, ids[1]-1)
+	}
 }

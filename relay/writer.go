@@ -44,7 +44,7 @@ const (
 	dueEvery     = 100 * time.Millisecond // between looks for waiting rows that have fallen due
 	floorEvery   = time.Second            // between samples of the horizon while there is nothing to mark
 	looksPer     = 5                      // of these, one look below the floor
-	lookDepth    = 10_000                 // ids that one such look covers at most
+	lookDepth    = 10_000                 // rows that one such look covers at most
 	unparkEvery  = 10 * time.Second       // between looks for rows that wait for nothing any more
 	maxRefusals  = 3                      // how often a healthy broker may refuse a batch before its first row is sent alone
 	giveUpAfter  = 2                      // failures to reach the broker in a row
@@ -380,15 +380,17 @@ func (w *writer) keep(ctx context.Context) error {
 	return nil
 }
 
-// lookBelow looks for pending rows among the ids that the floor has passed. There never are any: one says that the proof of the floor is
+// lookBelow looks for pending rows among the last ones that the floor has passed. There never are any: one says that the proof of the floor is
 // wrong, and is counted, alerted on and published.
 func (w *writer) lookBelow(ctx context.Context) error {
 	floor := w.horizon.floor
-	above := max(w.looked, floor-lookDepth)
-	id, err := outbox.BelowFloor(ctx, w.pool, w.p, above, floor)
-	if err != nil || id == 0 {
-		w.looked = max(above, floor-lookDepth/2) // and the same ids again: a row may be committed late
+	id, half, err := outbox.BelowFloor(ctx, w.pool, w.p, w.looked, floor, lookDepth)
+	if err != nil {
 		return err
+	}
+	if id == 0 {
+		w.looked = half // the upper half again: a row may be committed late
+		return nil
 	}
 	w.metrics.belowFloor.Inc()
 	w.log.ErrorContext(ctx, "a row below the floor: it is published now", "partition", w.p.Number, "id", id, "floor", floor)

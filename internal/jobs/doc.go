@@ -2,7 +2,7 @@
 //
 // All jobs of the fleet share one lease in the truth's database, so one job runs at a time, wherever. When each last ran is kept
 // beside it: several archivers together run a job as often as one would. The lease is held only while something runs; a command
-// that wants it waits for that.
+// that wants it waits for that. A job that others must not hold up (Job.Apart) has a lease of its own and runs beside them.
 //
 //	idle ──── a job is due ───▶ waits for the lease ──── still due? ───▶ runs, slice by slice ───▶ noted in job_runs
 //	 ▲                                                     │ no                │ lease lost, stop, window over

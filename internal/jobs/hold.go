@@ -17,7 +17,7 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// Kind is the kind of the jobs' lease, for lease.Holders.
+// Kind is the kind of the jobs' lease, for lease.Holders. A job that runs apart has a kind of its own (Job.kind).
 const Kind = "jobs"
 
 // leaseTTL is how long the jobs of a process that died wait. No job is in a hurry, and a slice is a fraction of it.
@@ -26,9 +26,10 @@ const leaseTTL = 10 * time.Second
 // ErrLost reports that somebody else has taken the jobs' lease. What was committed stays; the rest is theirs to do.
 var ErrLost = errors.New("jobs: the lease was lost")
 
-// Hold is the jobs' lease in hand, during one call of WithLease. Its methods may be called from any goroutine.
+// Hold is the jobs' lease in hand, or that of a job apart, during one call of WithLease. Its methods may be called from any goroutine.
 type Hold struct {
 	pool  *pgxpool.Pool
+	kind  string
 	owner string
 	epoch int64
 
@@ -37,15 +38,20 @@ type Hold struct {
 	counted func(what string, n int64)
 }
 
-// WithLease waits for the jobs' lease and calls fn while it holds it: no job runs anywhere meanwhile. fn's context ends, with the
+// WithLease waits for the jobs' lease and calls fn while it holds it: no job runs anywhere meanwhile but those apart. fn's context ends, with the
 // cause ErrLost, when the lease cannot be renewed or was taken. The lease is free when WithLease returns.
 // The pool is one of the truth and acts as the system role. name is what Holders shows, with host and process.
 func WithLease(ctx context.Context, pool *pgxpool.Pool, name string, fn func(ctx context.Context, h *Hold) error) error {
-	return withLease(ctx, pool, name, leaseTTL, slog.New(slog.DiscardHandler), fn)
+	return withLease(ctx, pool, Kind, name, leaseTTL, slog.New(slog.DiscardHandler), fn)
 }
 
-func withLease(ctx context.Context, pool *pgxpool.Pool, name string, ttl time.Duration, log *slog.Logger, fn func(ctx context.Context, h *Hold) error) (err error) {
-	g, err := lease.New(lease.Config{TTL: ttl}, pool, Kind, lease.Owner(name), log)
+// WithLeaseOf is WithLease with the lease that j runs under.
+func WithLeaseOf(ctx context.Context, pool *pgxpool.Pool, j Job, name string, fn func(ctx context.Context, h *Hold) error) error {
+	return withLease(ctx, pool, j.kind(), name, leaseTTL, slog.New(slog.DiscardHandler), fn)
+}
+
+func withLease(ctx context.Context, pool *pgxpool.Pool, kind, name string, ttl time.Duration, log *slog.Logger, fn func(ctx context.Context, h *Hold) error) (err error) {
+	g, err := lease.New(lease.Config{TTL: ttl}, pool, kind, lease.Owner(name), log)
 	if err != nil {
 		return err
 	}
@@ -65,7 +71,7 @@ func withLease(ctx context.Context, pool *pgxpool.Pool, name string, ttl time.Du
 		case <-g.Changed():
 		}
 	}
-	h := &Hold{pool: pool, owner: g.Owner()}
+	h := &Hold{pool: pool, kind: kind, owner: g.Owner()}
 	if err := h.readEpoch(ctx); err != nil {
 		return err
 	}
@@ -103,10 +109,10 @@ func watch(ctx context.Context, g *lease.Group, every time.Duration, lost func()
 
 // epochSQL reads the epoch of the lease if it is still ours.
 // Index: leases_pkey.   Locks: none.
-const epochSQL = `SELECT epoch FROM leases WHERE kind = '` + Kind + `' AND partition = 0 AND owner = @owner`
+const epochSQL = `SELECT epoch FROM leases WHERE kind = @kind AND partition = 0 AND owner = @owner`
 
 func (h *Hold) readEpoch(ctx context.Context) error {
-	err := h.pool.QueryRow(ctx, epochSQL, pgx.StrictNamedArgs{"owner": h.owner}).Scan(&h.epoch)
+	err := h.pool.QueryRow(ctx, epochSQL, pgx.StrictNamedArgs{"kind": h.kind, "owner": h.owner}).Scan(&h.epoch)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return ErrLost
 	}
@@ -121,12 +127,12 @@ func (h *Hold) readEpoch(ctx context.Context) error {
 // would not do beside FOR SHARE: a slice that takes as long as the lease would lose it.
 // Index: leases_pkey.   Locks: the row of the lease, FOR KEY SHARE.
 const fenceSQL = `
-SELECT FROM leases WHERE kind = '` + Kind + `' AND partition = 0 AND owner = @owner AND epoch = @epoch FOR KEY SHARE`
+SELECT FROM leases WHERE kind = @kind AND partition = 0 AND owner = @owner AND epoch = @epoch FOR KEY SHARE`
 
 // Fence is the first statement of every transaction of a job in the truth's database. It returns ErrLost if somebody else has
 // taken the lease since, and otherwise nobody takes it before the transaction has ended.
 func (h *Hold) Fence(ctx context.Context, tx pgx.Tx) error {
-	tag, err := tx.Exec(ctx, fenceSQL, pgx.StrictNamedArgs{"owner": h.owner, "epoch": h.epoch})
+	tag, err := tx.Exec(ctx, fenceSQL, pgx.StrictNamedArgs{"kind": h.kind, "owner": h.owner, "epoch": h.epoch})
 	if err != nil {
 		return fmt.Errorf("fence by epoch %d of the jobs' lease: %w", h.epoch, err)
 	}
@@ -139,13 +145,13 @@ func (h *Hold) Fence(ctx context.Context, tx pgx.Tx) error {
 // fenceElsewhereSQL leaves the epoch in a database that does not have the lease, unless there is a later one.
 // Index: leases_pkey.   Locks: the row of the kind.
 const fenceElsewhereSQL = `
-INSERT INTO leases (kind, partition, epoch) VALUES ('` + Kind + `-elsewhere', 0, @epoch)
+INSERT INTO leases (kind, partition, epoch) VALUES (@kind || '-elsewhere', 0, @epoch)
     ON CONFLICT (kind, partition) DO UPDATE SET epoch = excluded.epoch WHERE leases.epoch <= excluded.epoch`
 
 // FenceElsewhere is Fence for a transaction in the projections' database, which need not be the truth's. It returns ErrLost if a
 // later holder of the lease has fenced a transaction there; what this one commits is before all that those do.
 func (h *Hold) FenceElsewhere(ctx context.Context, tx pgx.Tx) error {
-	tag, err := tx.Exec(ctx, fenceElsewhereSQL, pgx.StrictNamedArgs{"epoch": h.epoch})
+	tag, err := tx.Exec(ctx, fenceElsewhereSQL, pgx.StrictNamedArgs{"kind": h.kind, "epoch": h.epoch})
 	if err != nil {
 		return fmt.Errorf("fence by epoch %d of the jobs' lease, in the other database: %w", h.epoch, err)
 	}

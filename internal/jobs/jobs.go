@@ -5,22 +5,34 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
 )
 
 // Job is work that is done again and again.
 type Job struct {
 	Name   string                                              // of its metrics and of its row in job_runs
 	Every  time.Duration                                       // from the end of a run that succeeded to the next one; 0: by command alone
+	Apart  bool                                                // it has a lease of its own, so it never waits for another job: for what is urgent and safe beside all others
 	Window Window                                              // when it may run; one that the end of its window cuts short goes on in the next
 	Run    func(ctx context.Context, h *Hold) error            // returns nil when there is nothing left to do; ends between slices when ctx ends
 	Plan   func(ctx context.Context) (map[string]int64, error) // what Run would do now, as Hold.Count would name it; it changes nothing
 	With   string                                              // the settings by which Run takes something, for whoever reads the plan
+}
+
+// kind is the kind of the lease that the job runs under.
+func (j Job) kind() string {
+	if j.Apart {
+		return Kind + "-" + j.Name
+	}
+	return Kind
 }
 
 // LastRun is a job's row of job_runs. Times that have not been are zero.
@@ -96,31 +108,40 @@ func (j Job) due(last LastRun, now time.Time) bool {
 // Runner runs jobs when they are due.
 type Runner struct {
 	pool    *pgxpool.Pool
-	jobs    []Job
+	lanes   [][]Job // the jobs by their lease
 	log     *slog.Logger
 	metrics *metrics
 }
 
 // New returns a Runner of jobs. The pool is one of the truth and acts as the system role. It starts nothing.
 func New(pool *pgxpool.Pool, jobs []Job, log *slog.Logger, reg prometheus.Registerer) (*Runner, error) {
-	names := make(map[string]bool)
+	names, lanes := make(map[string]bool), make(map[string][]Job)
 	for _, j := range jobs {
 		if j.Name == "" || j.Run == nil || j.Every < 0 || names[j.Name] {
 			return nil, fmt.Errorf("job %q: want a name of its own, work, and an interval of 0 or more, not %s", j.Name, j.Every)
 		}
 		names[j.Name] = true
+		lanes[j.kind()] = append(lanes[j.kind()], j)
 	}
 	m, err := newMetrics(reg, jobs)
 	if err != nil {
 		return nil, err
 	}
-	return &Runner{pool: pool, jobs: jobs, log: log.With("component", "jobs"), metrics: m}, nil
+	return &Runner{pool: pool, lanes: slices.Collect(maps.Values(lanes)), log: log.With("component", "jobs"), metrics: m}, nil
 }
 
 // Run runs what is due until ctx ends, and returns nil. Failures are logged and tried again.
 func (r *Runner) Run(ctx context.Context) error {
+	var g errgroup.Group
+	for _, lane := range r.lanes {
+		g.Go(func() error { return r.runLane(ctx, lane) })
+	}
+	return g.Wait()
+}
+
+func (r *Runner) runLane(ctx context.Context, lane []Job) error {
 	for {
-		if err := r.runOnce(ctx); err != nil && ctx.Err() == nil {
+		if err := r.runOnce(ctx, lane); err != nil && ctx.Err() == nil {
 			r.log.WarnContext(ctx, "scheduled jobs, trying again", "err", err)
 		}
 		select {
@@ -131,16 +152,16 @@ func (r *Runner) Run(ctx context.Context) error {
 	}
 }
 
-// runOnce runs every job that is due, one after the other, each under a lease of its own so that a command that waits gets its turn.
-func (r *Runner) runOnce(ctx context.Context) error {
+// runOnce runs every job of a lane that is due, one after the other. Each takes the lease anew, so that a command that waits gets its turn.
+func (r *Runner) runOnce(ctx context.Context, lane []Job) error {
 	var errs []error
-	for _, j := range r.jobs {
+	for _, j := range lane {
 		if _, ok, err := r.isDue(ctx, j); err != nil {
 			return err
 		} else if !ok {
 			continue
 		}
-		err := withLease(ctx, r.pool, "job-"+j.Name, leaseTTL, r.log, func(ctx context.Context, h *Hold) error {
+		err := withLease(ctx, r.pool, j.kind(), "job-"+j.Name, leaseTTL, r.log, func(ctx context.Context, h *Hold) error {
 			left, ok, err := r.isDue(ctx, j) // somebody else may have run it while this one waited
 			if err != nil || !ok {
 				return err

@@ -95,7 +95,7 @@ func holdByHand(t *testing.T, pool *pgxpool.Pool, owner string) *Hold {
 	if _, err := pool.Exec(t.Context(), `INSERT INTO leases (kind, partition, owner, epoch, expires_at) VALUES ('jobs', 0, $1, 7, now() - interval '1 s')`, owner); err != nil {
 		t.Fatal(err)
 	}
-	return &Hold{pool: pool, owner: owner, epoch: 7}
+	return &Hold{pool: pool, kind: Kind, owner: owner, epoch: 7}
 }
 
 const sliceSQL = `INSERT INTO job_runs (job, owner, started_at) VALUES ($1, '', now())`
@@ -119,7 +119,7 @@ func TestAHolderThatThawsCommitsNothingOnceAnotherHasTheLease(t *testing.T) {
 	if _, err := pool.Exec(early, `UPDATE leases SET expires_at = now() - interval '1 s' WHERE kind = 'jobs'`); err != nil {
 		t.Errorf("renewing waits for the slice: %v", err)
 	}
-	err = withLease(early, pool, "successor", time.Second, testkit.Logger(t), func(context.Context, *Hold) error {
+	err = withLease(early, pool, Kind, "successor", time.Second, testkit.Logger(t), func(context.Context, *Hold) error {
 		t.Error("the lease was taken in the middle of a slice")
 		return nil
 	})
@@ -133,7 +133,7 @@ func TestAHolderThatThawsCommitsNothingOnceAnotherHasTheLease(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	err = withLease(ctx, pool, "successor", time.Second, testkit.Logger(t), func(ctx context.Context, h *Hold) error {
+	err = withLease(ctx, pool, Kind, "successor", time.Second, testkit.Logger(t), func(ctx context.Context, h *Hold) error {
 		err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 			if err := frozen.Fence(ctx, tx); err != nil {
 				return err
@@ -170,7 +170,7 @@ func TestInAnotherDatabaseALaterHolderShutsTheEarlierOut(t *testing.T) {
 		want  error
 	}{{7, nil}, {7, nil}, {8, nil}, {7, ErrLost}, {8, nil}} {
 		err := postgres.InTx(t.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-			return (&Hold{epoch: c.epoch}).FenceElsewhere(t.Context(), tx)
+			return (&Hold{kind: Kind, epoch: c.epoch}).FenceElsewhere(t.Context(), tx)
 		})
 		if !errors.Is(err, c.want) {
 			t.Errorf("epoch %d: %v, want %v", c.epoch, err, c.want)
@@ -180,7 +180,7 @@ func TestInAnotherDatabaseALaterHolderShutsTheEarlierOut(t *testing.T) {
 
 func TestAJobEndsWhenItsLeaseIsTaken(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	err := withLease(t.Context(), pool, "a", 500*time.Millisecond, testkit.Logger(t), func(ctx context.Context, h *Hold) error {
+	err := withLease(t.Context(), pool, Kind, "a", 500*time.Millisecond, testkit.Logger(t), func(ctx context.Context, h *Hold) error {
 		_, err := h.Run(ctx, Job{Name: "long", Run: func(ctx context.Context, _ *Hold) error {
 			if _, err := pool.Exec(ctx, `UPDATE leases SET owner = 'other', epoch = epoch + 1, expires_at = now() + interval '1 min' WHERE kind = 'jobs'`); err != nil {
 				return err
@@ -220,7 +220,7 @@ func TestOfTwoRunnersOneRunsWhatIsDue(t *testing.T) {
 	a, b := runner("a"), runner("b")
 	g, ctx := errgroup.WithContext(t.Context())
 	for _, r := range []*Runner{a, b} {
-		g.Go(func() error { return r.runOnce(ctx) })
+		g.Go(func() error { return r.runOnce(ctx, r.lanes[0]) })
 	}
 	if err := g.Wait(); err != nil {
 		t.Fatal(err)
@@ -231,7 +231,7 @@ func TestOfTwoRunnersOneRunsWhatIsDue(t *testing.T) {
 	if _, err := pool.Exec(t.Context(), `UPDATE job_runs SET succeeded_at = succeeded_at - interval '1 h'`); err != nil {
 		t.Fatal(err)
 	}
-	if err := a.runOnce(t.Context()); err != nil {
+	if err := a.runOnce(t.Context(), a.lanes[0]); err != nil {
 		t.Fatal(err)
 	}
 	if len(ran) != 2 {
@@ -245,7 +245,7 @@ func TestWhatCameOfARunIsKept(t *testing.T) {
 		Job{Name: "bad", Every: time.Hour, Run: func(_ context.Context, h *Hold) error { h.Count("rows", 2); return errors.New("no luck") }},
 		Job{Name: "good", Every: time.Hour, Run: func(_ context.Context, h *Hold) error { h.Count("rows", 2); h.Count("rows", 3); return nil }},
 		Job{Name: "never", Run: func(context.Context, *Hold) error { t.Error("a job without an interval ran"); return nil }})
-	if err := failing.runOnce(t.Context()); err == nil {
+	if err := failing.runOnce(t.Context(), failing.lanes[0]); err == nil {
 		t.Error("the failure of a job is told nobody")
 	}
 	runs, now, err := LastRuns(t.Context(), pool)
@@ -265,7 +265,7 @@ func TestTheEndOfItsWindowCutsAJobShortAndItIsDueInTheNext(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	job := Job{Name: "nightly", Every: time.Hour, Run: func(ctx context.Context, _ *Hold) error { <-ctx.Done(); return ctx.Err() }}
 	r := newRunner(t, pool, job)
-	err := withLease(t.Context(), pool, "a", time.Second, testkit.Logger(t), func(ctx context.Context, h *Hold) error {
+	err := withLease(t.Context(), pool, Kind, "a", time.Second, testkit.Logger(t), func(ctx context.Context, h *Hold) error {
 		return r.run(ctx, h, job, 500*time.Millisecond) // in which its start is noted, on a busy machine too
 	})
 	if err != nil {

@@ -935,7 +935,7 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
--- outbox_range_span notes when the first and the last event of an archived range occurred. It reads all of the range, once.
+-- outbox_range_span notes when the first and the last event of an archived range occurred, of an empty one when it was made. It reads all of the range, once.
 -- +goose StatementBegin
 CREATE FUNCTION outbox_range_span(first bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
@@ -945,7 +945,7 @@ DECLARE
 BEGIN
   IF EXISTS (SELECT FROM outbox_ranges WHERE from_id = first AND state = 'ARCHIVED' AND first_occurred IS NULL FOR UPDATE) THEN
     EXECUTE format('SELECT min(occurred_at), max(occurred_at) FROM %I', 'outbox_messages_' || first) INTO earliest, latest;
-    UPDATE outbox_ranges SET first_occurred = earliest, last_occurred = latest WHERE from_id = first;
+    UPDATE outbox_ranges SET first_occurred = coalesce(earliest, first_at), last_occurred = coalesce(latest, first_at) WHERE from_id = first;
   END IF;
 END $$;
 -- +goose StatementEnd

@@ -73,7 +73,7 @@ func Jobs(cfg Config, d Deps) ([]jobs.Job, error) {
 		}
 	}
 	list := []jobs.Job{
-		{Name: outbox.RangesJob, Every: outbox.RangesEvery, Run: func(ctx context.Context, h *jobs.Hold) error { return messages.Prepare(ctx, h) }},
+		{Name: outbox.RangesJob, Every: outbox.RangesEvery, Apart: true, Run: func(ctx context.Context, h *jobs.Hold) error { return messages.Prepare(ctx, h) }},
 		{Name: outbox.ArchiveJob, Every: cfg.OutboxArchive.Every, Plan: messages.Plan,
 			With: fmt.Sprintf("OUTBOX_ARCHIVE_AFTER=%s OUTBOX_ARCHIVE_KEEP=%s", cfg.OutboxArchive.After, cfg.OutboxArchive.Keep),
 			Run:  archiveWithExports(messages, cfg.Cold.URL, d.Truth, metrics)},

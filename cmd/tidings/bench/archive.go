@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/tidings/tidings/internal/jobs"
 	"github.com/tidings/tidings/outbox"
@@ -20,6 +22,7 @@ import (
 // archiveOptions are the flags of `tidings bench archive`.
 type archiveOptions struct {
 	rows, payload, clients   int
+	slices, ranges           int
 	withWrites, heldSnapshot bool
 	duration                 time.Duration
 }
@@ -33,15 +36,18 @@ func archiveCommand() *cobra.Command {
 counts them afterwards: missing and duplicates must be 0. The rate is until the last range is the archive's, with all checks; the indexes that ranges get then are timed apart.
 With --held-snapshot a snapshot from before is held open meanwhile.
 
-With --with-writes the API and a relay, each a process, are written to by --clients connections for three times --duration: writes-before,
-writes-archiving, in which the job runs once, its indexes included, and writes-after. The ratios are of the second to the mean of the other two.`,
+With --with-writes the API and a relay, each a process, are written to by --clients connections in slices of --duration. In every second slice, of
+--slices, a range of --rows / --slices messages is archived and indexed, and its line says how many rows per second that was, from the start of the process on. What is
+written and published in it is compared with the mean of the slices before and after, and the medians of these ratios are the last line.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.rows < 1 || o.payload < 0 || o.clients < 1 || o.duration < time.Second {
-				return errors.New("want --rows and --clients of 1 or more, --payload of 0 or more, a --duration of 1s or more")
+			if o.rows < 1 || o.payload < 0 || o.clients < 1 || o.slices < 1 || o.duration < time.Second {
+				return errors.New("want --rows, --clients and --slices of 1 or more, --payload of 0 or more, a --duration of 1s or more")
 			}
 			if o.withWrites {
+				o.ranges = o.slices
 				return o.runWithWrites(cmd.Context(), cmd.OutOrStdout(), progress(cmd))
 			}
+			o.ranges = benchRanges
 			return o.runAlone(cmd.Context(), cmd.OutOrStdout(), progress(cmd))
 		},
 	}
@@ -51,11 +57,12 @@ writes-archiving, in which the job runs once, its indexes included, and writes-a
 	f.BoolVar(&o.heldSnapshot, "held-snapshot", false, "hold a snapshot open meanwhile")
 	f.BoolVar(&o.withWrites, "with-writes", false, "beside writes over HTTP and a relay, with and without archiving")
 	f.IntVar(&o.clients, "clients", 32, "connections that write at once")
-	f.DurationVar(&o.duration, "duration", 20*time.Second, "how long each case writes")
+	f.IntVar(&o.slices, "slices", 5, "slices with archiving")
+	f.DurationVar(&o.duration, "duration", 10*time.Second, "how long each slice writes")
 	return cmd
 }
 
-// benchRanges is in how many ranges the rows are.
+// benchRanges is in how many ranges the rows are that are archived alone.
 const benchRanges = 10
 
 // publishedSQL writes rows as they are ten days after they were published.
@@ -73,14 +80,14 @@ func (o archiveOptions) fill(ctx context.Context, s *servers, say func(string, .
 		return err
 	}
 	defer func() { _ = owner.Close(context.WithoutCancel(ctx)) }() // nothing is lost with it
-	for range benchRanges {
+	for range o.ranges {
 		if _, err := owner.Exec(ctx, `SELECT outbox_range_make(max(to_id), max(to_id) + 50000000) FROM outbox_ranges`); err != nil {
 			return err
 		}
 	}
 	const step = 100_000
-	for n := range benchRanges {
-		first, past := o.rows*n/benchRanges, o.rows*(n+1)/benchRanges
+	for n := range o.ranges {
+		first, past := o.rows*n/o.ranges, o.rows*(n+1)/o.ranges
 		for ; first < past; first += step {
 			if _, err := s.pool.Exec(ctx, publishedSQL, pgx.StrictNamedArgs{"payload": o.payload, "first": first, "last": min(first+step, past) - 1}); err != nil {
 				return err
@@ -90,10 +97,10 @@ func (o archiveOptions) fill(ctx context.Context, s *servers, say func(string, .
 			return err
 		}
 	}
-	// The floors as a relay has them when all is published, and the ranges as they are ten days later.
+	// The floors as a relay has them when all is published.
 	for _, sql := range []string{
 		`UPDATE outbox_partitions SET floor_id = (SELECT last_value FROM outbox_messages_id_seq)`,
-		`UPDATE outbox_ranges SET settled_at = now() - interval '10 days' WHERE to_id - 1 <= (SELECT last_value FROM outbox_messages_id_seq)`,
+		`UPDATE outbox_ranges SET settled_at = now() WHERE to_id - 1 <= (SELECT last_value FROM outbox_messages_id_seq)`,
 		`VACUUM ANALYZE outbox_messages`, `CHECKPOINT`,
 	} {
 		if _, err := owner.Exec(ctx, sql); err != nil {
@@ -101,6 +108,13 @@ func (o archiveOptions) fill(ctx context.Context, s *servers, say func(string, .
 		}
 	}
 	return nil
+}
+
+// fallDue lets n ranges have settled ten days ago.
+func fallDue(ctx context.Context, s *servers, n int) error {
+	_, err := s.pool.Exec(ctx, `UPDATE outbox_ranges SET settled_at = now() - interval '10 days'
+		WHERE from_id IN (SELECT from_id FROM outbox_ranges WHERE state = 'OPEN' AND settled_at IS NOT NULL ORDER BY from_id LIMIT $1)`, n)
+	return err
 }
 
 // archivePart runs the job once, as the archiver does, and then waits to be stopped.
@@ -152,6 +166,9 @@ func (o archiveOptions) runAlone(ctx context.Context, out io.Writer, say func(st
 		}
 	}
 	say("%s: moving them", r.Case)
+	if err := fallDue(ctx, s, o.ranges); err != nil {
+		return err
+	}
 	start := time.Now()
 	c, err := startChild(s, partArchive, leaseTTL, logTo(say))
 	if err != nil {
@@ -164,19 +181,19 @@ func (o archiveOptions) runAlone(ctx context.Context, out io.Writer, say func(st
 			return err
 		}
 		c.sample()
-		if ranges == benchRanges && !moved {
+		if ranges == o.ranges && !moved {
 			moved = true
 			r.rate(o.rows, time.Since(start))
 		}
 		if ended {
 			if !moved {
-				return fmt.Errorf("%d of %d ranges were archived", ranges, benchRanges)
+				return fmt.Errorf("%d of %d ranges were archived", ranges, o.ranges)
 			}
 			break
 		}
 		if time.Since(said) > 5*time.Second {
 			said = time.Now()
-			say("%s: %d of %d ranges", r.Case, ranges, benchRanges)
+			say("%s: %d of %d ranges", r.Case, ranges, o.ranges)
 		}
 		if err := pause(ctx, 10*time.Millisecond); err != nil {
 			return err
@@ -205,13 +222,25 @@ func (o archiveOptions) runAlone(ctx context.Context, out io.Writer, say func(st
 	return nil
 }
 
-// besideResult is the line of a case of --with-writes.
+// besideResult is the line of a slice of --with-writes.
 type besideResult struct {
 	writeResult
 	EventsPerSecond   float64  `json:"events_per_second"`             // that the relay put on the stream
-	EventsRatio       *float64 `json:"events_ratio,omitempty"`        // to the mean of before and after
+	EventsRatio       *float64 `json:"events_ratio,omitempty"`        // to the mean of the slices before and after
 	WritesRatio       *float64 `json:"writes_ratio,omitempty"`        // likewise
-	ArchivedPerSecond *float64 `json:"archived_per_second,omitempty"` // rows moved meanwhile
+	ArchivedPerSecond *float64 `json:"archived_per_second,omitempty"` // rows of the range, by the time from the start of the process until it was archived and indexed
+}
+
+// besideSummary is the last line.
+type besideSummary struct {
+	Case              string    `json:"case"`
+	WritesRatio       float64   `json:"writes_ratio"` // medians
+	EventsRatio       float64   `json:"events_ratio"`
+	ArchivedPerSecond float64   `json:"archived_per_second"`
+	LeftPerSecond     float64   `json:"left_outbox_per_second"` // rows archived, by the whole time of the slices with archiving
+	WritesRatios      []float64 `json:"writes_ratios"`
+	EventsRatios      []float64 `json:"events_ratios"`
+	settings
 }
 
 func (o archiveOptions) runWithWrites(ctx context.Context, out io.Writer, say func(string, ...any)) (err error) {
@@ -242,79 +271,119 @@ func (o archiveOptions) runWithWrites(ctx context.Context, out io.Writer, say fu
 		return err
 	}
 	defer r.kill()
-	if err := newWriters(a, min(o.clients, 4), follows).run(ctx, min(o.duration/4, 2*time.Second)); err != nil {
+	if err := newWriters(a, o.clients, follows).run(ctx, min(o.duration, 5*time.Second)); err != nil {
 		return err
 	}
 
-	var all [3]besideResult
-	if all[0], err = o.beside(ctx, s, js, a, "writes-before", say); err != nil {
-		return err
-	}
-	c, err := startChild(s, partArchive, leaseTTL, logTo(say))
+	all := make([]besideResult, 2*o.slices+1)
+	set, err := s.settings(ctx)
 	if err != nil {
 		return err
 	}
-	defer c.kill()
-	if all[1], err = o.beside(ctx, s, js, a, "writes-archiving", say); err != nil {
-		return err
-	}
-	ended, _, err := archived(ctx, s)
-	if err != nil {
-		return err
-	}
-	if !ended {
-		return errors.New("the job did not end in its time: lower --rows, or raise --duration")
-	}
-	if _, err := c.stop(); err != nil {
-		return err
-	}
-	all[1].PeakRSS = ptr(round(c.peak, 1))
-	if all[2], err = o.beside(ctx, s, js, a, "writes-after", say); err != nil {
-		return err
-	}
-	all[1].WritesRatio = ptr(round(2*all[1].AcceptedPerSecond/(all[0].AcceptedPerSecond+all[2].AcceptedPerSecond), 3))
-	all[1].EventsRatio = ptr(round(2*all[1].EventsPerSecond/(all[0].EventsPerSecond+all[2].EventsPerSecond), 3))
 	for i := range all {
-		if all[i].settings, err = s.settings(ctx); err != nil {
+		if all[i], err = o.beside(ctx, s, js, a, i%2 == 1, say); err != nil {
 			return err
 		}
-		if err := writeLine(out, all[i]); err != nil {
+		all[i].settings = set
+	}
+	sum := besideSummary{Case: "archive-beside-writes", settings: set}
+	var speeds []float64
+	took := 0.0
+	for i := 1; i < len(all); i += 2 {
+		before, r, after := all[i-1], &all[i], all[i+1]
+		r.WritesRatio = ptr(round(2*r.AcceptedPerSecond/(before.AcceptedPerSecond+after.AcceptedPerSecond), 3))
+		r.EventsRatio = ptr(round(2*r.EventsPerSecond/(before.EventsPerSecond+after.EventsPerSecond), 3))
+		sum.WritesRatios, sum.EventsRatios = append(sum.WritesRatios, *r.WritesRatio), append(sum.EventsRatios, *r.EventsRatio)
+		speeds, took = append(speeds, *r.ArchivedPerSecond), took+r.Seconds
+	}
+	for _, r := range all {
+		if err := writeLine(out, r); err != nil {
 			return err
 		}
 	}
-	return nil
+	sum.WritesRatio, sum.EventsRatio, sum.ArchivedPerSecond = median(sum.WritesRatios), median(sum.EventsRatios), median(speeds)
+	sum.LeftPerSecond = round(float64(o.rows)/took, 0)
+	return writeLine(out, sum)
 }
 
-// beside writes for the duration and says what the API accepted and the relay published meanwhile.
-func (o archiveOptions) beside(ctx context.Context, s *servers, js jetstream.JetStream, a *apiUnderTest, name string, say func(string, ...any)) (r besideResult, err error) {
-	say("%s: %d clients for %s", name, o.clients, o.duration)
-	r.Case, r.Clients = name, o.clients
-	_, movedBefore, err := archived(ctx, s)
-	if err != nil {
-		return r, err
+// beside writes for the duration, while a range is archived if it is asked to, and says what the API accepted and the relay published meanwhile.
+func (o archiveOptions) beside(ctx context.Context, s *servers, js jetstream.JetStream, a *apiUnderTest, archiving bool, say func(string, ...any)) (r besideResult, err error) {
+	r.Case, r.Clients = "writes", o.clients
+	if archiving {
+		r.Case = "writes-archiving"
 	}
+	say("%s: %d clients for %s", r.Case, o.clients, o.duration)
 	storedBefore, err := countStored(ctx, js, s.broker)
 	if err != nil {
 		return r, err
 	}
 	w := newWriters(a, o.clients, follows)
+	g, gctx := errgroup.WithContext(ctx)
 	start := time.Now()
-	if err := w.run(ctx, o.duration); err != nil {
+	g.Go(func() error { return w.run(gctx, o.duration) })
+	var moved time.Duration
+	if archiving {
+		if moved, r.PeakRSS, err = o.archiveOne(gctx, s, say); err != nil {
+			return r, errors.Join(err, g.Wait())
+		}
+	}
+	if err := g.Wait(); err != nil {
 		return r, err
 	}
 	took := time.Since(start)
-	stored, err := countStored(ctx, js, s.broker)
-	if err != nil {
-		return r, err
+	if moved > took {
+		return r, fmt.Errorf("the range took %s: lower --rows, or raise --duration", moved)
 	}
-	_, moved, err := archived(ctx, s)
+	stored, err := countStored(ctx, js, s.broker)
 	if err != nil {
 		return r, err
 	}
 	w.fill(&r.writeResult, took)
 	r.EventsPerSecond = round(float64(stored-storedBefore)/took.Seconds(), 0)
-	if moved > movedBefore {
-		r.ArchivedPerSecond = ptr(round(float64(moved-movedBefore)*float64(o.rows/benchRanges)/took.Seconds(), 0))
+	if archiving {
+		r.ArchivedPerSecond = ptr(round(float64(o.rows/o.slices)/moved.Seconds(), 0))
 	}
 	return r, nil
+}
+
+// archiveOne has a process archive one range, and returns how long it took and the memory that it used.
+func (o archiveOptions) archiveOne(ctx context.Context, s *servers, say func(string, ...any)) (took time.Duration, rss *float64, err error) {
+	if err := fallDue(ctx, s, 1); err != nil {
+		return 0, nil, err
+	}
+	if _, err := s.pool.Exec(ctx, `UPDATE job_runs SET succeeded_at = NULL`); err != nil {
+		return 0, nil, err
+	}
+	_, before, err := archived(ctx, s)
+	if err != nil {
+		return 0, nil, err
+	}
+	start := time.Now()
+	c, err := startChild(s, partArchive, leaseTTL, logTo(say))
+	if err != nil {
+		return 0, nil, err
+	}
+	defer c.kill()
+	for {
+		ended, ranges, err := archived(ctx, s)
+		if err != nil {
+			return 0, nil, err
+		}
+		if ended {
+			if took = time.Since(start); ranges != before+1 {
+				return 0, nil, fmt.Errorf("%d ranges were archived, want 1", ranges-before)
+			}
+			_, err := c.stop()
+			return took, ptr(round(c.peak, 1)), err
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return 0, nil, err
+		}
+	}
+}
+
+// median returns the median of some numbers, rounded to three digits.
+func median(all []float64) float64 {
+	all = slices.Sorted(slices.Values(all))
+	return round((all[(len(all)-1)/2]+all[len(all)/2])/2, 3)
 }

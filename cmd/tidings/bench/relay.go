@@ -26,6 +26,7 @@ const (
 type relayOptions struct {
 	messages, relays, payload, processed int
 	tenants, partitions                  int
+	ranges, rangeRows, pairs             int
 	sync                                 string
 	heldSnapshot, openTransaction        bool
 	within                               time.Duration
@@ -51,10 +52,19 @@ With two relays or more, one is killed (SIGKILL) half way and its partitions are
 missing, duplicates and inversions (versions of one entity that do not rise by one) must be 0.
 
 With --held-snapshot a second case runs while a snapshot from before the --processed rows were published is held open, so that vacuum can
-remove nothing. With --open-transaction another one runs while a transaction that has an id stays open: no floor can rise.`,
+remove nothing. With --open-transaction another one runs while a transaction that has an id stays open: no floor can rise.
+
+With --ranges the outbox has that many ranges of --range-rows published rows each. --messages are inserted, 20 a statement, and drained with these ranges and
+without them in turns, --pairs times: the archive has the ranges meanwhile. The last line has the medians of the ratios, with to without.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.messages < 1 || o.relays < 1 || o.payload < 0 || o.processed < 0 || o.tenants < 1 || o.tenants > 10_000 || o.sync != syncAlways && o.sync != syncDefault {
 				return errors.New("want --messages and --relays of 1 or more, --tenants of 1 to 10000, --payload and --processed of 0 or more, --broker-sync always or default")
+			}
+			if o.ranges < 0 || o.rangeRows < 1 || o.pairs < 1 {
+				return errors.New("want --ranges of 0 or more, --range-rows and --pairs of 1 or more")
+			}
+			if o.ranges > 0 {
+				return o.runRanges(cmd.Context(), cmd.OutOrStdout(), progress(cmd))
 			}
 			cases := []string{caseRelay}
 			if o.heldSnapshot {
@@ -88,6 +98,9 @@ remove nothing. With --open-transaction another one runs while a transaction tha
 	f.StringVar(&o.sync, "broker-sync", syncAlways, "the broker syncs to disk: always (before each ack) or default (every two minutes)")
 	f.BoolVar(&o.heldSnapshot, "held-snapshot", false, "a second case while a snapshot from before is held open")
 	f.BoolVar(&o.openTransaction, "open-transaction", false, "another case while a transaction from before stays open")
+	f.IntVar(&o.ranges, "ranges", 0, "ranges of published rows, with and without which the outbox is measured")
+	f.IntVar(&o.rangeRows, "range-rows", 1_000_000, "rows of each of them")
+	f.IntVar(&o.pairs, "pairs", 3, "how often each is measured, with and without the ranges")
 	f.DurationVar(&o.within, "within", 10*time.Minute, "give up after this long")
 	return cmd
 }

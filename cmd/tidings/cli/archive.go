@@ -91,7 +91,7 @@ func (p Process) archiveRunCommand() *cobra.Command {
 		Use:   "run",
 		Short: "Run the archiver's jobs now, whatever their schedule says",
 		Long: `Run does at once what the archiver does by schedule, with the same settings from the environment. One job runs at a time in the whole
-fleet: it waits for one that is running. Ctrl-C stops it after the slice in hand; the next run goes on from there.
+fleet: it waits for one that is running. Only outbox-ranges, which makes ranges ahead of need, runs beside the others. Ctrl-C stops it after the slice in hand; the next run goes on from there.
 
 The settings are those of this process, not the archiver's: run it where the archiver's are set. --dry-run says how much a job would take
 now, and by which settings: where one is 0s, it takes nothing by that. Threads that were moved can be taken back: archive undo.`,
@@ -178,31 +178,51 @@ func (p Process) withoutJobs(ctx context.Context, truth *pgxpool.Pool, name stri
 	return jobs.WithLease(ctx, truth, name, fn)
 }
 
+// runJobs runs the jobs apart first, each under its lease, and then the others under theirs.
 func (p Process) runJobs(ctx context.Context, truth *pgxpool.Pool, list []jobs.Job, asJSON bool) error {
-	return p.withoutJobs(ctx, truth, "archive-run", func(ctx context.Context, h *jobs.Hold) error {
-		var errs []error
-		for _, j := range list {
-			start := time.Now()
-			stop := p.showJob(ctx, j, h)
-			counts, err := h.Run(ctx, j)
-			stop()
-			if ctx.Err() != nil {
-				err = errors.New("stopped before the end; run the same command again to go on")
-				if errors.Is(context.Cause(ctx), jobs.ErrLost) {
-					err = jobs.ErrLost
-				}
-			}
-			r := jobRun{Job: j.Name, Counts: counts, Seconds: time.Since(start).Seconds()}
-			if err != nil {
-				r.Error = err.Error()
-			}
-			errs = append(errs, p.printRun(r, asJSON), err)
-			if ctx.Err() != nil {
-				break
+	var together []jobs.Job
+	var errs []error
+	for _, j := range list {
+		if !j.Apart {
+			together = append(together, j)
+			continue
+		}
+		errs = append(errs, jobs.WithLeaseOf(ctx, truth, j, "archive-run", func(ctx context.Context, h *jobs.Hold) error {
+			return p.runHeld(ctx, h, []jobs.Job{j}, asJSON)
+		}))
+	}
+	if len(together) > 0 && ctx.Err() == nil {
+		errs = append(errs, p.withoutJobs(ctx, truth, "archive-run", func(ctx context.Context, h *jobs.Hold) error {
+			return p.runHeld(ctx, h, together, asJSON)
+		}))
+	}
+	return errors.Join(errs...)
+}
+
+// runHeld runs jobs one after the other under the lease that h is.
+func (p Process) runHeld(ctx context.Context, h *jobs.Hold, list []jobs.Job, asJSON bool) error {
+	var errs []error
+	for _, j := range list {
+		start := time.Now()
+		stop := p.showJob(ctx, j, h)
+		counts, err := h.Run(ctx, j)
+		stop()
+		if ctx.Err() != nil {
+			err = errors.New("stopped before the end; run the same command again to go on")
+			if errors.Is(context.Cause(ctx), jobs.ErrLost) {
+				err = jobs.ErrLost
 			}
 		}
-		return errors.Join(errs...)
-	})
+		r := jobRun{Job: j.Name, Counts: counts, Seconds: time.Since(start).Seconds()}
+		if err != nil {
+			r.Error = err.Error()
+		}
+		errs = append(errs, p.printRun(r, asJSON), err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // showJob shows on stderr how far the job is, until stop is called.

@@ -71,8 +71,8 @@ func (p Process) eventsFindCommand() *cobra.Command {
 		Short: "Find events in the outbox, its archive and its DLQ",
 		Long: `Find shows events by --id (an outbox id, or an event's id, the ce-id), by --aggregate and --tenant, or by the time at which they occurred.
 
-The archive and the DLQ are searched in every way. The outbox itself is searched by outbox id, by time (events that occurred within ten
-minutes of being written), and by event id among its newest --recent ids. By aggregate it is not: what is young there is on the stream.
+The archive and the DLQ are searched in every way. The outbox itself is searched by outbox id, by event id, and by time (events that occurred within
+ten minutes of being written). By aggregate it is not: the stream has what is young there. An event that only an export has is found after tidings archive restore.
 A message on the stream names its outbox id in Tidings-Outbox-Id. The aggregate of comments is their post (comment/42), that of follows
 who is followed (follow/42).`,
 		Args: cobra.NoArgs,

@@ -1,0 +1,232 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/tidings/tidings/outbox"
+)
+
+// rangesResult is the line of a slice of --ranges.
+type rangesResult struct {
+	result
+	InsertsPerSecond float64 `json:"inserts_per_second"`
+}
+
+// rangesSummary is the last line.
+type rangesSummary struct {
+	Case         string    `json:"case"`
+	Ranges       int       `json:"ranges"`
+	RangeRows    int       `json:"range_rows"`
+	InsertRatio  float64   `json:"insert_ratio"` // medians, with the ranges to without
+	DrainRatio   float64   `json:"drain_ratio"`
+	InsertRatios []float64 `json:"insert_ratios"`
+	DrainRatios  []float64 `json:"drain_ratios"`
+	Missing      int       `json:"missing"`
+	Duplicates   int       `json:"duplicates"`
+	Inversions   int       `json:"inversions"`
+	settings
+}
+
+// narrowSQL fills the table of a range with the narrowest rows that there are, as they are once they were published. Nobody else writes.
+const narrowSQL = `
+INSERT INTO outbox_messages_%[1]d (id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, inserted_at, processed_at, attempts, partition, stream_seq)
+SELECT id, (lpad(to_hex(id), 12, '0') || '80000000000000000000')::uuid, 1, 'follow', id, 'created', 1, '{}', now(), now(), now(), now(), 0, 0, 0 FROM generate_series(%[1]d, %[2]d) id`
+
+// fillRanges makes the ranges and fills them, two at a time. It returns their first ids.
+func (o relayOptions) fillRanges(ctx context.Context, s *servers, owner *pgx.Conn, say func(string, ...any)) (firsts []int64, err error) {
+	var next, floor int64
+	if err := owner.QueryRow(ctx, `SELECT max(to_id) FROM outbox_ranges`).Scan(&next); err != nil {
+		return nil, err
+	}
+	rows := int64(o.rangeRows)
+	var g errgroup.Group
+	g.SetLimit(2)
+	for range o.ranges {
+		first := next
+		if _, err := owner.Exec(ctx, fmt.Sprintf(`SELECT outbox_range_make(%d, %d); ALTER TABLE outbox_messages_%[1]d SET (autovacuum_enabled = off)`, first, first+rows)); err != nil {
+			return nil, err
+		}
+		firsts, next, floor = append(firsts, first), first+rows, first+rows-1
+		g.Go(func() error {
+			say("filling the range from %d with %d rows", first, rows)
+			conn, err := pgx.Connect(ctx, s.url)
+			if err != nil {
+				return err
+			}
+			_, err = conn.Exec(ctx, `SET synchronous_commit = off;`+fmt.Sprintf(narrowSQL, first, first+rows-1))
+			return errors.Join(err, conn.Close(ctx))
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	_, err = owner.Exec(ctx, fmt.Sprintf(`SELECT outbox_range_make(%d, %d), setval('outbox_messages_id_seq', %[3]d); UPDATE outbox_partitions SET floor_id = %[3]d; ANALYZE outbox_messages; CHECKPOINT`,
+		next, next+50_000_000, floor))
+	return firsts, err
+}
+
+func (o relayOptions) runRanges(ctx context.Context, out io.Writer, say func(string, ...any)) (err error) {
+	say("starting servers")
+	s, err := startServers(ctx, o.sync, slog.Default())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	if _, err := outbox.Resize(ctx, s.pool, o.partitions); err != nil {
+		return err
+	}
+	owner, err := pgx.Connect(ctx, s.url)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = owner.Close(context.WithoutCancel(ctx)) }() // nothing is lost with it
+	start := time.Now()
+	firsts, err := o.fillRanges(ctx, s, owner, say)
+	if err != nil {
+		return err
+	}
+	say("filled %d ranges in %.0f s", o.ranges, time.Since(start).Seconds())
+	js, closeJS, err := s.stream(ctx, slog.Default())
+	if err != nil {
+		return err
+	}
+	defer closeJS()
+
+	set, err := s.settings(ctx)
+	if err != nil {
+		return err
+	}
+	sum := rangesSummary{Case: "ranges", Ranges: o.ranges, RangeRows: o.rangeRows, settings: set}
+	written := 0
+	slice := func(with bool) (r rangesResult, err error) {
+		r.Case = "without-ranges"
+		if with {
+			r.Case = "with-ranges"
+		}
+		say(r.Case)
+		for _, first := range firsts { // in milliseconds: only the catalog is written
+			sql := `SELECT outbox_range_archive($1, 0)::text`
+			if with {
+				sql = `SELECT outbox_range_return($1)::text`
+			}
+			var did string
+			if err := owner.QueryRow(ctx, sql, first).Scan(&did); err != nil {
+				return r, err
+			}
+		}
+		if r.InsertsPerSecond, err = o.insert(ctx, s, written); err != nil {
+			return r, err
+		}
+		written += o.messages
+		took, err := o.drain(ctx, s, js, owner, written, say)
+		if err != nil {
+			return r, err
+		}
+		r.rate(o.messages, took)
+		r.Relays, r.Payload, r.Partitions, r.settings = 1, o.payload, o.partitions, set
+		return r, writeLine(out, r)
+	}
+	if _, err := slice(false); err != nil { // to warm up
+		return err
+	}
+	for i := range o.pairs {
+		first, err := slice(i%2 == 0)
+		if err != nil {
+			return err
+		}
+		second, err := slice(i%2 == 1)
+		if err != nil {
+			return err
+		}
+		if i%2 == 1 {
+			first, second = second, first
+		}
+		sum.InsertRatios = append(sum.InsertRatios, round(first.InsertsPerSecond/second.InsertsPerSecond, 3))
+		sum.DrainRatios = append(sum.DrainRatios, round(first.EventsPerSecond/second.EventsPerSecond, 3))
+	}
+	sum.InsertRatio, sum.DrainRatio = median(sum.InsertRatios), median(sum.DrainRatios)
+	for _, first := range firsts { // to read what was published alone
+		if _, err := owner.Exec(ctx, `SELECT outbox_range_archive($1, 0)`, first); err != nil {
+			return err
+		}
+	}
+	check := result{Events: written}
+	if err := check.check(ctx, s, js); err != nil {
+		return err
+	}
+	sum.Missing, sum.Duplicates, sum.Inversions = *check.Missing, *check.Duplicates, *check.Inversions
+	if err := writeLine(out, sum); err != nil {
+		return err
+	}
+	if sum.Missing+sum.Duplicates+sum.Inversions > 0 {
+		return fmt.Errorf("%d missing, %d duplicates, %d inversions", sum.Missing, sum.Duplicates, sum.Inversions)
+	}
+	return nil
+}
+
+// insert writes the messages, 20 a statement and transaction, from the n-th on, and returns how many per second.
+func (o relayOptions) insert(ctx context.Context, s *servers, n int) (perSecond float64, err error) {
+	const each = 20
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Release()
+	start := time.Now()
+	for first := n; first < n+o.messages; first += each {
+		if _, err := conn.Exec(ctx, backlogSQL, o.rows(first, min(first+each, n+o.messages))); err != nil {
+			return 0, err
+		}
+	}
+	return round(float64(o.messages)/time.Since(start).Seconds(), 0), nil
+}
+
+// drain has a relay publish what is pending, and returns how long that took from the first event on the stream to the last mark. all is how many events the
+// streams have then.
+func (o relayOptions) drain(ctx context.Context, s *servers, js jetstream.JetStream, owner *pgx.Conn, all int, say func(string, ...any)) (took time.Duration, err error) {
+	if _, err := owner.Exec(ctx, `CHECKPOINT`); err != nil {
+		return 0, err
+	}
+	c, err := startChild(s, partRelay, leaseTTL, logTo(say))
+	if err != nil {
+		return 0, err
+	}
+	defer c.kill()
+	deadline := time.Now().Add(o.within)
+	var start time.Time
+	for pending := true; pending; {
+		stored, err := countStored(ctx, js, s.broker)
+		if err != nil {
+			return 0, err
+		}
+		if o.partitions > 1 && stored > 0 {
+			stored-- // the closing message of the partition that an installation begins with
+		}
+		if start.IsZero() && stored > all-o.messages {
+			start = time.Now()
+		}
+		if stored >= all {
+			if err := s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM outbox_messages WHERE id > (SELECT min(floor_id) FROM outbox_partitions WHERE final_seq IS NULL) AND processed_at IS NULL)`).Scan(&pending); err != nil {
+				return 0, err
+			}
+		}
+		if time.Now().After(deadline) {
+			return 0, fmt.Errorf("%d of %d events after %s", stored, all, o.within)
+		}
+		if err := pause(ctx, 5*time.Millisecond); err != nil {
+			return 0, err
+		}
+	}
+	took = time.Since(start)
+	_, err = c.stop()
+	return took, err
+}
