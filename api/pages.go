@@ -33,7 +33,7 @@ type pageKey struct {
 	object int64
 }
 
-// Pages keeps first pages of followers and following of accounts that are asked for often. It is a consumers.Listener: a page is
+// Pages keeps first pages of followers and following of accounts that are asked for often. It is a broker.Listener: a page is
 // dropped when an event is heard that changes it.
 //
 // The event is heard before the projection has applied it, so a page that is read in between is old although it is new here.
@@ -70,7 +70,7 @@ type keptPage struct {
 	readAt time.Time
 }
 
-// NewPages returns a cache of cfg.PageCacheBytes. It keeps nothing until it hears events (consumers.Listen).
+// NewPages returns a cache of cfg.PageCacheBytes. It keeps nothing until it hears events (broker.Listen).
 func NewPages(cfg Config, reg prometheus.Registerer) *Pages {
 	p := &Pages{
 		maxBytes: cfg.PageCacheBytes,
@@ -86,7 +86,7 @@ func (p *Pages) clear() {
 	p.tracked, p.recent, p.bytes = make(map[pageKey]*linked.Element), linked.New(), 0
 }
 
-// Begin implements consumers.Listener.
+// Begin implements broker.Listener.
 func (p *Pages) Begin(last map[string]uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -94,7 +94,7 @@ func (p *Pages) Begin(last map[string]uint64) {
 	p.hearing, p.heard = true, last
 }
 
-// End implements consumers.Listener.
+// End implements broker.Listener.
 func (p *Pages) End() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -102,7 +102,7 @@ func (p *Pages) End() {
 	p.hearing = false
 }
 
-// Hear implements consumers.Listener. An event whose accounts cannot be read may have changed any page.
+// Hear implements broker.Listener. An event whose accounts cannot be read may have changed any page.
 func (p *Pages) Hear(e *event.Event, err error) {
 	var f event.Follow
 	if err == nil {

@@ -15,7 +15,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/api"
-	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
@@ -55,7 +54,7 @@ func openCached(t testing.TB, db *testkit.DB, b *testkit.Broker, bytes int64) ca
 	f.token = f.newToken(t, tenant, "tester", tokens.Roles()...)
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- consumers.Listen(ctx, nc, f.cfg, event.AggregateFollow, pages, testkit.Logger(t)) }()
+	go func() { done <- broker.Listen(ctx, nc, f.cfg, event.AggregateFollow, pages, testkit.Logger(t)) }()
 	t.Cleanup(func() {
 		stop()
 		if err := <-done; err != nil {

@@ -68,3 +68,38 @@ func TestEveryDocumentThatTheCodeNamesExists(t *testing.T) {
 		}
 	})
 }
+
+// TestTheProjectionPageShowsTheProjectionThatIsTested compares the page's code with the example that is added to the system by a test.
+func TestTheProjectionPageShowsTheProjectionThatIsTested(t *testing.T) {
+	read := func(path string) string {
+		t.Helper()
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	page := read("adding-a-projection.md")
+	list := read("../cmd/internal/fleet/fleet.go")
+	code := read("../cmd/internal/fleet/testdata/activity/activity.go") + read("../cmd/internal/fleet/testdata/activity/activity.sql") +
+		strings.Replace(list, "Projection{followercounts", "Projection{activity.New(now), followercounts", 1)
+	all := append(blocks(page, "go"), blocks(page, "sql")...)
+	if len(all) != 4 {
+		t.Fatalf("the page has %d blocks", len(all))
+	}
+	for _, b := range all {
+		if !strings.Contains(code, strings.TrimSuffix(b, "\n")) {
+			t.Errorf("the example has no\n%s", b)
+		}
+	}
+	for _, m := range regexp.MustCompile("(?m)^\\| `([A-Z]\\w+)` \\|").FindAllStringSubmatch(page, -1) {
+		if !strings.Contains(read("../projections/projection.go"), "\t"+m[1]+"(") {
+			t.Errorf("the contract has no method %s", m[1])
+		}
+	}
+	for _, m := range regexp.MustCompile(`(?m)^\t([A-Z]\w+)\(`).FindAllStringSubmatch(read("../projections/projection.go"), -1) {
+		if !strings.Contains(page, "| `"+m[1]+"` |") {
+			t.Errorf("the page says nothing of %s", m[1])
+		}
+	}
+}

@@ -11,6 +11,7 @@ import (
 )
 
 // Projection is all that the system asks of a projection. The pools act as the system role; truth and projection may be of two servers.
+// docs/adding-a-projection.md says how to write one, and TestEveryProjectionKeepsTheContract holds each of them to this.
 type Projection interface {
 	// Name is also the consumer's, in consumer_offsets and leases.
 	Name() string
@@ -28,7 +29,7 @@ type Projection interface {
 	// applied yet is a difference too, so it is run when the consumer's lag is 0. Memory does not grow with the tables.
 	Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(Difference)) (checked int64, err error)
 	// Window compares a bounded number of entities from after on; nil is the beginning, and, as next, the end. A difference may be an
-	// event on its way.
+	// event on its way. The functions Window and Kinds do the most of it.
 	Window(ctx context.Context, truth, projection *pgxpool.Pool, after any, limit int, report func(Difference)) (checked int64, next any, err error)
 	// Mend brings what the keys name to the truth, except what is parked. The caller holds the consumer's offsets in tx: an event that
 	// is on its way finds that its version is there.
@@ -37,6 +38,6 @@ type Projection interface {
 	// Reached reports whether the projection has each of the entities, of types that it wants, at the version that the ref names, or a
 	// later one. The transaction's tenant is set.
 	Reached(ctx context.Context, tx pgx.Tx, refs []event.Ref) (bool, error)
-	// Redact takes the content of these comments out, whoever reads it, and returns of how many rows. With look it only counts them.
-	Redact(ctx context.Context, tx pgx.Tx, tenant int64, comments []string, look bool) (n int64, err error)
+	// Redact takes the content of these children out, whoever reads it, and returns of how many rows. With look it only counts them.
+	Redact(ctx context.Context, tx pgx.Tx, tenant int64, children []string, look bool) (n int64, err error)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 )
 
@@ -23,13 +24,19 @@ type Difference struct {
 	Key        Key    `json:"-"`      // what to mend
 }
 
-// Key names what a projection mends as one: an edge (Aggregate is the target, Other the origin), an end of edges (Other is 0), an object
-// of children, or a child.
+// Key names what a projection mends as one. Type, TenantID and Aggregate name the aggregate whose events it is made of: while a DLQ has any of
+// those, the difference is explained, and not mended. The other fields say what of the aggregate, in the projection's own way: for instance
+// an edge (Aggregate is the target, Other the origin), an end of edges (Other is 0), an object of children, or a child.
 type Key struct {
-	Type                       string // the aggregate type of the events that it is made of
+	Type                       string
 	TenantID, Aggregate, Other int64
 	Child                      string // its id, where one is concerned
 	Kind                       string // of the children that settings are for
+}
+
+// Ref names the edge or the child of the key, for the reader of the truth.
+func (k Key) Ref() event.Ref {
+	return event.Ref{Type: k.Type, Child: k.Child, From: event.ID(k.Other), To: event.ID(k.Aggregate)}
 }
 
 // Parked tells whether events of an aggregate are in a DLQ: what they would change is left alone.
@@ -128,8 +135,11 @@ func Compare[T any](want, got iter.Seq2[*T, error], key func(a, b *T) int, visit
 }
 
 // Window is Compare of the first rows of both sides, of which each has at most limit. It ends at the last key that both can have reached,
-// and returns it: the key to go on after, or nil at the end of the tables.
+// and returns it: the key to continue after, or nil at the end of the tables. With the limit 0 it is Compare.
 func Window[T any](want, got iter.Seq2[*T, error], limit int, key func(a, b *T) int, visit func(want, got *T)) (last *T, err error) {
+	if limit == 0 {
+		return nil, Compare(want, got, key, visit)
+	}
 	var sides [2][]*T
 	for i, side := range []iter.Seq2[*T, error]{want, got} {
 		for row, err := range side {
@@ -152,6 +162,39 @@ func Window[T any](want, got iter.Seq2[*T, error], limit int, key func(a, b *T) 
 		}
 	}
 	return last, Compare(reached(sides[0]), reached(sides[1]), key, visit)
+}
+
+// place is where a window over kinds ended: behind a row of a kind, or, without one, before the first.
+type place[T any] struct {
+	kind string
+	row  *T
+}
+
+// Kinds is Projection.Window of a projection that has rows of kinds. It compares kind after kind, in the order of their names, by window, which
+// begins behind a row (nil: at the first), compares at most limit rows, and returns the last one, as Window does.
+func Kinds[K, T any](all []K, name func(K) string, after any, limit int, window func(k K, after *T, limit int) (checked int64, last *T, err error)) (checked int64, next any, err error) {
+	at, _ := after.(place[T])
+	for _, k := range all {
+		switch n := name(k); {
+		case n < at.kind:
+			continue
+		case n > at.kind:
+			at = place[T]{kind: n}
+		}
+		left := limit - int(checked)
+		if left <= 0 {
+			return checked, at, nil
+		}
+		n, last, err := window(k, at.row, left)
+		checked += n
+		switch {
+		case err != nil:
+			return checked, nil, fmt.Errorf("compare a window of %s: %w", at.kind, err)
+		case last != nil:
+			return checked, place[T]{at.kind, last}, nil
+		}
+	}
+	return checked, nil, nil
 }
 
 // Concat yields what the sequences yield, one after the other, up to the first error.

@@ -7,8 +7,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/outbox"
@@ -61,55 +59,32 @@ func (w *writer) bind(ctx context.Context) (broker.Stream, error) {
 	name, spec := w.broker.StreamName(p.Number), broker.Partition{Number: p.Number, FirstSlot: p.FirstSlot, LastSlot: p.LastSlot, After: p.After}
 	var stream broker.Stream
 	if p.Stream == "" {
-		if stream, err = broker.Declare(bctx, w.js, w.broker, spec, w.log); err == nil && stream.Last > 0 {
-			return stream, fmt.Errorf("%w: stream %s holds %d messages of another database", ErrStreamRefused, name, stream.Last)
-		}
-		if err == nil {
-			dbCtx, cancel := w.forDB(ctx)
-			defer cancel()
-			if err := outbox.Bind(dbCtx, w.pool, p.Number, name, stream.Created); err != nil {
-				return stream, err
-			}
-			if p, err = w.partition(ctx); err != nil { // another relay may have been first
-				return stream, err
-			}
-		}
+		stream, err = broker.Declare(bctx, w.js, w.broker, spec, w.log)
 	} else if stream, err = broker.ReadStream(bctx, w.js, w.broker, p.Number); err == nil && !w.declared {
 		w.declared = true
 		stream, err = broker.Declare(bctx, w.js, w.broker, spec, w.log)
 	}
+	if err == nil && p.Stream == "" && stream.Last == 0 {
+		dbCtx, cancel := w.forDB(ctx)
+		defer cancel()
+		if err := outbox.Bind(dbCtx, w.pool, p.Number, name, stream.Created); err != nil {
+			return stream, err
+		}
+		if p, err = w.partition(ctx); err != nil { // another relay may have been first
+			return stream, err
+		}
+	}
 	w.p = p
-	switch {
-	case errors.Is(err, jetstream.ErrStreamNotFound):
-		return stream, w.believe(fmt.Errorf("%w: stream %s is gone", ErrStreamRefused, name))
-	case errors.Is(err, broker.ErrStreamShape):
-		return stream, fmt.Errorf("%w: %w", ErrStreamRefused, err)
+	switch lost, err := refuse(name, p, stream, err); {
+	case lost && !w.doubt(p.Number).Sure(w.js):
+		return stream, &brokerError{stageCatchUp, fmt.Errorf("%w that confirms a loss: %v", broker.ErrNoLeader, err)}
+	case errors.Is(err, ErrStreamRefused):
+		return stream, err
 	case err != nil:
 		return stream, &brokerError{stageCatchUp, err}
 	}
-	return stream, w.compare(p, stream)
-}
-
-// believe returns the error that the stream is lost, or broker.ErrNoLeader while that is not sure.
-func (w *writer) believe(lost error) error {
-	if w.doubt(w.p.Number).Sure(w.js) {
-		return lost
-	}
-	return &brokerError{stageCatchUp, fmt.Errorf("%w that confirms a loss: %v", broker.ErrNoLeader, lost)}
-}
-
-// compare returns ErrStreamRefused when the stream is not the one that the database knows, or ends before it.
-func (w *writer) compare(p outbox.Partition, stream broker.Stream) error {
-	switch name := w.broker.StreamName(p.Number); {
-	case p.Stream != name:
-		return fmt.Errorf("%w: partition %d is on stream %s, not %s", ErrStreamRefused, p.Number, p.Stream, name)
-	case !stream.Created.Equal(p.Created):
-		return w.believe(fmt.Errorf("%w: stream %s was made at %s, the one known here at %s", ErrStreamRefused, name, stream.Created, p.Created))
-	case stream.Last < p.Tail:
-		return w.believe(fmt.Errorf("%w: stream %s ends at %d, its marks at %d", ErrStreamRefused, name, stream.Last, p.Tail))
-	}
 	w.doubt(p.Number).Clear()
-	return nil
+	return stream, nil
 }
 
 // read adds to mark the messages behind it, up to last and as many as fill a batch. final is the sequence of the closing message.

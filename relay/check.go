@@ -73,29 +73,45 @@ func (c *PartitionCheck) look(ctx context.Context, js jetstream.JetStream, cfg b
 
 // compare says why a relay would not publish to the stream, given the error of reading it.
 func (c *PartitionCheck) compare(cfg broker.Config, err error) error {
-	name := cfg.StreamName(c.Number)
-	switch {
-	case errors.Is(err, broker.ErrStreamShape) && !c.Closed:
-		return fmt.Errorf("%w: %w", ErrStreamRefused, err)
-	case c.Closed || c.Partition.Stream == "" && (c.Stream == nil || c.Stream.Last == 0):
+	var stream broker.Stream
+	if c.Stream != nil {
+		stream = *c.Stream
+	}
+	if c.Closed || c.Partition.Stream == "" && stream.Last == 0 && !errors.Is(err, broker.ErrStreamShape) {
 		if errors.Is(err, broker.ErrNoLeader) {
 			return err
 		}
 		return nil // a closed one's may be removed, and one that no relay has met is still to be made
-	case c.Partition.Stream == "":
-		return fmt.Errorf("%w: stream %s holds %d messages of another database", ErrStreamRefused, name, c.Stream.Last)
-	case c.Replaced():
-		return fmt.Errorf("%w: a repair of partition %d was interrupted", ErrStreamRefused, c.Number)
-	case c.Partition.Stream != name:
-		return fmt.Errorf("%w: partition %d is on stream %s, not %s", ErrStreamRefused, c.Number, c.Partition.Stream, name)
-	case errors.Is(err, jetstream.ErrStreamNotFound):
-		return fmt.Errorf("%w: stream %s is gone", ErrStreamRefused, name)
-	case err != nil:
-		return err
-	case !c.Stream.Created.Equal(c.Created):
-		return fmt.Errorf("%w: stream %s was made at %s, the one known here at %s", ErrStreamRefused, name, c.Stream.Created, c.Created)
-	case c.Stream.Last < c.Tail:
-		return fmt.Errorf("%w: stream %s ends at %d, its marks at %d", ErrStreamRefused, name, c.Stream.Last, c.Tail)
 	}
-	return nil
+	_, err = refuse(cfg.StreamName(c.Number), c.Partition, stream, err)
+	return err
+}
+
+// refuse returns ErrStreamRefused with the reason why the stream of that name, as its leader has it, does not continue what the database knows of the
+// partition; else the error of reading it. lost says that the stream seems to have lost something: a leader may be too young to know.
+func refuse(name string, p outbox.Partition, stream broker.Stream, err error) (lost bool, _ error) {
+	no := func(format string, args ...any) error {
+		return fmt.Errorf("%w: "+format, append([]any{ErrStreamRefused}, args...)...)
+	}
+	switch {
+	case errors.Is(err, broker.ErrStreamShape):
+		return false, no("%w", err)
+	case p.Stream == "" && stream.Last > 0:
+		return false, no("stream %s holds %d messages of another database", name, stream.Last)
+	case p.Stream == "" && err != nil:
+		return false, err
+	case p.Replaced():
+		return false, no("a repair of partition %d was interrupted", p.Number)
+	case p.Stream != name:
+		return false, no("partition %d is on stream %s, not %s", p.Number, p.Stream, name)
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		return true, no("stream %s is gone", name)
+	case err != nil:
+		return false, err
+	case !stream.Created.Equal(p.Created):
+		return true, no("stream %s was made at %s, the one known here at %s", name, stream.Created, p.Created)
+	case stream.Last < p.Tail:
+		return true, no("stream %s ends at %d, its marks at %d", name, stream.Last, p.Tail)
+	}
+	return false, nil
 }

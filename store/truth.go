@@ -141,32 +141,34 @@ func GetSettings(ctx context.Context, q querier, tenant int64, refs []event.Ref)
 	return all, nil
 }
 
-// States returns what events would say of the entities now, whatever versions the refs name; nothing of entities that the tenant does
-// not have, or whose kind set has not.
+// States is the function of the same name, as the tenant's own readers see it.
 func (s *Store) States(ctx context.Context, tenant int64, set *kinds.Set, refs []event.Ref) (events []event.Event, err error) {
-	err = s.read(ctx, tenant, func(tx pgx.Tx) error {
-		events = events[:0]
-		if err := appendEdges(ctx, tx, tenant, set, refs, &events); err != nil {
-			return err
-		}
-		if err := appendChildren(ctx, tx, tenant, set, refs, &events); err != nil {
-			return err
-		}
-		settings, err := GetSettings(ctx, tx, tenant, refs)
-		if err != nil {
-			return err
-		}
-		for i := range settings {
-			e, err := SettingsEvent(&settings[i])
-			if err != nil {
-				return err
-			}
-			events = append(events, e)
-		}
-		return nil
+	err = s.read(ctx, tenant, func(tx pgx.Tx) (err error) {
+		events, err = States(ctx, tx, tenant, set, refs)
+		return err
 	})
+	return events, err
+}
+
+// States returns what events would say of the entities now, whatever versions the refs name; nothing of entities that the tenant does not
+// have, or whose kind set has not. It reads as q may.
+func States(ctx context.Context, q querier, tenant int64, set *kinds.Set, refs []event.Ref) (events []event.Event, err error) {
+	if err := appendEdges(ctx, q, tenant, set, refs, &events); err != nil {
+		return nil, err
+	}
+	if err := appendChildren(ctx, q, tenant, set, refs, &events); err != nil {
+		return nil, err
+	}
+	settings, err := GetSettings(ctx, q, tenant, refs)
 	if err != nil {
-		return nil, fmt.Errorf("read the states of %d entities of tenant %d: %w", len(refs), tenant, err)
+		return nil, err
+	}
+	for i := range settings {
+		e, err := SettingsEvent(&settings[i])
+		if err != nil {
+			return nil, err
+		}
+		events = append(events, e)
 	}
 	return events, nil
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/cmd/internal/fleet"
-	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
@@ -83,7 +82,7 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	g.Go(func() error { return waker.Run(drained) })
 	serving, stop := daemon.Delay(ctx, cfg.API.StopDelay)
 	defer stop()
-	g.Go(func() error { return consumers.Listen(serving, nc, cfg.Broker, event.AggregateFollow, pages, log) })
+	g.Go(func() error { return broker.Listen(serving, nc, cfg.Broker, event.AggregateFollow, pages, log) })
 	g.Go(func() error {
 		defer end()
 		err := migrations.Await(ctx, truth, migrations.Truth, log)

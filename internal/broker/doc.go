@@ -9,6 +9,7 @@
 //	RecordErased   notes sequences before their messages are deleted; Erased proves a gap by that
 //	Doubt          says when a loss that a broker reports is to be believed
 //	Waker          tells the relays which slots have new rows
+//	Listen         tells a cache of events as they are stored, over plain NATS, and when it missed some
 //	StartServer    JetStream in this process, synced to disk before every publish ack
 //
 // What decides comes from a leader that has heard from a quorum of its replicas: neither from a replica that may be behind, nor from a broker that

@@ -270,8 +270,7 @@ END $$;
 DO $$
 DECLARE t text;
 BEGIN
-  FOREACH t IN ARRAY ARRAY['consumer_dead_letters', 'consumer_dead_letter_actions', 'edge_lists', 'edge_shards', 'edge_counts', 'child_lists',
-                           'child_buckets', 'child_totals', 'child_aggregates', 'child_settings', 'projection_kinds'] LOOP
+  FOREACH t IN ARRAY ARRAY['consumer_dead_letters', 'consumer_dead_letter_actions', 'projection_kinds'] LOOP
     EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', t);
     EXECUTE format($p$CREATE POLICY tenant ON %I TO tidings_api
       USING (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)
@@ -284,27 +283,42 @@ END $$;
 
 -- ==== Rights ====
 
-GRANT SELECT ON consumer_dead_letters, edge_lists, edge_shards, edge_counts, child_lists,
-  child_buckets, child_totals, child_aggregates, child_settings, consumer_offsets TO tidings_api;
--- The API writes only in transactions that it rolls back: it reads as if a projection had applied something (docs/adr/0007-reading-ones-writes.md).
-GRANT INSERT, UPDATE ON edge_lists, edge_shards, edge_counts, child_lists, child_buckets, child_totals, child_aggregates,
-  child_settings TO tidings_api;
-
+GRANT SELECT ON consumer_dead_letters, consumer_offsets TO tidings_api;
 GRANT USAGE ON SEQUENCE history_version_id TO tidings_system;
 GRANT SELECT ON projection_kinds TO tidings_api;
 GRANT SELECT, INSERT, UPDATE ON projection_kinds TO tidings_system;
 GRANT SELECT, INSERT ON consumer_dead_letter_actions TO tidings_system; -- an audit: nobody changes it
 GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_pauses TO tidings_system;
-GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_offsets, consumer_dead_letters, leases, lease_members, edge_lists, edge_shards, edge_counts,
-  child_lists, child_buckets, child_totals, child_aggregates, child_settings, retention_cursors TO tidings_system;
+GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_offsets, consumer_dead_letters, leases, lease_members, retention_cursors TO tidings_system;
 
-GRANT SELECT ON consumer_offsets, consumer_pauses, consumer_dead_letters, consumer_dead_letter_actions, leases, lease_members, edge_lists, edge_shards,
-  edge_counts, child_lists, child_buckets, child_totals, child_aggregates, child_settings, projection_kinds, retention_cursors, tidings_projections_migrations TO tidings_reader;
+GRANT SELECT ON consumer_offsets, consumer_pauses, consumer_dead_letters, consumer_dead_letter_actions, leases, lease_members, projection_kinds,
+  retention_cursors, tidings_projections_migrations TO tidings_reader;
 
 -- ==== Functions ====
 
 -- The search_path of the functions from here on: see the truth.
 SELECT set_config('search_path', format('%I, pg_temp', current_schema()), true);
+
+-- open_read_table gives a table of a projection its policies, by its column tenant_id, and its rights. The API writes only in transactions that it
+-- rolls back: it reads as if a projection had applied something (docs/adr/0007-reading-ones-writes.md).
+-- +goose StatementBegin
+CREATE FUNCTION open_read_table(name text) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+  EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', name);
+  EXECUTE format($p$CREATE POLICY tenant ON %I TO tidings_api
+    USING (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)
+    WITH CHECK (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)$p$, name);
+  EXECUTE format('CREATE POLICY system ON %I TO tidings_system USING (true) WITH CHECK (true)', name);
+  EXECUTE format('CREATE POLICY reader ON %I FOR SELECT TO tidings_reader USING (true)', name);
+  EXECUTE format('GRANT SELECT, INSERT, UPDATE ON %I TO tidings_api', name);
+  EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON %I TO tidings_system', name);
+  EXECUTE format('GRANT SELECT ON %I TO tidings_reader', name);
+END $$;
+-- +goose StatementEnd
+REVOKE ALL ON FUNCTION open_read_table(text) FROM PUBLIC;
+
+SELECT open_read_table(t) FROM unnest(ARRAY['edge_lists', 'edge_shards', 'edge_counts', 'child_lists', 'child_buckets', 'child_totals',
+                                            'child_aggregates', 'child_settings']) t;
 
 -- make_history makes the two tables of a kind's history: KIND_history has its versions, and KIND_history_purged up to which version a history was physically
 -- deleted: no event brings those back, and nobody misses them. They come with their keys, indexes, policies and rights. It returns false when they are

@@ -49,7 +49,7 @@ func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, ke
 		if k.Other != 0 && !parked(k.TenantID, k.Type, k.Aggregate) {
 			edges[k.Type], counted[k.Type] = append(edges[k.Type], key{k.TenantID, k.Other, k.Aggregate}), append(counted[k.Type], object{k.TenantID, k.Other})
 			s := side{k.TenantID, k.Type}
-			refs[s] = append(refs[s], event.Ref{Type: k.Type, From: event.ID(k.Other), To: event.ID(k.Aggregate)})
+			refs[s] = append(refs[s], k.Ref())
 		}
 	}
 	for kind, some := range edges {

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/store"
 )
@@ -25,32 +26,18 @@ SELECT /* followercounts.window_counts */ c.tenant_id, c.object_id, c.incoming, 
 // fewEdges is up to how many edges of an object a window counts.
 const fewEdges = 2000
 
-// place is where a window ended: behind an edge of a kind.
-type place struct {
-	kind string
-	row  edgeRow
-}
-
 // Window compares limit edges of the truth from after on with the projection's, kind by kind, and the counts of their objects with their edges. It
 // reports differences, which may be events on their way, and returns how many edges it compared and where to go on: nil after the last one.
 // Cost: two ranges for each kind that the window touches, and at most fewEdges edges per object.
 func (p Projection) Window(ctx context.Context, truth, projection *pgxpool.Pool, after any, limit int, report func(projections.Difference)) (checked int64, next any, err error) {
-	at, _ := after.(place)
-	for _, k := range p.kinds().AllEdges() {
-		switch {
-		case k.Name < at.kind:
-			continue
-		case k.Name > at.kind:
-			at = place{kind: k.Name}
-		}
-		left := limit - int(checked)
-		if left <= 0 {
-			return checked, at, nil
+	return projections.Kinds(p.kinds().AllEdges(), nameOf, after, limit, func(k kinds.Edge, after *edgeRow, limit int) (checked int64, last *edgeRow, err error) {
+		if after == nil {
+			after = &edgeRow{}
 		}
 		c := comparison{k, report}
-		from := &store.State[event.Edge]{TenantID: at.row.TenantID, Object: event.Edge{From: event.ID(at.row.From), To: event.ID(at.row.To)}}
+		from := &store.State[event.Edge]{TenantID: after.TenantID, Object: event.Edge{From: event.ID(after.From), To: event.ID(after.To)}}
 		var seen []object
-		last, err := projections.Window(projections.Of(store.ScanEdges(ctx, truth, k, from, left), wanted(k)), edges(ctx, projection, k.Name, at.row, left), left, (*edgeRow).compare,
+		last, err = projections.Window(projections.Of(store.ScanEdges(ctx, truth, k, from, limit), wanted(k)), edges(ctx, projection, k.Name, *after, limit), limit, (*edgeRow).compare,
 			func(want, got *edgeRow) {
 				checked++
 				c.edge(want, got)
@@ -58,18 +45,14 @@ func (p Projection) Window(ctx context.Context, truth, projection *pgxpool.Pool,
 					seen = append(seen, object{got.TenantID, got.From}, object{got.TenantID, got.To})
 				}
 			})
-		if err != nil {
-			return checked, nil, fmt.Errorf("compare a window of edges of %s: %w", k.Name, err)
+		if err == nil {
+			err = c.windowCounts(ctx, projection, seen)
 		}
-		if err := c.windowCounts(ctx, projection, seen); err != nil {
-			return checked, nil, err
-		}
-		if last != nil {
-			return checked, place{k.Name, *last}, nil
-		}
-	}
-	return checked, nil, nil
+		return checked, last, err
+	})
 }
+
+func nameOf(k kinds.Edge) string { return k.Name }
 
 func (c comparison) windowCounts(ctx context.Context, projection *pgxpool.Pool, seen []object) error {
 	args := objectArgs(c.kind.Name, seen)

@@ -21,7 +21,7 @@ func (p *Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, k
 	refs := make(map[of][]event.Ref)
 	for _, k := range keys {
 		o := of{k.TenantID, k.Type}
-		refs[o] = append(refs[o], event.Ref{Type: k.Type, Child: k.Child, From: event.ID(k.Other), To: event.ID(k.Aggregate)})
+		refs[o] = append(refs[o], k.Ref())
 	}
 	set := p.kinds()
 	var events []event.Event

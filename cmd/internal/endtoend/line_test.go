@@ -90,7 +90,7 @@ func newLine(t *testing.T, rng *rand.Rand) *line {
 		t.Fatal(err)
 	}
 	listener := l.run("listener", func(ctx context.Context) error {
-		return consumers.Listen(ctx, nc, l.nats.Config(), event.AggregateFollow, pages, testkit.Logger(t))
+		return broker.Listen(ctx, nc, l.nats.Config(), event.AggregateFollow, pages, testkit.Logger(t))
 	})
 	l.startRelay()
 	for _, name := range consumerNames {

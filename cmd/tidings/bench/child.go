@@ -2,7 +2,6 @@ package bench
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -188,24 +187,6 @@ func (c *child) sample() {
 			c.cpu = max(c.cpu, time.Duration(u+s)*tick)
 		}
 	}
-}
-
-// processor returns the time that the process has used a processor for, to the kernel's tick of 10 ms.
-func (c *child) processor() (time.Duration, error) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.cmd.Process.Pid))
-	if err != nil {
-		return 0, err
-	}
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	var ticks int64
-	for _, f := range fields[11:13] { // utime and stime, see proc(5)
-		n, err := strconv.ParseInt(f, 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("read the processor time of %s: %w", c.cmd.Args[len(c.cmd.Args)-1], err)
-		}
-		ticks += n
-	}
-	return time.Duration(ticks) * 10 * time.Millisecond, nil
 }
 
 // kill ends the process as a crash does.

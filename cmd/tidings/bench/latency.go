@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
@@ -132,104 +133,145 @@ func (o latencyOptions) run(ctx context.Context, c latencyCase, say func(string,
 		c.sample()
 		before[i] = c.cpu
 	}
-	stamps, arrived := make([]time.Time, total), make([]time.Duration, total)
-	var mu sync.Mutex // of stamps, arrived, left and begun
-	left, begun := total, 0
+	say("%s: %d writes per second for %s", c.name, o.rate, o.duration)
+	if err := o.measure(ctx, c, s, js, &r, total); err != nil {
+		return r, err
+	}
+	running := children
+	children = nil
+	if err := r.end(running, before, total); err != nil {
+		return r, err
+	}
+	r.settings, err = s.settings(ctx)
+	return r, err
+}
+
+// measure offers the writes, waits until all have arrived, and fills in what that took.
+func (o latencyOptions) measure(ctx context.Context, c latencyCase, s *servers, js jetstream.JetStream, r *result, total int) error {
 	ctx, cancel := context.WithTimeout(ctx, o.duration+time.Minute)
 	defer cancel()
 	nc, err := broker.Connect(s.broker, "bench writers", slog.Default())
 	if err != nil {
-		return r, err
+		return err
 	}
 	defer nc.Close()
 	waker := broker.NewWaker(nc)
 	go func() { _ = waker.Run(ctx) }() // returns nil when ctx ends
-
-	all := make(chan error, 2)
+	a := &arrivals{stamps: make([]time.Time, total), took: make([]time.Duration, total), left: total, done: make(chan error, 2)}
+	go func() { a.done <- c.arrivals(ctx, s, js, a.begunUpTo, a.seen) }()
+	start := time.Now()
+	written := make(chan error, 1)
 	go func() {
-		all <- c.arrivals(ctx, s, js, func() int {
-			mu.Lock()
-			defer mu.Unlock()
-			return begun
-		}, func(n int) {
-			mu.Lock()
-			defer mu.Unlock()
-			if n < total && arrived[n] == 0 { // later ones are of the warm-up
-				arrived[n] = time.Since(stamps[n])
-				if left--; left == 0 {
-					all <- nil
-				}
-			}
-		})
+		err := o.offer(ctx, s, waker, a)
+		if err != nil {
+			cancel()
+		}
+		written <- err
 	}()
-	say("%s: %d writes per second for %s", c.name, o.rate, o.duration)
-	work := make(chan int, total)
-	failed := make(chan error, o.writers)
-	var writers sync.WaitGroup
+	err = <-a.done
+	if err == nil {
+		r.rate(total, time.Since(start))
+		err = <-written
+	} else {
+		cancel()
+		if werr := <-written; werr != nil && !errors.Is(werr, context.Canceled) {
+			err = werr
+		}
+	}
+	if err != nil {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return fmt.Errorf("%d of %d writes arrived: %w", total-a.left, total, err)
+	}
+	r.P50, r.P95, r.P99 = quantiles(a.took)
+	if o.duration >= 2*time.Minute {
+		minute := total * int(time.Minute) / int(o.duration)
+		_, _, r.FirstP99 = quantiles(a.took[:minute])
+		_, _, r.LastP99 = quantiles(a.took[total-minute:])
+	}
+	return nil
+}
+
+// offer makes every write at its time, whether or not earlier ones are done, as long as a writer is free.
+func (o latencyOptions) offer(ctx context.Context, s *servers, waker *broker.Waker, a *arrivals) error {
+	g, ctx := errgroup.WithContext(ctx)
+	work := make(chan int, len(a.stamps))
 	for range o.writers {
-		writers.Go(func() {
+		g.Go(func() error {
 			for n := range work {
-				mu.Lock()
-				stamps[n] = time.Now()
-				begun = max(begun, n+1)
-				mu.Unlock()
+				a.begin(n)
 				partition, err := write(ctx, s, n)
 				if err != nil {
-					failed <- err
-					cancel()
-					return
+					return err
 				}
 				if o.wake {
 					waker.Wake(partition)
 				}
 			}
+			return nil
 		})
 	}
 	start := time.Now()
-	used, err := processors(children)
-	if err != nil {
-		return r, err
-	}
-	go func() {
+	g.Go(func() error {
 		defer close(work)
-		for n := range total {
-			if pause(ctx, time.Until(start.Add(time.Duration(float64(n)/float64(o.rate)*float64(time.Second))))) != nil {
-				return
+		for n := range a.stamps {
+			if err := pause(ctx, time.Until(start.Add(time.Duration(float64(n)/float64(o.rate)*float64(time.Second))))); err != nil {
+				return err
 			}
 			work <- n
 		}
-	}()
-	if err := <-all; err != nil {
-		select {
-		case err = <-failed:
-		default:
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		return r, fmt.Errorf("%d of %d writes arrived: %w", total-left, total, err)
+		return nil
+	})
+	return g.Wait()
+}
+
+// arrivals are when each write was begun and how long it took to arrive.
+type arrivals struct {
+	done chan error // all have arrived, or looking for them failed
+
+	mu          sync.Mutex
+	stamps      []time.Time
+	took        []time.Duration
+	left, begun int
+}
+
+func (a *arrivals) begin(n int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.stamps[n] = time.Now()
+	a.begun = max(a.begun, n+1)
+}
+
+func (a *arrivals) begunUpTo() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.begun
+}
+
+func (a *arrivals) seen(n int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if n >= len(a.took) || a.took[n] != 0 { // later ones are of the warm-up
+		return
 	}
-	r.rate(total, time.Since(start))
-	after, err := processors(children)
-	if err != nil {
-		return r, err
+	a.took[n] = time.Since(a.stamps[n])
+	if a.left--; a.left == 0 {
+		a.done <- nil
 	}
-	for i, cpu := range []**float64{&r.RelayCPU, &r.ConsumerCPU}[:len(children)] {
-		*cpu = ptr(round(float64((after[i]-used[i]).Microseconds())/float64(total), 0))
-	}
-	r.P50, r.P95, r.P99 = quantiles(arrived)
-	if o.duration >= 2*time.Minute {
-		minute := total * int(time.Minute) / int(o.duration)
-		_, _, r.FirstP99 = quantiles(arrived[:minute])
-		_, _, r.LastP99 = quantiles(arrived[total-minute:])
-	}
-	writers.Wait()
+}
+
+// end stops the processes and fills in what they took; before is their processor time before the writes.
+func (r *result) end(children []*child, before []time.Duration, total int) error {
 	var peak float64
 	for i, c := range children {
 		c.sample()
 		cpu := perEvent(c.cpu-before[i], total)
 		t, err := c.stop()
 		if err != nil {
-			return r, err
+			for _, c := range children[i:] {
+				c.kill()
+			}
+			return err
 		}
 		peak = max(peak, c.peak)
 		if i == 0 {
@@ -238,22 +280,8 @@ func (o latencyOptions) run(ctx context.Context, c latencyCase, say func(string,
 			r.ConsumerCPU = cpu
 		}
 	}
-	children = nil
 	r.PeakRSS = ptr(round(peak, 1))
-	r.settings, err = s.settings(context.WithoutCancel(ctx))
-	return r, err
-}
-
-// processors returns the processor time of each process.
-func processors(children []*child) (used []time.Duration, err error) {
-	for _, c := range children {
-		t, err := c.processor()
-		if err != nil {
-			return nil, err
-		}
-		used = append(used, t)
-	}
-	return used, nil
+	return nil
 }
 
 // warmUp writes to every partition and waits until that has arrived: from then on leases are held, statements prepared.

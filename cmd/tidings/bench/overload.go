@@ -100,44 +100,15 @@ func (o overloadOptions) run(ctx context.Context, out io.Writer, say func(string
 	flood := newWriters(a, o.connections, follows)
 	r := overloadResult{writeResult: writeResult{Case: "overload", Clients: o.connections, settings: set}, Wanted: round(o.factor*sustained.AcceptedPerSecond, 0)}
 	say("overload: %.0f writes per second for %s", r.Wanted, o.duration)
-	half := time.AfterFunc(o.duration/2, func() {
-		a.child.sample()
-		a.child.mu.Lock()
-		defer a.child.mu.Unlock()
-		r.PeakRSSHalf = round(a.child.peak, 1)
-	})
-	defer half.Stop()
-	start = time.Now()
-	sent := flood.offer(ctx, r.Wanted, o.duration)
-	took := time.Since(start)
-	if err := ctx.Err(); err != nil {
+	if err := r.flood(ctx, a.child, flood, o.duration); err != nil {
 		return err
 	}
-	a.child.sample()
-	r.PeakRSS = ptr(round(a.child.peak, 1))
-	flood.fill(&r.writeResult, took)
-	r.Offered = round(float64(sent)/took.Seconds(), 0)
 	r.Factor = round(r.Offered/sustained.AcceptedPerSecond, 1)
-
 	say("recovery")
 	after := newWriters(a, 1, follows)
-	start = time.Now()
-	for inARow, n := 0, 0; inARow < 10; n++ {
-		w := after.each[0]
-		before := len(w.accepted)
-		w.write(0, n, follows)
-		if inARow++; len(w.accepted) == before {
-			inARow = 0
-			if err := pause(ctx, 10*time.Millisecond); err != nil {
-				return err
-			}
-		}
-		if time.Since(start) > time.Minute {
-			return fmt.Errorf("no ten writes in a row were accepted within a minute after the overload: %w", after.each[0].lastErr)
-		}
+	if err := r.recover(ctx, after.each[0]); err != nil {
+		return err
 	}
-	r.Recovery = round(time.Since(start).Seconds(), 3)
-	after.each[0].wire.close()
 	if _, err := a.child.stop(); err != nil {
 		return err
 	}
@@ -147,12 +118,57 @@ func (o overloadOptions) run(ctx context.Context, out io.Writer, say func(string
 		return err
 	}
 	r.Missing, r.Duplicates = &missing, &duplicates
-	if err := writeLine(out, r); err != nil {
+	return errors.Join(writeLine(out, r), r.held())
+}
+
+// flood offers what is wanted and fills in what became of it.
+func (r *overloadResult) flood(ctx context.Context, api *child, writers *writers, d time.Duration) error {
+	half := time.AfterFunc(d/2, func() {
+		api.sample()
+		api.mu.Lock()
+		defer api.mu.Unlock()
+		r.PeakRSSHalf = round(api.peak, 1)
+	})
+	defer half.Stop()
+	start := time.Now()
+	sent := writers.offer(ctx, r.Wanted, d)
+	took := time.Since(start)
+	if err := ctx.Err(); err != nil {
 		return err
 	}
+	api.sample()
+	r.PeakRSS = ptr(round(api.peak, 1))
+	writers.fill(&r.writeResult, took)
+	r.Offered = round(float64(sent)/took.Seconds(), 0)
+	return nil
+}
+
+// recover writes until ten writes in a row are accepted, and fills in how long that took.
+func (r *overloadResult) recover(ctx context.Context, w *writer) error {
+	defer w.wire.close()
+	start := time.Now()
+	for inARow, n := 0, 0; inARow < 10; n++ {
+		before := len(w.accepted)
+		w.write(0, n, follows)
+		if inARow++; len(w.accepted) == before {
+			inARow = 0
+			if err := pause(ctx, 10*time.Millisecond); err != nil {
+				return err
+			}
+		}
+		if time.Since(start) > time.Minute {
+			return fmt.Errorf("no ten writes in a row were accepted within a minute after the overload: %w", w.lastErr)
+		}
+	}
+	r.Recovery = round(time.Since(start).Seconds(), 3)
+	return nil
+}
+
+// held returns an error unless the run is what runs are held to.
+func (r *overloadResult) held() error {
 	switch {
-	case missing+duplicates > 0:
-		return fmt.Errorf("%d accepted writes are missing, %d came twice", missing, duplicates)
+	case *r.Missing+*r.Duplicates > 0:
+		return fmt.Errorf("%d accepted writes are missing, %d came twice", *r.Missing, *r.Duplicates)
 	case r.P99 == nil || *r.P99 > float64(overloadP99.Milliseconds()):
 		return errors.New("accepted writes took too long, or there were none")
 	case *r.PeakRSS-r.PeakRSSHalf > overloadGrowth:

@@ -18,7 +18,6 @@ import (
 
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/cmd/internal/fleet"
-	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
@@ -60,7 +59,7 @@ func (a apiPart) Run(ctx context.Context) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return waker.Run(ctx) })
-	g.Go(func() error { return consumers.Listen(ctx, nc, a.broker, event.AggregateFollow, pages, log) })
+	g.Go(func() error { return broker.Listen(ctx, nc, a.broker, event.AggregateFollow, pages, log) })
 	g.Go(func() error { return daemon.Serve(ctx, l, handler, log) })
 	return g.Wait()
 }

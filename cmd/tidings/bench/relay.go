@@ -167,12 +167,30 @@ func (o relayOptions) run(ctx context.Context, name string, say func(string, ...
 		}
 		children = append(children, c)
 	}
-	takeovers := 0
-	deadline := start.Add(o.within)
+	takeovers, err := o.awaitDrained(ctx, s, js, children, start.Add(o.within))
+	if err != nil {
+		return r, err
+	}
+	r.rate(o.messages, time.Since(start))
+	running := children
+	children = nil
+	if err := r.stop(running, takeovers); err != nil {
+		return r, err
+	}
+	say("%s: reading the stream back", r.Case)
+	if err := r.check(ctx, s, js); err != nil {
+		return r, err
+	}
+	r.settings, err = s.settings(ctx)
+	return r, err
+}
+
+// awaitDrained waits until the stream holds the last event and every row is marked. With two relays or more it kills the first one half way, and says so.
+func (o relayOptions) awaitDrained(ctx context.Context, s *servers, js jetstream.JetStream, children []*child, deadline time.Time) (takeovers int, err error) {
 	for {
 		stored, err := countStored(ctx, js, s.broker)
 		if err != nil {
-			return r, err
+			return takeovers, err
 		}
 		if o.partitions > 1 && stored > 0 {
 			stored-- // the closing message of the partition that an installation begins with
@@ -188,19 +206,22 @@ func (o relayOptions) run(ctx context.Context, name string, say func(string, ...
 			break
 		}
 		if time.Now().After(deadline) {
-			return r, fmt.Errorf("%d of %d events after %s", stored, o.messages, o.within)
+			return takeovers, fmt.Errorf("%d of %d events after %s", stored, o.messages, o.within)
 		}
 		if err := pause(ctx, 20*time.Millisecond); err != nil {
-			return r, err
+			return takeovers, err
 		}
 	}
 	for pending := true; pending; {
 		if err := s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&pending); err != nil {
-			return r, err
+			return takeovers, err
 		}
 	}
-	r.rate(o.messages, time.Since(start))
+	return takeovers, nil
+}
 
+// stop ends the relays, of which the first takeovers were killed, and fills in what they took.
+func (r *result) stop(children []*child, takeovers int) error {
 	var total tally
 	var peak float64
 	var cpu time.Duration
@@ -212,19 +233,16 @@ func (o relayOptions) run(ctx context.Context, name string, say func(string, ...
 		}
 		t, err := c.stop()
 		if err != nil {
-			return r, err
+			for _, c := range children[i:] {
+				c.kill()
+			}
+			return err
 		}
 		peak, total.CatchUps, total.Conflicts = max(peak, c.peak), total.CatchUps+t.CatchUps, total.Conflicts+t.Conflicts
 	}
-	children = nil
-	r.RelayCPU = perEvent(cpu, o.messages)
+	r.RelayCPU = perEvent(cpu, r.Events)
 	r.PeakRSS, r.CatchUps, r.Conflicts, r.Takeovers = ptr(round(peak, 1)), &total.CatchUps, &total.Conflicts, &takeovers
-	say("%s: reading the stream back", r.Case)
-	if err := r.check(ctx, s, js); err != nil {
-		return r, err
-	}
-	r.settings, err = s.settings(ctx)
-	return r, err
+	return nil
 }
 
 // preload writes rows that count as published before: their entries in the pending index are dead. Held keeps a snapshot from

@@ -105,61 +105,17 @@ func (o relayOptions) runRanges(ctx context.Context, out io.Writer, say func(str
 	if err != nil {
 		return err
 	}
+	r := &rangesRun{relayOptions: o, s: s, js: js, owner: owner, firsts: firsts, set: set, out: out, say: say}
 	sum := rangesSummary{Case: "ranges", Ranges: o.ranges, RangeRows: o.rangeRows, settings: set}
-	written := 0
-	slice := func(with bool) (r rangesResult, err error) {
-		r.Case = "without-ranges"
-		if with {
-			r.Case = "with-ranges"
-		}
-		say(r.Case)
-		for _, first := range firsts { // in milliseconds: only the catalog is written
-			sql := `SELECT outbox_range_archive($1, 0)::text`
-			if with {
-				sql = `SELECT outbox_range_return($1)::text`
-			}
-			var did string
-			if err := owner.QueryRow(ctx, sql, first).Scan(&did); err != nil {
-				return r, err
-			}
-		}
-		if r.InsertsPerSecond, err = o.insert(ctx, s, written); err != nil {
-			return r, err
-		}
-		written += o.messages
-		took, err := o.drain(ctx, s, js, owner, written, say)
-		if err != nil {
-			return r, err
-		}
-		r.rate(o.messages, took)
-		r.Relays, r.Payload, r.Partitions, r.settings = 1, o.payload, o.partitions, set
-		return r, writeLine(out, r)
-	}
-	if _, err := slice(false); err != nil { // to warm up
+	if err := r.compare(ctx, &sum); err != nil {
 		return err
 	}
-	for i := range o.pairs {
-		first, err := slice(i%2 == 0)
-		if err != nil {
-			return err
-		}
-		second, err := slice(i%2 == 1)
-		if err != nil {
-			return err
-		}
-		if i%2 == 1 {
-			first, second = second, first
-		}
-		sum.InsertRatios = append(sum.InsertRatios, round(first.InsertsPerSecond/second.InsertsPerSecond, 3))
-		sum.DrainRatios = append(sum.DrainRatios, round(first.EventsPerSecond/second.EventsPerSecond, 3))
-	}
-	sum.InsertRatio, sum.DrainRatio = median(sum.InsertRatios), median(sum.DrainRatios)
 	for _, first := range firsts { // to read what was published alone
 		if _, err := owner.Exec(ctx, `SELECT outbox_range_archive($1, 0)`, first); err != nil {
 			return err
 		}
 	}
-	check := result{Events: written}
+	check := result{Events: r.written}
 	if err := check.check(ctx, s, js); err != nil {
 		return err
 	}
@@ -171,6 +127,73 @@ func (o relayOptions) runRanges(ctx context.Context, out io.Writer, say func(str
 		return fmt.Errorf("%d missing, %d duplicates, %d inversions", sum.Missing, sum.Duplicates, sum.Inversions)
 	}
 	return nil
+}
+
+// rangesRun is a run of --ranges on servers whose ranges are filled.
+type rangesRun struct {
+	relayOptions
+	s       *servers
+	js      jetstream.JetStream
+	owner   *pgx.Conn
+	firsts  []int64
+	set     settings
+	out     io.Writer
+	say     func(string, ...any)
+	written int
+}
+
+// compare runs slices in pairs, with the ranges and without, in turns, and sets the ratios of sum.
+func (r *rangesRun) compare(ctx context.Context, sum *rangesSummary) error {
+	if _, err := r.slice(ctx, false); err != nil { // to warm up
+		return err
+	}
+	for i := range r.pairs {
+		first, err := r.slice(ctx, i%2 == 0)
+		if err != nil {
+			return err
+		}
+		second, err := r.slice(ctx, i%2 == 1)
+		if err != nil {
+			return err
+		}
+		if i%2 == 1 {
+			first, second = second, first
+		}
+		sum.InsertRatios = append(sum.InsertRatios, round(first.InsertsPerSecond/second.InsertsPerSecond, 3))
+		sum.DrainRatios = append(sum.DrainRatios, round(first.EventsPerSecond/second.EventsPerSecond, 3))
+	}
+	sum.InsertRatio, sum.DrainRatio = median(sum.InsertRatios), median(sum.DrainRatios)
+	return nil
+}
+
+// slice writes messages and has them published, with the ranges in the outbox or in its archive, and prints the line of it.
+func (r *rangesRun) slice(ctx context.Context, with bool) (line rangesResult, err error) {
+	line.Case = "without-ranges"
+	if with {
+		line.Case = "with-ranges"
+	}
+	r.say(line.Case)
+	for _, first := range r.firsts { // in milliseconds: only the catalog is written
+		sql := `SELECT outbox_range_archive($1, 0)::text`
+		if with {
+			sql = `SELECT outbox_range_return($1)::text`
+		}
+		var did string
+		if err := r.owner.QueryRow(ctx, sql, first).Scan(&did); err != nil {
+			return line, err
+		}
+	}
+	if line.InsertsPerSecond, err = r.insert(ctx, r.s, r.written); err != nil {
+		return line, err
+	}
+	r.written += r.messages
+	took, err := r.drain(ctx, r.s, r.js, r.owner, r.written, r.say)
+	if err != nil {
+		return line, err
+	}
+	line.rate(r.messages, took)
+	line.Relays, line.Payload, line.Partitions, line.settings = 1, r.payload, r.partitions, r.set
+	return line, writeLine(r.out, line)
 }
 
 // insert writes the messages, 20 a statement and transaction, from the n-th on, and returns how many per second.

@@ -2,10 +2,10 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 
@@ -19,6 +19,7 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/internal/pglocal"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/relay"
@@ -128,14 +129,7 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 		if in.DatabaseURL, err = ownDatabase(ctx, pg); err != nil {
 			return err
 		}
-		last = append(last, part{"PostgreSQL", func(ctx context.Context) error {
-			select {
-			case <-pg.Done():
-				return fmt.Errorf("ended; its log is %s", filepath.Join(dir, "postgres", "postgres.log"))
-			case <-ctx.Done():
-				return nil
-			}
-		}})
+		last = append(last, part{"PostgreSQL", func(ctx context.Context) error { return watch(ctx, pg, dir) }})
 	}
 	if in.ProjectionsDatabaseURL == "" {
 		in.ProjectionsDatabaseURL = in.DatabaseURL
@@ -153,37 +147,52 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 	}
 	cfg.Broker.URL = in.NATSURL
 
-	for _, m := range []struct {
-		url string
-		set migrations.Set
-	}{{in.DatabaseURL, migrations.Truth}, {in.ProjectionsDatabaseURL, migrations.Projections}} {
-		if _, err := migrations.Up(ctx, m.url, m.set, slog.Default()); err != nil {
-			return err
-		}
+	if err := in.migrate(ctx); err != nil {
+		return err
 	}
 	if cfg.API.CursorKey == "" {
 		cfg.API.CursorKey = state.CursorKey
 	}
 	w := &wiring{cfg: cfg, in: in, reg: reg, ops: ops, log: log}
 	defer w.close()
+	return p.runAll(ctx, w, apiListener, dir, last)
+}
+
+// runAll runs the parts until ctx ends or one of them does, and those that they rest on with the last ones.
+func (p Process) runAll(ctx context.Context, w *wiring, listener net.Listener, dir string, last []part) error {
 	if err := w.connect(ctx); err != nil {
 		return err
 	}
-	stages, err := w.parts(ctx, apiListener)
+	stages, err := w.parts(ctx, listener)
 	if err != nil {
 		return err
 	}
-	stages = append(stages, append(last, part{"ops", ops.Run}))
+	stages = append(stages, append(last, part{"ops", w.ops.Run}))
 
-	content, err := json.MarshalIndent(in, "", "  ")
-	if err != nil {
-		return fmt.Errorf("encode how to reach dev: %w", err)
-	}
-	if err := writeFile(filepath.Join(dir, instanceFile), content); err != nil {
+	if err := w.in.write(dir); err != nil {
 		return err
 	}
-	if err := greet(p.Stdout, in, dir); err != nil { // what is sent before the API serves waits in its port
+	if err := greet(p.Stdout, w.in, dir); err != nil { // what is sent before the API serves waits in its port
 		return err
 	}
 	return runStages(ctx, stages...)
+}
+
+// watch returns when the server has ended by itself, or ctx ends.
+func watch(ctx context.Context, pg *pglocal.Server, dir string) error {
+	select {
+	case <-pg.Done():
+		return fmt.Errorf("ended; its log is %s", filepath.Join(dir, "postgres", "postgres.log"))
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// migrate brings both databases up to this program.
+func (in instance) migrate(ctx context.Context) error {
+	if _, err := migrations.Up(ctx, in.DatabaseURL, migrations.Truth, slog.Default()); err != nil {
+		return err
+	}
+	_, err := migrations.Up(ctx, in.ProjectionsDatabaseURL, migrations.Projections, slog.Default())
+	return err
 }

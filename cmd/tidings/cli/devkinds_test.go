@@ -1,10 +1,13 @@
 package cli
 
 import (
-	"fmt"
+	"encoding/json"
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/tidings/tidings/internal/postgres"
@@ -20,29 +23,58 @@ children:
   verdict: {plural: verdicts, parent: song, threaded: true, attributes: {stars: {type: integer, minimum: 1, maximum: 5, aggregate: true}}}
 `
 
-func TestAKindIsServedWhileDevRuns(t *testing.T) {
+// TestThePageOnAddingAKindWorks does what docs/adding-a-kind.md says, while dev runs.
+func TestThePageOnAddingAKindWorks(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/adding-a-kind.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := func(language string) (all []string) {
+		for _, m := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(string(page), -1) {
+			all = append(all, m[1])
+		}
+		return all
+	}
+	inYAML, inShell, inHTTP := blocks("yaml"), blocks("sh"), blocks("http")
+	if len(inYAML) != 1 || len(inShell) != 1 || len(inHTTP) != 4 {
+		t.Fatalf("the page has %d blocks of YAML, %d of commands and %d requests", len(inYAML), len(inShell), len(inHTTP))
+	}
 	d := newDev(t)
 	d.start(t)
-	if status, _ := d.request(t, http.MethodPut, "/v1/plays/1/2", `{"mood":"loud"}`, nil, nil); status != http.StatusNotFound {
+	send := func(request string) (int, string) {
+		line, body, _ := strings.Cut(request, "\n")
+		method, path, _ := strings.Cut(line, " ")
+		var answer json.RawMessage
+		status, _ := d.request(t, method, path, strings.TrimSpace(body), http.Header{"Idempotency-Key": {path}}, &answer)
+		return status, string(answer)
+	}
+	if status, _ := send(inHTTP[0]); status != http.StatusNotFound {
 		t.Fatalf("status %d before there is the kind, want 404", status)
 	}
 	file := filepath.Join(t.TempDir(), "kinds.yaml")
-	if err := os.WriteFile(file, []byte(ownKinds), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(inYAML[0]), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if code, stdout, stderr := run(t, nil, "", "kinds", "apply", file, "--data", d.dir); code != exitOK {
-		t.Fatalf("exit code %d, %s%s", code, stdout, stderr)
+	for line := range strings.Lines(inShell[0]) {
+		args := strings.Fields(regexp.MustCompile(`"[^"]*"`).ReplaceAllString(strings.TrimPrefix(line, "tidings "), "songs"))
+		args[slices.Index(args, "kinds.yaml")] = file
+		if code, stdout, stderr := run(t, nil, "", append(args, "--data", d.dir)...); code != exitOK {
+			t.Fatalf("%s: exit code %d, %s%s", line, code, stdout, stderr)
+		}
 	}
 	testkit.Eventually(t, arriveWithin, "the new kind to have routes", func() (bool, error) {
-		status, _ := d.request(t, http.MethodPut, "/v1/plays/1/2", `{"mood":"loud"}`, nil, nil)
+		status, _ := send(inHTTP[0])
 		return status == http.StatusCreated, nil
 	})
-	testkit.Eventually(t, arriveWithin, "the edge to be counted", func() (bool, error) {
-		var got map[string]any
-		status, _ := d.request(t, http.MethodGet, "/v1/songs/2/counts", "", nil, &got)
-		return status == http.StatusOK && fmt.Sprint(got["players"]) == "1", nil
-	})
+	if status, answer := send(inHTTP[1]); status != http.StatusCreated {
+		t.Fatalf("%s: %d %s", inHTTP[1], status, answer)
+	}
 	d.verify(t)
+	for request, want := range map[string]string{inHTTP[2]: `"user_id":"7"`, inHTTP[3]: `"players":`} {
+		if status, answer := send(request); status != http.StatusOK || !strings.Contains(answer, want) {
+			t.Errorf("%s: %d %s, want %s", request, status, answer, want)
+		}
+	}
 }
 
 // The commands that work with the archive of threads know the kinds in force, not those of the release alone.

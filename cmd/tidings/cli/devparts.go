@@ -108,7 +108,7 @@ func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, er
 	}
 	w.kinds = kinds.NewCatalog(w.projections, kinds.Projections, w.log)
 	consuming := []part{{"wake", waker.Run}, {"kinds", w.kinds.Run}, {"kinds of the truth", w.truthKinds.Run}, {"live", func(ctx context.Context) error {
-		return consumers.Listen(ctx, w.nc, w.cfg.Broker, event.AggregateFollow, pages, w.log)
+		return broker.Listen(ctx, w.nc, w.cfg.Broker, event.AggregateFollow, pages, w.log)
 	}}}
 	for _, projection := range fleet.Projections(w.kinds.Now) {
 		name := projection.Name()

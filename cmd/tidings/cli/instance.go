@@ -49,6 +49,15 @@ func readInstance(dir string) (instance, error) {
 	return in, nil
 }
 
+// write leaves how to reach dev in its data directory.
+func (in instance) write(dir string) error {
+	content, err := json.MarshalIndent(in, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode how to reach dev: %w", err)
+	}
+	return writeFile(filepath.Join(dir, instanceFile), content)
+}
+
 // writeFile replaces the file as a whole: a reader, or the next start after a crash, finds the old content or the new.
 func writeFile(path string, content []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // mode 0600

@@ -98,18 +98,8 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 			if c.Flags().Changed("overlap") && !spec.Replace || spec.Overlap < 0 {
 				return &usageError{errors.New("--overlap goes with --replace, and is 0 or more")}
 			}
-			for _, flag := range []struct {
-				name, value string
-				to          **tokens.Rate
-			}{{"--rate-read", read, &spec.ReadRate}, {"--rate-write", write, &spec.WriteRate}} {
-				if flag.value == "" {
-					continue
-				}
-				r, err := tokens.ParseRate(flag.value)
-				if err != nil {
-					return &usageError{fmt.Errorf("%s: %w", flag.name, err)}
-				}
-				*flag.to = &r
+			if err := errors.Join(parseRate("--rate-read", read, &spec.ReadRate), parseRate("--rate-write", write, &spec.WriteRate)); err != nil {
+				return &usageError{err}
 			}
 			if spec.Replace && !c.Flags().Changed("roles") {
 				spec.Roles = nil
@@ -153,6 +143,19 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	dataFlag(c, &data)
 	return c
+}
+
+// parseRate puts the flag's rate where it goes, if it has one.
+func parseRate(flag, value string, to **tokens.Rate) error {
+	if value == "" {
+		return nil
+	}
+	r, err := tokens.ParseRate(value)
+	if err != nil {
+		return fmt.Errorf("%s: %w", flag, err)
+	}
+	*to = &r
+	return nil
 }
 
 func (p Process) tokenListCommand() *cobra.Command {

@@ -1,4 +1,4 @@
-package consumers_test
+package broker_test
 
 import (
 	"context"
@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/testkit"
@@ -48,7 +48,7 @@ func listen(t *testing.T, nc *nats.Conn, cfg broker.Config, l *listener) (stop f
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- consumers.Listen(ctx, nc, cfg, event.AggregateFollow, l, testkit.Logger(t)) }()
+	go func() { done <- broker.Listen(ctx, nc, cfg, event.AggregateFollow, l, testkit.Logger(t)) }()
 	return func() {
 		t.Helper()
 		cancel()
@@ -58,46 +58,62 @@ func listen(t *testing.T, nc *nats.Conn, cfg broker.Config, l *listener) (stop f
 	}
 }
 
+// heard is an event with the outbox id.
+func heard(id int64) event.Event {
+	return event.Event{OutboxID: id, ID: uuid.NewString(), TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: 1, Type: event.Created, Version: 1,
+		OccurredAt: time.Now(), Payload: []byte(`{}`)}
+}
+
 func TestAListenerHearsWhatIsStoredAndIsToldWhenItMissesSomething(t *testing.T) {
 	b := testkit.NATSProcess(t)
 	nc := b.Connect(t)
 	l := &listener{told: make(chan string, 100)}
 	stop := listen(t, nc, b.Config(), l) // there is no stream yet
-	r := newRig(t, testkit.Postgres(t), b)
+	s, cfg := js(t, b.Connect(t)), b.Config()
+	declare(t, s, cfg, broker.Partition{LastSlot: event.Slots - 1})
+	publish := func(e event.Event, change func(*nats.Msg)) {
+		t.Helper()
+		m := &nats.Msg{Subject: e.Subject(cfg.Prefix, 0), Header: e.Headers(), Data: e.Payload}
+		if change != nil {
+			change(m)
+		}
+		if _, err := s.PublishMsg(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+	}
 	l.want(t, "begin 0")
-	r.publish(follow(7, 1, 1))
+	publish(heard(1), nil)
 	l.want(t, "EVENTS-0 1: 1 of 1, true")
-	comment := follow(7, 1, 2)
+	comment := heard(2)
 	comment.AggregateType = event.AggregateComment
-	r.publish(comment) // not asked for
-	r.publishWith(func(m *nats.Msg) { m.Header.Set(event.HeaderTime, "soon") }, follow(7, 1, 3))
+	publish(comment, nil) // not asked for
+	publish(heard(3), func(m *nats.Msg) { m.Header.Set(event.HeaderTime, "soon") })
 	l.want(t, "EVENTS-0 3: 1 of 1, false")
 	for range 2 { // a server may say again what it has said; and what no relay wrote is no event
-		e := follow(7, 1, 1)
-		e.OutboxID = 1
+		e := heard(1)
 		for _, seq := range []string{"1", "3"} {
-			msg := &nats.Msg{Subject: r.cfg.LivePrefix + ".t1.follow.created", Header: e.Headers(), Data: e.Payload}
+			msg := &nats.Msg{Subject: cfg.LivePrefix + ".t1.follow.created", Header: e.Headers(), Data: e.Payload}
 			msg.Header.Set(jetstream.StreamHeader, "EVENTS-0")
 			msg.Header.Set(jetstream.SequenceHeader, seq)
 			if err := nc.PublishMsg(msg); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := nc.Publish(r.cfg.LivePrefix+".t1.follow.created", nil); err != nil {
+		if err := nc.Publish(cfg.LivePrefix+".t1.follow.created", nil); err != nil {
 			t.Fatal(err)
 		}
 	}
-	r.publish(follow(7, 1, 4))
+	publish(heard(4), nil)
 	l.want(t, "EVENTS-0 4: 1 of 1, true")
 	b.Kill(t)
 	l.want(t, "end")
 	b.Restart(t)
 	l.want(t, "begin 4")
 	testkit.Eventually(t, 10*time.Second, "a publish", func() (bool, error) { // its connection is another
-		_, err := broker.ReadStream(t.Context(), r.js, r.cfg, 0)
+		_, err := broker.ReadStream(t.Context(), s, cfg, 0)
 		return err == nil, nil
 	})
-	r.publish(follow(8, 1, 1))
+	publish(heard(5), nil)
 	l.want(t, "EVENTS-0 5: 1 of 1, true")
 	stop()
 	l.want(t, "end")
@@ -116,8 +132,7 @@ func TestAListenerThatIsTooSlowBeginsAnew(t *testing.T) {
 	l := &listener{told: make(chan string, 100), hold: make(chan struct{})}
 	stop := listen(t, nc, cfg, l)
 	l.want(t, "begin 0")
-	e := follow(7, 1, 1)
-	e.OutboxID = 1
+	e := heard(1)
 	publisher := b.Connect(t)
 	for range 20_000 { // more than may wait
 		if err := publisher.PublishMsg(&nats.Msg{Subject: cfg.LivePrefix + ".t1.follow.created", Header: e.Headers(), Data: e.Payload}); err != nil {

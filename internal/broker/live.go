@@ -1,4 +1,4 @@
-package consumers
+package broker
 
 import (
 	"context"
@@ -13,7 +13,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/internal/broker"
 )
 
 // Listener is told of events once they are stored. One goroutine calls its methods.
@@ -35,7 +34,7 @@ const (
 // ends; it returns nil then. What is lost on the way is nobody's to send again: when the connection was lost, or events came faster
 // than they were heard, l is told so, and begins anew. A server that is silent is noticed after two pings, and in a cluster a
 // server may drop what it forwards: who must not miss an event for longer than that reads the stream.
-func Listen(ctx context.Context, nc *nats.Conn, cfg broker.Config, aggregate string, l Listener, log *slog.Logger) error {
+func Listen(ctx context.Context, nc *nats.Conn, cfg Config, aggregate string, l Listener, log *slog.Logger) error {
 	log = log.With("component", "live")
 	js, err := jetstream.New(nc)
 	if err != nil {
@@ -77,7 +76,7 @@ type hearing struct {
 	Listener
 	nc      *nats.Conn
 	js      jetstream.JetStream
-	cfg     broker.Config
+	cfg     Config
 	sub     *nats.Subscription
 	log     *slog.Logger
 	begun   bool
@@ -151,13 +150,13 @@ func decodeLive(m *nats.Msg) (event.Event, error) {
 }
 
 // beginning returns each stream's last sequence once the subscription stands: what is stored behind them is heard.
-func beginning(ctx context.Context, nc *nats.Conn, js jetstream.JetStream, cfg broker.Config) (map[string]uint64, error) {
+func beginning(ctx context.Context, nc *nats.Conn, js jetstream.JetStream, cfg Config) (map[string]uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()
 	if err := nc.FlushWithContext(ctx); err != nil {
 		return nil, fmt.Errorf("flush the subscription: %w", err)
 	}
-	streams, err := broker.Streams(ctx, js, cfg)
+	streams, err := Streams(ctx, js, cfg)
 	if err != nil {
 		return nil, err
 	}

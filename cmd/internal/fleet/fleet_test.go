@@ -1,0 +1,71 @@
+package fleet_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/tidings/tidings/migrations"
+)
+
+// race says that this run has the race detector.
+var race bool
+
+// TestAProjectionIsItsFolderItsMigrationAndOneLine lays a projection that is not the repository's over it, by these three alone, and has the system keep
+// the contract with it and with all others.
+func TestAProjectionIsItsFolderItsMigrationAndOneLine(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts servers")
+	}
+	root, err := filepath.Abs("../../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := os.ReadFile("fleet.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	with := string(list)
+	for after, added := range map[string]string{
+		`"github.com/tidings/tidings/projections"` + "\n": "\t" + `"github.com/tidings/tidings/projections/activity"` + "\n",
+		`return []projections.Projection{`:                "activity.New(now), ",
+	} {
+		if strings.Count(with, after) != 1 {
+			t.Fatalf("fleet.go has %q %d times", after, strings.Count(with, after))
+		}
+		with = strings.Replace(with, after, after+added, 1)
+	}
+	dir := t.TempDir()
+	registered := filepath.Join(dir, "fleet.go")
+	files := map[string]string{filepath.Join(root, "cmd/internal/fleet/fleet.go"): registered}
+	for to, from := range map[string]string{
+		"projections/activity/activity.go": "activity.go",
+		fmt.Sprintf("migrations/projections/%05d_activity.sql", migrations.Latest(migrations.Projections)+1): "activity.sql",
+	} {
+		files[filepath.Join(root, to)] = filepath.Join(root, "cmd/internal/fleet/testdata/activity", from)
+	}
+	overlay, err := json.Marshal(map[string]any{"Replace": files})
+	if err != nil {
+		t.Fatal(err)
+	}
+	over := filepath.Join(dir, "overlay.json")
+	for name, content := range map[string]string{registered: with, over: string(overlay)} {
+		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	args := []string{"test", "-overlay", over, "-tags", "contract", "-vet=off", "-count=1", "-v", "-run", "^TestEveryProjectionKeepsTheContract$"}
+	if race {
+		args = append(args, "-race") // what the run around this one has built is used again
+	}
+	cmd := exec.CommandContext(t.Context(), "go", append(args, "./cmd/tidings/cli")...)
+	cmd.Dir = root
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "--- PASS: TestEveryProjectionKeepsTheContract/activity") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}

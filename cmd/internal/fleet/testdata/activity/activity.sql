@@ -1,0 +1,26 @@
+-- +goose Up
+-- activity_texts: what activity knows of each child, so that days are exact under duplicates. counts: its author has neither deleted it nor been erased.
+CREATE TABLE activity_texts (
+  tenant_id bigint  NOT NULL,
+  kind      text    COLLATE "C" NOT NULL,
+  child_id  uuid    NOT NULL,
+  object_id bigint  NOT NULL,
+  author_id bigint  NOT NULL,
+  day       date    NOT NULL,
+  version   bigint  NOT NULL,
+  counts    boolean NOT NULL,
+  begins    text    NOT NULL,
+  PRIMARY KEY (tenant_id, kind, child_id)
+);
+CREATE INDEX activity_texts_author_idx ON activity_texts (tenant_id, author_id, day) WHERE counts;
+
+-- activity_days: how many children an author has written on a day.
+CREATE TABLE activity_days (
+  tenant_id bigint NOT NULL,
+  author_id bigint NOT NULL,
+  day       date   NOT NULL,
+  written   bigint NOT NULL,
+  PRIMARY KEY (tenant_id, author_id, day)
+);
+
+SELECT open_read_table('activity_texts'), open_read_table('activity_days');

@@ -1,0 +1,53 @@
+package cli
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/cmd/internal/fleet"
+	"github.com/tidings/tidings/cmd/internal/projector"
+	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/projections"
+)
+
+// consumeConfig is the environment of consume.
+type consumeConfig struct {
+	OpsAddr   string `env:"OPS_ADDR, default=127.0.0.1:9186"`
+	LogLevel  string `env:"LOG_LEVEL"`
+	Projector projector.Config
+}
+
+func (p Process) consumeCommand() *cobra.Command {
+	var consumer string
+	c := &cobra.Command{
+		Use:   "consume --consumer NAME",
+		Short: "Run one consumer until it is stopped",
+		Long: `Consume runs the consumer of one projection as a process of its own, for a projection that has no binary. Any number of them may run
+at once and share the partitions. It reads the environment of followercounts, and logs and stops as that does.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := checkConsumer("--consumer", consumer, false); err != nil {
+				return err
+			}
+			var cfg consumeConfig
+			if err := daemon.Configure(c.Context(), p.Env, &cfg); err != nil {
+				return &usageError{fmt.Errorf("read the environment: %w", err)}
+			}
+			log, err := daemon.NewLogger(p.Stderr, cfg.LogLevel)
+			if err != nil {
+				return &usageError{err}
+			}
+			slog.SetDefault(log.With("binary", consumer))
+			return projector.Run(c.Context(), cfg.OpsAddr, cfg.Projector, func(now func() *kinds.Set) projections.Projection {
+				return fleet.Projections(now)[slices.Index(fleet.Names(), consumer)]
+			}, prometheus.NewRegistry())
+		},
+	}
+	c.Flags().StringVar(&consumer, "consumer", "", "which one")
+	return c
+}
