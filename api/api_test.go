@@ -47,7 +47,7 @@ type fixture struct {
 var fleet = []projections.Projection{followercounts.New(kinds.Builtin), threadcache.New(kinds.Builtin)}
 
 func config() api.Config {
-	return api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 128 << 10, MaxBatchBytes: 4 << 20, RequestTimeout: 10 * time.Second, MaxRequests: 512, MaxWait: time.Second}
+	return api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 128 << 10, MaxBatchBytes: 4 << 20, RequestTimeout: 10 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: time.Second}
 }
 
 func open(t *testing.T) fixture {

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -79,25 +82,32 @@ var (
 	errUndo   = errors.New("api: done, and undone")
 )
 
+// handleOnce is handle, for reads that have to see writes: equal ones of a tenant that come at the same time, tokens included, share one.
+func handleOnce[I, O any](ctx context.Context, s *server, r route, in *I, handle func(context.Context, *I) (*O, error)) (*O, error) {
+	c := callerOf(ctx)
+	if r.method != http.MethodGet || len(c.fresh) == 0 {
+		return handle(ctx, in)
+	}
+	mine := false
+	out, err, _ := s.same.Do(fmt.Sprint(c.TenantID, c.Roles, exchangeOf(ctx).target, c.fresh), func() (any, error) {
+		mine = true
+		return handle(ctx, in)
+	})
+	if err != nil && !mine { // which is about the other request: that its client has gone
+		return handle(ctx, in)
+	}
+	o, _ := out.(*O) // nil with an error
+	return o, err
+}
+
 // readProjection runs fn, which reads a projection, in a transaction of the tenant, on one snapshot. It shows the writes whose tokens
 // came with the request: it waits for the projection to have them, and after freshWait reads as if it had; while the consumer is in the way, it tries again.
+// Reads that wait, and overlays, have a quarter of the connections for each tenant: a consumer that is paused is slow for the tenants who ask for more.
 func (s *server) readProjection(ctx context.Context, tenant int64, consumer string, fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
 	refs := s.mustSee(ctx, consumer)
 	start := time.Now()
 	for wait := 5 * time.Millisecond; ; wait = min(2*wait, freshWait) {
-		err := postgres.InTenant(ctx, s.projections, tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
-			if progress, err = consumers.ReadProgress(ctx, tx, consumer); err != nil {
-				return err
-			}
-			if len(refs) > 0 {
-				if reached, err := s.fleet[consumer].Reached(ctx, tx, refs); err != nil {
-					return err
-				} else if !reached {
-					return errBehind
-				}
-			}
-			return fn(tx)
-		})
+		progress, err = s.readOnce(ctx, tenant, consumer, refs, fn)
 		if !errors.Is(err, errBehind) {
 			return progress, err
 		}
@@ -117,10 +127,47 @@ func (s *server) readProjection(ctx context.Context, tenant int64, consumer stri
 	}
 }
 
+// readOnce is one try of readProjection: errBehind when the projection has not reached refs.
+func (s *server) readOnce(ctx context.Context, tenant int64, consumer string, refs []event.Ref, fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
+	if len(refs) > 0 {
+		leave, err := s.overlays.enter(ctx, tenant, quarter(s.projections))
+		if err != nil {
+			return progress, err
+		}
+		defer leave()
+	}
+	err = postgres.InTenant(ctx, s.projections, tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
+		if progress, err = consumers.ReadProgress(ctx, tx, consumer); err != nil {
+			return err
+		}
+		if len(refs) > 0 {
+			if reached, err := s.fleet[consumer].Reached(ctx, tx, refs); err != nil {
+				return err
+			} else if !reached {
+				return errBehind
+			}
+		}
+		return fn(tx)
+	})
+	return progress, err
+}
+
 // readAsIf is readProjection on what the projection would be had it applied what the truth says of the entities: the projection's own
 // code applies it, in the transaction that fn reads in, and the transaction is rolled back. So there is one rule of what a write changes.
 // (docs/adr/0007-reading-ones-writes.md)
 func (s *server) readAsIf(ctx context.Context, tenant int64, consumer string, refs []event.Ref, fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
+	for _, key := range entities(tenant, consumer, refs) { // one at a time for each entity: they would wait for its rows with a connection each
+		leave, err := s.overlays.enter(ctx, key, 1)
+		if err != nil {
+			return progress, err
+		}
+		defer leave()
+	}
+	leave, err := s.overlays.enter(ctx, tenant, quarter(s.projections))
+	if err != nil {
+		return progress, err
+	}
+	defer leave()
 	states, err := s.store.States(ctx, tenant, s.kinds, refs)
 	if err != nil {
 		return progress, err
@@ -145,4 +192,54 @@ func (s *server) readAsIf(ctx context.Context, tenant int64, consumer string, re
 		return progress, err
 	}
 	return progress, nil
+}
+
+// entities are the keys of the refs' entities, each once and in an order that is the same for all.
+func entities(tenant int64, consumer string, refs []event.Ref) []string {
+	keys := make([]string, len(refs))
+	for i, r := range refs {
+		r.Version = 0
+		keys[i] = fmt.Sprint(tenant, consumer, r)
+	}
+	slices.Sort(keys)
+	return slices.Compact(keys)
+}
+
+// caps bounds how many go on at once with what a key names.
+type caps struct {
+	mu sync.Mutex
+	of map[any]*capped
+}
+
+type capped struct {
+	places chan struct{}
+	here   int // who have a place or wait for one
+}
+
+func newCaps() *caps { return &caps{of: make(map[any]*capped)} }
+
+// enter waits until fewer than most go on. Who has entered calls leave, once.
+func (c *caps) enter(ctx context.Context, key any, most int) (leave func(), err error) {
+	c.mu.Lock()
+	at := c.of[key]
+	if at == nil {
+		at = &capped{places: make(chan struct{}, most)}
+		c.of[key] = at
+	}
+	at.here++
+	c.mu.Unlock()
+	gone := func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if at.here--; at.here == 0 {
+			delete(c.of, key)
+		}
+	}
+	select {
+	case at.places <- struct{}{}:
+		return func() { <-at.places; gone() }, nil
+	case <-ctx.Done():
+		gone()
+		return nil, ctx.Err()
+	}
 }

@@ -11,10 +11,13 @@ import (
 // gate bounds the requests that are worked on at once, and so how long each of them waits for connections and groups behind it: whoever
 // does not fit is refused, which costs next to nothing, instead of waiting in a queue that only grows.
 //
-// The bound is API_MAX_REQUESTS as long as requests end within API_MAX_WAIT. When more than one in gateSlow takes longer it comes down, by a
-// tenth every gateInterval, to gateFloor at least: a slow database gets few requests, and answers those in time. A few that wait for a lock or
-// an archived thread do not take the room of all others. It goes up again while requests are refused though those that are let in are quick.
-// One tenant has three quarters of it at most, so that another one finds room.
+// All have API_MAX_REQUESTS places. A tenant has three times as many at most as are free (dynamic thresholds: Choudhury and Hahne, 1998): one alone has three quarters
+// of them, two that want all have three sevenths each, and however many want more, the next one finds a place.
+//
+// Besides, a tenant has a limit of its own. When more than one in gateSlow of its requests takes longer than API_MAX_WAIT it comes down, by a
+// tenth every gateInterval, to gateFloor at least: so slowness counts against the tenant that causes it, whose hot row or thread makes its requests wait
+// for each other. A few that wait for a lock or an archived thread do not take the room of the others. The limit goes up again while requests are refused though
+// those that are let in are quick. When most of several tenants are slow it is the database: then the limit of all comes down likewise.
 //
 // A request leaves when its answer is there: how fast the client takes it says nothing about the database, and must keep nobody out.
 type gate struct {
@@ -23,18 +26,42 @@ type gate struct {
 	refused func(reason string) // counts
 
 	mu        sync.Mutex
-	limit     float64
+	all       limit
 	inside    int
-	of        map[int64]int // by tenant
-	bodies    int64         // bytes reserved for large bodies, and large answers on their way
-	present   int           // requests that have come and not gone, let in or not
-	looked    time.Time     // when it was last looked at whether limit has to move; what follows is since then
-	wanted    bool          // somebody did not fit
-	ended     int           // requests that were timed
-	slow      int           // of these, longer than maxWait
-	longest   time.Duration // of these
-	firstFull time.Time     // of an unbroken series of refusals
+	of        map[int64]*holding // by tenant
+	bodies    int64              // bytes reserved for large bodies, and large answers on their way
+	present   int                // requests that have come and not gone, let in or not
+	looked    time.Time          // when it was last looked at whether limits have to move
+	firstFull time.Time          // of an unbroken series of refusals
 	lastFull  time.Time
+}
+
+// holding is what a tenant has of the gate.
+type holding struct {
+	limit
+	inside  int
+	waiting bool      // the last of its requests that ended were slow
+	seen    time.Time // when a request of the tenant last ended, or was refused
+}
+
+// limit is how many may be inside, and what decides whether it moves: what was seen since it was last looked at.
+type limit struct {
+	at      float64
+	wanted  bool // somebody did not fit
+	ended   int  // requests that were timed
+	slow    int  // of these, longer than maxWait
+	longest time.Duration
+}
+
+// move moves a limit of which so many are inside.
+func (l *limit) move(g *gate, inside int, slow bool) {
+	switch {
+	case slow && inside > gateFloor: // fewer do not wait for each other
+		l.at = max(gateFloor, min(l.at, float64(inside))*gateLower)
+	case l.wanted && l.longest < g.maxWait/2:
+		l.at = min(float64(g.most), l.at*gateRaise)
+	}
+	*l = limit{at: l.at}
 }
 
 const (
@@ -43,6 +70,7 @@ const (
 	gateLower    = 0.9
 	gateRaise    = 1.1
 	gateSlow     = 10
+	gateForget   = time.Minute // after which a tenant begins anew
 
 	// maxPresent is as many requests as come by HTTP/1.1 over all connections of a port. A client of HTTP/2 has hundreds on each.
 	maxPresent = 4096
@@ -51,6 +79,9 @@ const (
 	// others share largeBodies.
 	smallBody   = 64 << 10 // bytes
 	largeBodies = 64 << 20
+
+	// guessTakes is how long it takes to refuse a token of an address that has brought too many that nobody knows.
+	guessTakes = time.Second
 
 	// refusalTakes is how long a refusal is held back. A client that asks again at once would take the processors, by mere refusals, from those who
 	// are let in: 2,000 such connections ask 10,000 times a second at most.
@@ -65,13 +96,14 @@ const (
 // Why requests are refused: label values of api_shed_total.
 const (
 	shedRequests = "requests" // as many as the gate lets in are worked on
+	shedTokens   = "tokens"   // too many tokens are being looked up
 	shedTenant   = "tenant"   // its tenant has its share
 	shedBodies   = "bodies"   // large bodies take the memory that there is for them
 	shedWrites   = "writes"   // too many single writes of its tenant wait for a group
 )
 
 func newGate(cfg Config, refused func(reason string)) *gate {
-	return &gate{most: cfg.MaxRequests, maxWait: cfg.MaxWait, refused: refused, limit: float64(cfg.MaxRequests), of: make(map[int64]int)}
+	return &gate{most: cfg.MaxRequests, maxWait: cfg.MaxWait, refused: refused, all: limit{at: float64(cfg.MaxRequests)}, of: make(map[int64]*holding)}
 }
 
 // arrive counts a request of which nothing is known yet, and says whether to refuse it, and whether there is room to hold that back. It calls
@@ -81,7 +113,7 @@ func (g *gate) arrive() (refuse, room bool) {
 	defer g.mu.Unlock()
 	g.present++
 	room = g.present <= maxPresent
-	if room && g.inside < int(g.limit) {
+	if room && g.inside < int(g.all.at) {
 		return false, true
 	}
 	g.turnAway(time.Now())
@@ -95,7 +127,7 @@ func (g *gate) gone() {
 }
 
 func (g *gate) turnAway(now time.Time) {
-	g.wanted = true
+	g.all.wanted = true
 	if now.Sub(g.lastFull) > shedPause {
 		g.firstFull = now
 	}
@@ -103,9 +135,15 @@ func (g *gate) turnAway(now time.Time) {
 	g.refused(shedRequests)
 }
 
-// hold holds a refusal back.
-func (g *gate) hold(ctx context.Context) {
-	t := time.NewTimer(refusalTakes)
+// hold holds a refusal back, unless many are present already.
+func (g *gate) hold(ctx context.Context, d time.Duration) {
+	g.mu.Lock()
+	many := g.present > maxPresent/2
+	g.mu.Unlock()
+	if many {
+		return
+	}
+	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:
@@ -116,29 +154,35 @@ func (g *gate) hold(ctx context.Context) {
 // visit is the stay of one request behind the gate. It is one goroutine's.
 type visit struct {
 	gate        *gate
-	tenant      int64
+	held        *holding
 	since       time.Time
 	timed, left bool
 }
 
-// enter lets a request of a tenant in, or not; 0 stands for those whose tenant is not known, of whose time only one that is too long counts: the look at
-// a token is no work. Who is in calls leave.
+// enter lets a request of a tenant in, or not. Who is in calls leave.
 func (g *gate) enter(tenant int64, timed bool) (*visit, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := time.Now()
+	sh := g.of[tenant]
+	if sh == nil {
+		sh = &holding{limit: limit{at: float64(g.most)}}
+		g.of[tenant] = sh
+	}
+	sh.seen = now
+	free := int(g.all.at) - g.inside
 	switch {
-	case g.inside >= int(g.limit):
+	case free <= 0:
 		g.turnAway(now)
 		return nil, false
-	case g.of[tenant] >= int(math.Ceil(g.limit*3/4)):
-		g.wanted = true
+	case sh.inside >= min(int(sh.at), 3*free):
+		sh.wanted, g.all.wanted = true, true
 		g.refused(shedTenant)
 		return nil, false
 	}
 	g.inside++
-	g.of[tenant]++
-	return &visit{gate: g, tenant: tenant, since: now, timed: timed}, true
+	sh.inside++
+	return &visit{gate: g, held: sh, since: now, timed: timed}, true
 }
 
 // leave ends the visit, if it has not ended.
@@ -155,35 +199,50 @@ func (v *visit) end(now time.Time) {
 	}
 	v.left = true
 	v.clock(now)
-	g := v.gate
-	g.inside--
-	if g.of[v.tenant]--; g.of[v.tenant] == 0 {
-		delete(g.of, v.tenant)
-	}
+	v.gate.inside--
+	v.held.inside--
 }
 
-// clock counts the time that the visit has taken, once, and moves the limit.
+// clock counts the time that the visit has taken, once, and moves the limits.
 func (v *visit) clock(now time.Time) {
-	g, took := v.gate, now.Sub(v.since)
-	if !v.timed || v.tenant == 0 && took <= g.maxWait {
+	g, sh, took := v.gate, v.held, now.Sub(v.since)
+	if !v.timed {
 		return
 	}
 	v.timed = false
-	g.ended++
-	g.longest = max(g.longest, took)
+	sh.seen = now
+	sh.ended++
+	sh.longest = max(sh.longest, took)
 	if took > g.maxWait {
-		g.slow++
+		sh.slow++
 	}
-	if now.Sub(g.looked) < gateInterval {
-		return
+	if now.Sub(g.looked) >= gateInterval {
+		g.look(now)
 	}
-	switch {
-	case g.slow*gateSlow > g.ended && g.inside > gateFloor: // fewer do not wait for each other
-		g.limit = max(gateFloor, min(g.limit, float64(g.inside))*gateLower)
-	case g.wanted && g.longest < g.maxWait/2:
-		g.limit = min(float64(g.most), g.limit*gateRaise)
+}
+
+// look moves the limits. It costs a look at each tenant of the last minute.
+func (g *gate) look(now time.Time) {
+	tenants, waiting := 0, 0
+	for tenant, sh := range g.of {
+		if sh.ended > 0 {
+			sh.waiting = sh.slow*gateSlow > sh.ended
+			g.all.ended += sh.ended
+			g.all.longest = max(g.all.longest, sh.longest)
+		}
+		if sh.ended > 0 || sh.inside > 0 {
+			tenants++
+			if sh.waiting {
+				waiting++
+			}
+		}
+		sh.move(g, sh.inside, sh.ended > 0 && sh.waiting)
+		if sh.inside == 0 && (sh.at == float64(g.most) || now.Sub(sh.seen) > gateForget) {
+			delete(g.of, tenant)
+		}
 	}
-	g.looked, g.wanted, g.ended, g.slow, g.longest = now, false, 0, 0, 0
+	g.all.move(g, g.inside, g.all.ended > 0 && tenants > 1 && 2*waiting > tenants)
+	g.looked = now
 }
 
 // answered ends the visit before so many bytes of an answer are sent, unless they are many and there is no memory left for such: then it goes on until leave,
@@ -246,5 +305,17 @@ func (g *gate) ready(context.Context) error {
 func (g *gate) state() (inside int, limit float64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.inside, math.Floor(g.limit)
+	return g.inside, math.Floor(g.all.at)
+}
+
+// slowTenants is how many tenants have fewer places than they might, for their own requests are slow.
+func (g *gate) slowTenants() (n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, sh := range g.of {
+		if sh.at < float64(g.most) {
+			n++
+		}
+	}
+	return n
 }

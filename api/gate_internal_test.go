@@ -30,11 +30,6 @@ func newGateTest(workers int) *gateTest {
 func (g *gateTest) offer(tenant int64, perSecond int, d time.Duration) {
 	for range int(d.Seconds() * float64(perSecond)) {
 		g.requests.Go(func() {
-			look, ok := g.enter(0, true) // at the token
-			if !ok {
-				return
-			}
-			look.leave()
 			work, ok := g.enter(tenant, true)
 			if !ok {
 				return
@@ -170,6 +165,92 @@ func TestReadinessEndsWhenRequestsAreRefusedForLongAndComesBack(t *testing.T) {
 	})
 }
 
+// A hundred clients write one row, one after the other, so that each waits for all others: two seconds each. It is not the database that is slow, and
+// the other tenant's requests are quick.
+func TestSlownessCountsAgainstTheTenantThatCausesIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGateTest(4)
+		row := make(chan struct{}, 1)
+		var hot sync.WaitGroup
+		end := time.Now().Add(30 * time.Second)
+		for range 100 {
+			hot.Go(func() {
+				for time.Now().Before(end) {
+					v, ok := g.enter(1, true)
+					if !ok {
+						time.Sleep(refusalTakes)
+						continue
+					}
+					row <- struct{}{}
+					time.Sleep(20 * time.Millisecond)
+					<-row
+					v.leave()
+				}
+			})
+		}
+		g.offer(2, 300, 30*time.Second)
+		served, longest := g.since()
+		if _, limit := g.state(); served != 9000 || longest > 50*time.Millisecond || limit != 512 {
+			t.Errorf("of the other tenant %d of 9000 were served, in %s at most; the limit of all is %.0f", served, longest, limit)
+		}
+		g.mu.Lock()
+		if own := g.of[1].at; own > 100 || own < gateFloor {
+			t.Errorf("the tenant's own limit is %.0f", own)
+		}
+		g.mu.Unlock()
+		hot.Wait()
+		for _, l := range []time.Duration{time.Second, gateForget} { // and it is forgotten
+			time.Sleep(l)
+			g.offer(2, 10, time.Second)
+		}
+		if len(g.of) > 1 {
+			t.Errorf("%d tenants are remembered", len(g.of))
+		}
+		g.since()
+	})
+}
+
+func TestHoweverManyTenantsWantAllTheNextOneFindsAPlace(t *testing.T) {
+	for _, c := range []struct{ tenants, each int }{{1, 384}, {2, 219}, {3, 153}, {20, 25}, {100, 5}} {
+		g := newGateTest(1)
+		for more := true; more; { // in turns
+			more = false
+			for tenant := range int64(c.tenants) {
+				if _, ok := g.enter(tenant, true); ok {
+					more = true
+				}
+			}
+		}
+		least, most := 512, 0
+		for _, sh := range g.of {
+			least, most = min(least, sh.inside), max(most, sh.inside)
+		}
+		if least < c.each-3 || most > c.each+3 {
+			t.Errorf("%d tenants: %d to %d places each, want %d", c.tenants, least, most, c.each)
+		}
+		if _, ok := g.enter(1000, true); !ok {
+			t.Errorf("%d tenants: the next one is refused", c.tenants)
+		}
+	}
+}
+
+// When many tenants are slow it is the database, and all get less.
+func TestASlowDatabaseGetsFewerRequestsOfAllTenants(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGateTest(1)
+		g.takes = 100 * time.Millisecond
+		var flood sync.WaitGroup
+		for tenant := range int64(50) {
+			flood.Go(func() { g.offer(tenant, 10, 20*time.Second) })
+		}
+		flood.Wait()
+		g.since()
+		if _, limit := g.state(); limit > 50 {
+			t.Errorf("the limit is %.0f", limit)
+		}
+	})
+}
+
 // A few requests that wait for a lock, one always under way, say nothing about the database.
 func TestAFewSlowRequestsDoNotLowerTheLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -177,7 +258,7 @@ func TestAFewSlowRequestsDoNotLowerTheLimit(t *testing.T) {
 		var waiters sync.WaitGroup
 		for range 200 {
 			waiters.Go(func() {
-				v, ok := g.enter(2, true)
+				v, ok := g.enter(1, true)
 				if !ok {
 					t.Error("refused")
 					return
@@ -234,8 +315,8 @@ func TestAnAnswerOnItsWayTakesNoPlace(t *testing.T) {
 		v.leave()
 	}
 	wantInside(0)
-	if g.bodies != 0 || len(g.of) != 0 {
-		t.Errorf("%d bytes, tenants %v", g.bodies, g.of)
+	if g.bodies != 0 || g.of[1].inside != 0 {
+		t.Errorf("%d bytes, %d requests of the tenant", g.bodies, g.of[1].inside)
 	}
 }
 

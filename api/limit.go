@@ -4,8 +4,11 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
 
 	"github.com/tidings/tidings/tokens"
 )
@@ -15,12 +18,11 @@ const (
 	policyRead   = "read"
 	policyWrite  = "write"
 	policyAuthor = "author"
+	policyToken  = "unknown"
 )
 
-const (
-	limitedTokens  = 4096    // whose windows are kept, twice that at most
-	limitedAuthors = 1 << 15 // likewise: some MiB
-)
+// limitedKeys is how many windows are kept, of tokens and of authors: some 30 MiB each at most.
+const limitedKeys = 1 << 17
 
 // Headers of draft-ietf-httpapi-ratelimit-headers-11 (May 2026).
 const (
@@ -30,13 +32,11 @@ const (
 
 // limiter counts requests in windows, one per key, that begin with the key's first request. Windows and not a bucket that leaks: what the
 // headers say is then exactly so (r more requests within t seconds), and the most that can come within any window's length is the same, twice
-// the rate. It counts for this process alone. Its memory is bounded: of more keys than it keeps, those that were not heard of for longest begin
+// the rate. It counts for this process alone. Its memory is bounded: of more keys than it keeps, the one that was not heard of for longest begins
 // anew. Safe for concurrent use.
 type limiter[K comparable] struct {
-	keep int
-
-	mu         sync.Mutex
-	now, older map[K]window // older are those of before the last time that now was full
+	mu      sync.Mutex
+	windows *simplelru.LRU[K, window]
 }
 
 type window struct {
@@ -45,7 +45,8 @@ type window struct {
 }
 
 func newLimiter[K comparable](keep int) *limiter[K] {
-	return &limiter[K]{keep: keep, now: make(map[K]window)}
+	windows, _ := simplelru.NewLRU[K, window](keep, nil) // of a size above 0
+	return &limiter[K]{windows: windows}
 }
 
 // quota is what a key has left, and for how long that has to last.
@@ -54,14 +55,14 @@ type quota struct {
 	t    time.Duration // until there is more
 }
 
+// seconds are rounded up: who waits for so long is not refused again.
+func (q quota) seconds() string { return fmt.Sprint(int64((q.t + time.Second - 1) / time.Second)) }
+
 // take counts a request of the key if one may still come; else it counts nothing, and q.t is how long to wait.
 func (l *limiter[K]) take(key K, rate tokens.Rate, at time.Time) (q quota, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	w, known := l.now[key]
-	if !known {
-		w = l.older[key]
-	}
+	w, _ := l.windows.Get(key)
 	if late := at.Sub(w.ends); late >= 0 {
 		owed := w.used - rate.N
 		if w.ends = w.ends.Add(rate.Window); owed > 0 && late < rate.Window { // a batch's: this window pays, and never the ones that follow
@@ -74,11 +75,19 @@ func (l *limiter[K]) take(key K, rate tokens.Rate, at time.Time) (q quota, ok bo
 	if ok {
 		w.used++
 	}
-	if !known && len(l.now) >= l.keep {
-		l.now, l.older = make(map[K]window), l.now
-	}
-	l.now[key] = w
+	l.windows.Add(key, w)
 	return w.quota(rate, at), ok
+}
+
+// full reports that none of the key's may come now.
+func (l *limiter[K]) full(key K, rate tokens.Rate, at time.Time) (q quota, full bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	w, known := l.windows.Get(key)
+	if !known || w.used < rate.N || !at.Before(w.ends) {
+		return quota{}, false
+	}
+	return w.quota(rate, at), true
 }
 
 // tokenKey is a token, the tenant first. Tokens of one name share their limits.
@@ -95,14 +104,14 @@ type authorKey struct{ tenant, user int64 }
 func (l *limiter[K]) more(key K, rate tokens.Rate, n int64, at time.Time) (q quota, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	w, known := l.now[key]
+	w, known := l.windows.Get(key)
 	if !known {
 		w = window{ends: at.Add(rate.Window)} // it fell out of memory meanwhile
 	}
 	if ok = w.used <= rate.N; ok {
 		w.used += n
 	}
-	l.now[key] = w
+	l.windows.Add(key, w)
 	return w.quota(rate, at), ok
 }
 
@@ -115,12 +124,13 @@ type limits struct {
 	cfg     Config
 	tokens  *limiter[tokenKey]
 	authors *limiter[authorKey]
+	unknown *limiter[netip.Prefix]
 	metrics *metrics
 	clock   func() time.Time
 }
 
 func newLimits(cfg Config, m *metrics) *limits {
-	return &limits{cfg: cfg, tokens: newLimiter[tokenKey](limitedTokens), authors: newLimiter[authorKey](limitedAuthors), metrics: m, clock: time.Now}
+	return &limits{cfg: cfg, tokens: newLimiter[tokenKey](limitedKeys), authors: newLimiter[authorKey](limitedKeys), unknown: newLimiter[netip.Prefix](limitedKeys), metrics: m, clock: time.Now}
 }
 
 // rate is that of the token.
@@ -170,7 +180,42 @@ func (l *limits) author(h http.Header, p tokens.Principal, user int64) bool {
 	return ok
 }
 
-// tell writes the headers, but for an operation of a batch, which has none (nil). Seconds are rounded up: who waits for so long is not refused again.
+// mayGuess reports whether a look-up of a token from the address may be made. false: it has brought too many that nobody knows.
+func (l *limits) mayGuess(h http.Header, from netip.Prefix) bool {
+	if l.cfg.RateUnknown.Off() {
+		return true
+	}
+	q, full := l.unknown.full(from, l.cfg.RateUnknown, l.clock())
+	if full {
+		l.tell(nil, policyToken, l.cfg.RateUnknown, q, false)
+		h.Set("Retry-After", q.seconds())
+	}
+	return !full
+}
+
+// guessed counts a token that nobody knows.
+func (l *limits) guessed(from netip.Prefix) {
+	if !l.cfg.RateUnknown.Off() {
+		l.unknown.take(from, l.cfg.RateUnknown, l.clock())
+	}
+}
+
+// clientOf is who counts as one client: an address, of IPv6 a network of 64 bits.
+func clientOf(r *http.Request) netip.Prefix {
+	a, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return netip.Prefix{} // a test's
+	}
+	ip := a.Addr().Unmap().WithZone("")
+	bits := ip.BitLen()
+	if ip.Is6() {
+		bits = 64
+	}
+	p, _ := ip.Prefix(bits) // of a valid address
+	return p
+}
+
+// tell writes the headers, but for an operation of a batch, which has none (nil).
 func (l *limits) tell(h http.Header, policy string, rate tokens.Rate, q quota, ok bool) {
 	if !ok {
 		l.metrics.limited.WithLabelValues(policy).Inc()
@@ -178,11 +223,10 @@ func (l *limits) tell(h http.Header, policy string, rate tokens.Rate, q quota, o
 	if h == nil {
 		return
 	}
-	seconds := int64((q.t + time.Second - 1) / time.Second)
 	h.Add(rateLimitPolicyHeader, fmt.Sprintf("%q;q=%d;w=%d", policy, rate.N, int64(rate.Window/time.Second)))
-	h.Add(rateLimitHeader, fmt.Sprintf("%q;r=%d;t=%d", policy, q.left, seconds))
+	h.Add(rateLimitHeader, fmt.Sprintf("%q;r=%d;t=%s", policy, q.left, q.seconds()))
 	if !ok {
-		h.Set("Retry-After", fmt.Sprint(seconds))
+		h.Set("Retry-After", q.seconds())
 	}
 }
 

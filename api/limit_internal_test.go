@@ -93,8 +93,8 @@ func TestAFloodOfAuthorsTakesNoMemory(t *testing.T) {
 				t.Fatalf("after %d other authors a busy one begins anew", i)
 			}
 		}
-		if n := len(l.now) + len(l.older); n > 2*keep {
-			t.Fatalf("%d authors are kept, want at most %d", n, 2*keep)
+		if n := l.windows.Len(); n > keep {
+			t.Fatalf("%d authors are kept, want at most %d", n, keep)
 		}
 	}
 }

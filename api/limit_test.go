@@ -101,7 +101,7 @@ func TestATokensReadsAndWritesAreLimitedApart(t *testing.T) {
 	if diff := cmp.Diff(before, f.rows(t)); diff != "" {
 		t.Errorf("a refused write wrote (-before +after):\n%s", diff)
 	}
-	if diff := cmp.Diff(map[string]float64{"read": 2, "write": 7, "author": 0}, f.refused(t)); diff != "" {
+	if diff := cmp.Diff(map[string]float64{"read": 2, "write": 7, "author": 0, "unknown": 0}, f.refused(t)); diff != "" {
 		t.Errorf("api_rate_limited_total (-want +got):\n%s", diff)
 	}
 
@@ -158,7 +158,7 @@ func TestWhatOneUserMakesIsLimited(t *testing.T) {
 	}
 	other.token = made.Token
 	create(other, 201, 3)
-	if diff := cmp.Diff(map[string]float64{"read": 0, "write": 0, "author": 3}, f.refused(t)); diff != "" {
+	if diff := cmp.Diff(map[string]float64{"read": 0, "write": 0, "author": 3, "unknown": 0}, f.refused(t)); diff != "" {
 		t.Errorf("api_rate_limited_total (-want +got):\n%s", diff)
 	}
 }

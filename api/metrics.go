@@ -37,18 +37,18 @@ func newMetrics(reg prometheus.Registerer, truth *store.Store, consumers []strin
 		m.overlaid.WithLabelValues(consumer)
 	}
 	m.limited = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "api_rate_limited_total", Help: "Requests refused by a rate limit: reads or writes of a token, or what one user (author) makes.",
+		Name: "api_rate_limited_total", Help: "Requests refused by a rate limit: reads or writes of a token, what one user (author) makes, or tokens that nobody knows of one address (unknown).",
 	}, []string{"kind"})
-	for _, kind := range []string{policyRead, policyWrite, policyAuthor} {
+	for _, kind := range []string{policyRead, policyWrite, policyAuthor, policyToken} {
 		m.limited.WithLabelValues(kind)
 	}
 	m.operations = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "api_batch_operations_total", Help: "Operations of batches, by route, op (none: it could not be read) and status; the batch itself is a request of 200.",
 	}, []string{"route", "op", "code"})
 	m.shed = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "api_shed_total", Help: "Requests refused with overloaded: too many at once (requests), of one tenant (tenant), too large bodies at once (bodies), too many of its writes waiting (writes).",
+		Name: "api_shed_total", Help: "Requests refused with overloaded: too many at once (requests), too many tokens to look up (tokens), of one tenant (tenant), too large bodies at once (bodies), too many of its writes waiting (writes).",
 	}, []string{"reason"})
-	for _, reason := range []string{shedRequests, shedTenant, shedBodies, shedWrites} {
+	for _, reason := range []string{shedRequests, shedTokens, shedTenant, shedBodies, shedWrites} {
 		m.shed.WithLabelValues(reason)
 	}
 	returned := prometheus.NewCounterFunc(prometheus.CounterOpts{
@@ -69,6 +69,7 @@ func (m *metrics) queues(reg prometheus.Registerer, g *gate, stats func() store.
 	reg.MustRegister(
 		gauge("api_queue_requests", "Requests that are worked on.", func() float64 { inside, _ := g.state(); return float64(inside) }),
 		gauge("api_queue_limit", "How many requests are let in at once, at present.", func() float64 { _, limit := g.state(); return limit }),
+		gauge("api_queue_slow_tenants", "Tenants that get fewer places because their own requests are slow.", func() float64 { return float64(g.slowTenants()) }),
 		gauge("api_queue_writes", "Single writes that wait for a group.", func() float64 { return float64(stats().Waiting) }),
 		counter("api_write_groups_total", "Transactions of grouped single writes.", func(s store.Stats) int64 { return s.Groups }),
 		counter("api_grouped_writes_total", "Single writes that went in a group.", func(s store.Stats) int64 { return s.Grouped }),

@@ -15,6 +15,7 @@ import (
 	"net/url"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -23,6 +24,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/kinds"
@@ -37,7 +39,7 @@ import (
 // Deps are what the API works with. Projections acts as postgres.RoleAPI.
 type Deps struct {
 	Store       *store.Store
-	Tokens      *pgxpool.Pool // of the truth, acts as postgres.RoleAPI
+	Tokens      *pgxpool.Pool // of the truth, acts as postgres.RoleAPI; one of its own, of TokenConns, keeps tokens from waiting behind requests
 	DLQ         *outbox.DLQ   // on a pool of postgres.RoleAPI
 	Projections *pgxpool.Pool
 	Fleet       []projections.Projection // those that reads go to
@@ -59,6 +61,8 @@ type server struct {
 	auth        *authenticator
 	gate        *gate
 	limits      *limits
+	overlays    *caps
+	same        *singleflight.Group // of equal reads with a Tidings-Token
 	cursors     cursors
 	problems    problemTable
 	router      *router
@@ -89,7 +93,7 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 	}
 	s := &server{
 		cfg: cfg, store: deps.Store, dlq: deps.DLQ, projections: deps.Projections, pages: deps.Pages, log: deps.Log.With("component", "api"),
-		fleet: make(map[string]projections.Projection), auth: newAuthenticator(deps.Tokens), cursors: cursors{key}, problems: newProblemTable(),
+		fleet: make(map[string]projections.Projection), auth: newAuthenticator(tokens.NewLookup(deps.Tokens)), overlays: newCaps(), same: new(singleflight.Group), cursors: cursors{key}, problems: newProblemTable(),
 	}
 	for _, p := range deps.Fleet {
 		s.fleet[p.Name()] = p
@@ -112,6 +116,9 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 	}
 	return &Handler{Handler: s.router, Ready: s.gate.ready}, nil
 }
+
+// quarter is a quarter of a pool's connections: what may be slow for one caller keeps off the others.
+func quarter(pool *pgxpool.Pool) int { return max(1, int(pool.Stat().MaxConns())/4) }
 
 // routes registers everything for the server's kinds.
 func (s *server) routes() error {
@@ -161,6 +168,7 @@ const (
 
 // exchange is what is logged of a request: never a body, a token or a query.
 type exchange struct {
+	target string // path and query, which equal requests share; it is not logged
 	id     string
 	tenant int64  // 0 until the token is known
 	token  string // its name
@@ -182,7 +190,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !validRequestID(id) {
 		id = uuid.NewString()
 	}
-	ex := &exchange{id: id}
+	ex := &exchange{id: id, target: r.URL.RequestURI()}
 	ctx, cancel := context.WithTimeout(context.WithValue(r.Context(), exchangeKey, ex), s.cfg.RequestTimeout)
 	defer cancel()
 	r = r.WithContext(ctx)
@@ -212,7 +220,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer s.gate.gone()
 	if refuse {
 		if room {
-			s.gate.hold(ctx)
+			s.gate.hold(ctx, refusalTakes)
 		}
 		s.refuse(rec, r, s.problems.problem(codeOverloaded, ""))
 		return
@@ -415,7 +423,7 @@ func register[I, O any](s *server, r route, handle func(ctx context.Context, in 
 	}
 	s.metrics.begin(r.path, r.method, r.status)
 	huma.Register(s.api, op, func(ctx context.Context, in *I) (*O, error) {
-		out, err := handle(ctx, in)
+		out, err := handleOnce(ctx, s, r, in, handle)
 		if err != nil {
 			return nil, s.toProblem(ctx, err)
 		}
@@ -479,33 +487,33 @@ func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 	r, w := humago.Unwrap(hctx)
 	ctx := hctx.Context()
 	var c caller
-	err := s.behindGate(ctx, 0, true, func(*visit) error {
-		p, err := s.principal(ctx, r)
-		ex := exchangeOf(ctx)
-		ex.tenant, ex.token = p.TenantID, p.Name
-		if err == nil {
-			err = s.limitRequest(w.Header(), p, op)
-		}
-		if err == nil {
-			err = s.checkRole(p, op)
-		}
-		if err == nil {
-			c, err = s.caller(r, p)
-			c.answer = w.Header()
-		}
-		return err
-	})
+	p, err := s.principal(ctx, w, r)
+	ex := exchangeOf(ctx)
+	ex.tenant, ex.token = p.TenantID, p.Name
+	if err == nil {
+		err = s.limitRequest(w.Header(), p, op)
+	}
+	if err == nil {
+		err = s.checkRole(p, op)
+	}
+	if err == nil {
+		c, err = s.caller(r, p)
+		c.answer = w.Header()
+	}
+	if err == nil {
+		err = s.checkIntegers(hctx)
+	}
 	hasBody := hctx.Operation().RequestBody != nil
 	if err == nil && hasBody {
 		err = s.checkMedia(w, r, hctx.Operation())
 	}
-	if err == nil && hasBody {
+	if err == nil && (hasBody || r.ContentLength != 0) { // one that nobody asked for has to arrive too: the next request begins behind it
 		most := cmp.Or(op.maxBody, s.cfg.MaxBodyBytes)
 		if release, ok := s.gate.reserve(r.ContentLength, most); ok {
 			defer release()
 			err = s.readBody(w, r, most)
 		} else {
-			s.gate.hold(ctx)
+			s.gate.hold(ctx, refusalTakes)
 			err = s.problems.problem(codeOverloaded, "")
 		}
 	}
@@ -515,7 +523,7 @@ func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 				rec.visit = v
 			}
 			if hasBody {
-				if c.Principal, err = s.principal(ctx, r); err == nil {
+				if c.Principal, err = s.principal(ctx, w, r); err == nil {
 					err = s.checkRole(c.Principal, op)
 				}
 			}
@@ -535,19 +543,41 @@ func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 func (s *server) behindGate(ctx context.Context, tenant int64, timed bool, work func(*visit) error) error {
 	v, ok := s.gate.enter(tenant, timed)
 	if !ok {
-		s.gate.hold(ctx)
+		s.gate.hold(ctx, refusalTakes)
 		return s.problems.problem(codeOverloaded, "")
 	}
 	defer v.leave()
 	return work(v)
 }
 
-// principal returns whom the request's token stands for.
-func (s *server) principal(ctx context.Context, r *http.Request) (tokens.Principal, error) {
-	if len(r.Header.Values("Authorization")) > 1 {
+// principal returns whom the request's token stands for. A token that is remembered costs nothing. Others are looked up on a few connections, and not for
+// an address that brings many that nobody knows: guesses keep no good token from its answer.
+func (s *server) principal(ctx context.Context, w http.ResponseWriter, r *http.Request) (tokens.Principal, error) {
+	h, ok := bearer(r.Header.Get("Authorization"))
+	if !ok || len(r.Header.Values("Authorization")) > 1 {
 		return tokens.Principal{}, tokens.ErrUnauthenticated
 	}
-	return s.auth.principal(ctx, r.Header.Get("Authorization"))
+	from := clientOf(r)
+	mayFind := func() error {
+		if s.limits.mayGuess(w.Header(), from) {
+			return nil
+		}
+		s.gate.hold(ctx, guessTakes)
+		return s.problems.problem(codeRateLimited, "the address has brought too many tokens that nobody knows")
+	}
+	p, err := s.auth.principal(ctx, h, mayFind)
+	switch {
+	case errors.Is(err, tokens.ErrUnauthenticated):
+		if err := mayFind(); err != nil { // the token is one that it brings again and again
+			return tokens.Principal{}, err
+		}
+		s.limits.guessed(from)
+	case errors.Is(err, errBusy):
+		s.gate.refused(shedTokens)
+		s.gate.hold(ctx, refusalTakes)
+		err = s.problems.problem(codeOverloaded, "")
+	}
+	return p, err
 }
 
 func (s *server) checkRole(p tokens.Principal, op route) error {
@@ -577,6 +607,20 @@ func (s *server) caller(r *http.Request, p tokens.Principal) (caller, error) {
 		return caller{}, err
 	}
 	return caller{Principal: p, meta: store.Meta{Actor: actor, TraceParent: traceParent(r.Header.Values("Traceparent"))}, fresh: refs}, nil
+}
+
+// checkIntegers refuses integers of the query that have a second form: a sign, or zeros in front.
+func (s *server) checkIntegers(hctx huma.Context) error {
+	for _, p := range hctx.Operation().Parameters {
+		if p.In != "query" || p.Schema == nil || p.Schema.Type != huma.TypeInteger {
+			continue
+		}
+		v := hctx.Query(p.Name)
+		if n, err := strconv.ParseInt(v, 10, 64); err == nil && strconv.FormatInt(n, 10) != v {
+			return s.problems.problem(codeValidation, "", FieldError{Detail: "want a number without a sign and without zeros in front", Parameter: p.Name})
+		}
+	}
+	return nil
 }
 
 // checkMedia refuses a body that is coded, or of a type that the operation does not take. One of no type is JSON.

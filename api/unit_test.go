@@ -120,18 +120,19 @@ func TestTraceParent(t *testing.T) {
 }
 
 func TestConfigRefusesWhatCannotWork(t *testing.T) {
-	good := Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, RequestTimeout: 1e9, MaxRequests: 512, MaxWait: 1e9}
+	good := Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, RequestTimeout: 1e9, AddressConnections: 100, MaxRequests: 512, MaxWait: 1e9}
 	if err := good.Validate(); err != nil {
 		t.Fatal(err)
 	}
 	for name, change := range map[string]func(*Config){
-		"no key":       func(c *Config) { c.CursorKey = "" },
-		"a short key":  func(c *Config) { c.CursorKey = "abcd" },
-		"a tiny body":  func(c *Config) { c.MaxBodyBytes = 1 },
-		"a tiny batch": func(c *Config) { c.MaxBatchBytes = 1 },
-		"no time":      func(c *Config) { c.RequestTimeout = 0 },
-		"no requests":  func(c *Config) { c.MaxRequests = 1 },
-		"no wait":      func(c *Config) { c.MaxWait = 0 },
+		"no key":         func(c *Config) { c.CursorKey = "" },
+		"a short key":    func(c *Config) { c.CursorKey = "abcd" },
+		"a tiny body":    func(c *Config) { c.MaxBodyBytes = 1 },
+		"a tiny batch":   func(c *Config) { c.MaxBatchBytes = 1 },
+		"no time":        func(c *Config) { c.RequestTimeout = 0 },
+		"no requests":    func(c *Config) { c.MaxRequests = 1 },
+		"no connections": func(c *Config) { c.AddressConnections = 0 },
+		"no wait":        func(c *Config) { c.MaxWait = 0 },
 	} {
 		c := good
 		change(&c)

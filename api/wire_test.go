@@ -28,7 +28,7 @@ func (f fixture) serve(t *testing.T) (addr string) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
-	go func() { served <- daemon.Serve(ctx, l, f, testkit.Logger(t)) }()
+	go func() { served <- daemon.Serve(ctx, l, f, 1000, testkit.Logger(t)) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-served; err != nil {
@@ -115,7 +115,17 @@ func TestBadInputOnTheWire(t *testing.T) {
 		"a body that comes a byte at a time":               {post + "Content-Length: 100\r\n\r\n{", strings.Repeat(" ", 60), 408, "request-timeout", true},
 		"chunks that come a byte at a time":                {post + "Transfer-Encoding: chunked\r\n\r\n", strings.Repeat("1\r\n \r\n", 10), 408, "request-timeout", true},
 		"a body that never comes":                          {post + "Content-Length: 100\r\n\r\n", "", 408, "request-timeout", true},
-		"a body that never comes where none is read":       {"PUT /v1/follows/1/1 HTTP/1.1\r\n" + auth + "Content-Length: 100\r\n\r\n", "", 422, "self-follow", true},
+		"a body that never comes where none is taken":      {"PUT /v1/follows/1/1 HTTP/1.1\r\n" + auth + "Content-Length: 100\r\n\r\n", "", 408, "request-timeout", true},
+		"a body of a GET that never comes":                 {"GET /v1/users/1/counts HTTP/1.1\r\n" + auth + "Content-Length: 100\r\n\r\n", "", 408, "request-timeout", true},
+		"chunks of a GET that never come":                  {"GET /v1/users/1/counts HTTP/1.1\r\n" + auth + "Transfer-Encoding: chunked\r\n\r\n", "", 408, "request-timeout", true},
+		"a body of a GET that is too large":                {"GET /v1/users/1/counts HTTP/1.1\r\n" + auth + "Content-Length: 9000000000\r\n\r\n{", "", 413, "request-too-large", true},
+		"a length and chunks":                              {post + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n1c\r\n" + comment + "\r\n0\r\n\r\n", "", 400, plain, true},
+		"chunks and a length, in other letters":            {post + "transfer-ENCODING:chunked\r\nX: y\r\ncontent-length:5\r\n\r\n1c\r\n" + comment + "\r\n0\r\n\r\n", "", 400, plain, true},
+		"a length and chunks of HTTP/1.0":                  {"POST /v1/posts/1/comments HTTP/1.0\r\n" + auth + "Content-Length: 28\r\nTransfer-Encoding: chunked\r\n\r\n" + comment, "", 400, plain, true},
+		"a limit with a sign":                              {get("/v1/users/1/followers?limit=%2B5"), "", 422, "validation-failed", false},
+		"a limit with a blank":                             {get("/v1/users/1/followers?limit=+5"), "", 422, "validation-failed", false},
+		"a limit with a zero in front":                     {get("/v1/users/1/followers?limit=01"), "", 422, "validation-failed", false},
+		"no limit with a sign":                             {get("/v1/users/1/followers?limit=-0"), "", 422, "validation-failed", false},
 		"a slow body without a token":                      {"POST /v1/posts/1/comments HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n", strings.Repeat(" ", 60), 401, "unauthenticated", true},
 		"a large body without a token":                     {"POST /v1/posts/1/comments HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000000\r\n\r\n{", "", 401, "unauthenticated", true},
 		"a body that says to be too large":                 {post + "Content-Length: 9000000000\r\n\r\n{", "", 413, "request-too-large", true},
@@ -197,7 +207,8 @@ func TestGoodInputOnTheWire(t *testing.T) {
 		"a type with a charset":        {post + "Content-Type: Application/JSON ; charset=\"UTF-8\"\r\nContent-Length: 28\r\n\r\n" + comment, []int{201}},
 		"a body that waits":            {post + "Expect: 100-continue\r\nContent-Length: 28\r\n\r\n" + comment, []int{100, 201}},
 		"two requests at once":         {post + "Content-Length: 28\r\n\r\n" + comment + post + "Content-Length: 28\r\n\r\n" + comment, []int{201, 201}},
-		"a length and chunks":          {post + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n1c\r\n" + comment + "\r\n0\r\n\r\n", []int{201}}, // the chunks count (RFC 9112, 6.3)
+		"a request behind chunks":      {post + "Transfer-Encoding: chunked\r\n\r\n1c\r\n" + comment + "\r\n0\r\n\r\nGET /v1/users/1/counts HTTP/1.1\r\n" + auth + "\r\n", []int{201}}, // chunks are a connection's last request
+		"a length behind a length":     {post + "Content-Length: 28\r\n\r\n" + comment + post + "Transfer-Encoding: chunked\r\n\r\n1c\r\n" + comment + "\r\n0\r\n\r\n", []int{201, 201}},
 		"HTTP/1.0":                     {"PUT /v1/follows/1/3 HTTP/1.0\r\n" + auth + "\r\n", []int{201}},
 		"an absolute URI":              {"PUT http://elsewhere/v1/follows/1/4 HTTP/1.1\r\n" + auth + "\r\n", []int{201}},
 		"a digit that is escaped":      {"PUT /v1/follows/1/%35 HTTP/1.1\r\n" + auth + "\r\n", []int{201}},

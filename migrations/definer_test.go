@@ -143,6 +143,7 @@ var calls = map[string]struct {
 	"drop_history":      {args: `'visit'`, setup: `SELECT make_history('visit', '{user_id,place_id}', 'bigint', false)`},
 	"drop_kind":         {args: `'visit', 'visits'`, setup: `SELECT make_edge_kind('visit', 'visits', 'user_id', 'place_id', true, 2)`},
 	"find_token":        {args: `sha256('x')`, setup: `INSERT INTO api_tokens (token_hash, tenant_id, name, roles) VALUES (sha256('x'), 1, 't', '{read}')`},
+	"changed_tokens":    {args: `0, 10`, setup: `INSERT INTO api_tokens (token_hash, tenant_id, name, roles) VALUES (sha256('y'), 1, 'u', '{read}'); UPDATE api_tokens SET revoked_at = now() WHERE name = 'u'`},
 	"outbox_range_make": {args: `400000001, 450000001`, passing: map[string]string{"outbox_messages_400000001": "outbox_messages"}},
 	"outbox_range_cut":  {args: `1`}, // not its longest way: setval outlives the rollback
 	"outbox_range_archive": {args: `1, 10`, setup: `
@@ -222,8 +223,8 @@ const (
 
 func TestNoCallerHijacksAFunctionThatRunsAsItsOwner(t *testing.T) {
 	eachHome(t, func(t *testing.T, h home) {
-		h.exec(t, `DO $$ BEGIN EXECUTE format('GRANT TEMPORARY ON DATABASE %I TO tidings_api, tidings_system, tidings_writer', current_database()); END $$`) // the attack does without the first defense
-		for _, name := range []string{"find_token", "child_event_fits", "outbox_range_archive", "outbox_range_drop", "outbox_archive_late"} {                // in this order
+		h.exec(t, `DO $$ BEGIN EXECUTE format('GRANT TEMPORARY ON DATABASE %I TO tidings_api, tidings_system, tidings_writer', current_database()); END $$`)    // the attack does without the first defense
+		for _, name := range []string{"find_token", "changed_tokens", "child_event_fits", "outbox_range_archive", "outbox_range_drop", "outbox_archive_late"} { // in this order
 			h.exec(t, calls[name].setup)
 		}
 		attacked := 0

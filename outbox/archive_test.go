@@ -482,7 +482,7 @@ func TestWritersAndClaimsGoOnWhileRangesComeAndGo(t *testing.T) {
 	a := newArchive(t, pool)
 	a.cfg.After, a.cfg.RangeAge = 0, 0
 	a.cfg.RangeRows = 100_000 // more than the writers write while this machine is busy elsewhere
-	g.Go(func() error { // it has a lease of its own
+	g.Go(func() error {       // it has a lease of its own
 		for ctx.Err() == nil {
 			if err := a.Prepare(t.Context(), free{}); err != nil {
 				return err

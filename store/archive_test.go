@@ -346,7 +346,7 @@ func TestAnInsertLooksForAStubItself(t *testing.T) {
 	}
 	var archived *archivedError
 	out := make([]ChildOutcome, 1)
-	err := a.write(t.Context(), 1, 0, func(tx *unit) error {
+	err := a.write(t.Context(), 1, place{}, func(tx *unit) error {
 		return a.insert(t.Context(), tx, 1, a.children(commentKind), todo, []int{0}, out)
 	})
 	if err != nil || !errors.As(out[0].Err, &archived) {

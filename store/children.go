@@ -158,20 +158,20 @@ func (s *Store) children(k kinds.Child) *childKind {
 		return got.(*childKind)
 	}
 	c := &childKind{childShape: shape}
-	c.create = newLanes(s.slots, c.entity, func(ctx context.Context, tenant int64, w []NewChild, lockTimeout time.Duration) ([]ChildOutcome, error) {
-		return s.create(ctx, tenant, c, w, lockTimeout)
+	c.create = newLanes(s.slots, c.entity, func(ctx context.Context, tenant int64, w []NewChild, at place) ([]ChildOutcome, error) {
+		return s.create(ctx, tenant, c, w, at)
 	})
-	c.edit = newLanes(s.slots, func(w ChildEdit) any { return w.ID }, func(ctx context.Context, tenant int64, w []ChildEdit, lockTimeout time.Duration) ([]ChildOutcome, error) {
-		return s.edit(ctx, tenant, c, w, lockTimeout)
+	c.edit = newLanes(s.slots, func(w ChildEdit) any { return w.ID }, func(ctx context.Context, tenant int64, w []ChildEdit, at place) ([]ChildOutcome, error) {
+		return s.edit(ctx, tenant, c, w, at)
 	})
-	c.delete = newLanes(s.slots, func(w ChildDelete) any { return w.ID }, func(ctx context.Context, tenant int64, w []ChildDelete, lockTimeout time.Duration) ([]ChildOutcome, error) {
-		return s.delete(ctx, tenant, c, w, lockTimeout)
+	c.delete = newLanes(s.slots, func(w ChildDelete) any { return w.ID }, func(ctx context.Context, tenant int64, w []ChildDelete, at place) ([]ChildOutcome, error) {
+		return s.delete(ctx, tenant, c, w, at)
 	})
-	c.moderate = newLanes(s.slots, func(w ChildModeration) any { return w.ID }, func(ctx context.Context, tenant int64, w []ChildModeration, lockTimeout time.Duration) ([]ChildOutcome, error) {
-		return s.moderate(ctx, tenant, c, w, lockTimeout)
+	c.moderate = newLanes(s.slots, func(w ChildModeration) any { return w.ID }, func(ctx context.Context, tenant int64, w []ChildModeration, at place) ([]ChildOutcome, error) {
+		return s.moderate(ctx, tenant, c, w, at)
 	})
-	c.settings = newLanes(s.slots, func(w ThreadSettings) any { return w.Object }, func(ctx context.Context, tenant int64, w []ThreadSettings, lockTimeout time.Duration) ([]ThreadOutcome, error) {
-		return s.set(ctx, tenant, c, w, lockTimeout)
+	c.settings = newLanes(s.slots, func(w ThreadSettings) any { return w.Object }, func(ctx context.Context, tenant int64, w []ThreadSettings, at place) ([]ThreadOutcome, error) {
+		return s.set(ctx, tenant, c, w, at)
 	})
 	got, _ := s.childKinds.LoadOrStore(shape, c)
 	return got.(*childKind)

@@ -161,7 +161,7 @@ type authorKey struct {
 	key    string
 }
 
-func (s *Store) create(ctx context.Context, tenant int64, k *childKind, children []NewChild, lockTimeout time.Duration) ([]ChildOutcome, error) {
+func (s *Store) create(ctx context.Context, tenant int64, k *childKind, children []NewChild, at place) ([]ChildOutcome, error) {
 	todo := make([]creation, len(children))
 	out := make([]ChildOutcome, len(children))
 	type key struct {
@@ -180,7 +180,7 @@ func (s *Store) create(ctx context.Context, tenant int64, k *childKind, children
 	if len(turns) == 0 {
 		return out, nil
 	}
-	err := s.write(ctx, tenant, lockTimeout, func(tx *unit) error {
+	err := s.write(ctx, tenant, at, func(tx *unit) error {
 		for _, turn := range turns {
 			for _, i := range turn {
 				out[i] = ChildOutcome{} // a second attempt starts afresh

@@ -213,8 +213,8 @@ func (s *Store) RemoveEdges(ctx context.Context, tenant int64, k kinds.Edge, wri
 type edgeTurn func(ctx context.Context, tx *unit, tenant int64, writes []edgeWrite, turn []int, out []EdgeOutcome) error
 
 // writer makes of a turn what the lanes run.
-func (s *Store) writer(put bool, write edgeTurn) func(context.Context, int64, []edgeWrite, time.Duration) ([]EdgeOutcome, error) {
-	return func(ctx context.Context, tenant int64, writes []edgeWrite, lockTimeout time.Duration) ([]EdgeOutcome, error) {
+func (s *Store) writer(put bool, write edgeTurn) func(context.Context, int64, []edgeWrite, place) ([]EdgeOutcome, error) {
+	return func(ctx context.Context, tenant int64, writes []edgeWrite, at place) ([]EdgeOutcome, error) {
 		out := make([]EdgeOutcome, len(writes))
 		turns := rounds(len(writes), func(i int) (pair, bool) {
 			out[i].Err = writes[i].check(put)
@@ -223,7 +223,7 @@ func (s *Store) writer(put bool, write edgeTurn) func(context.Context, int64, []
 		if len(turns) == 0 {
 			return out, nil
 		}
-		err := s.write(ctx, tenant, lockTimeout, func(tx *unit) error {
+		err := s.write(ctx, tenant, at, func(tx *unit) error {
 			for _, turn := range turns {
 				for _, i := range turn {
 					out[i] = EdgeOutcome{} // a second attempt starts afresh

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -78,7 +77,7 @@ func (s *Store) EditChildren(ctx context.Context, tenant int64, k kinds.Child, e
 	return bringingBack(ctx, s, tenant, c, todo, c.edit.do)
 }
 
-func (s *Store) edit(ctx context.Context, tenant int64, k *childKind, edits []ChildEdit, lockTimeout time.Duration) ([]ChildOutcome, error) {
+func (s *Store) edit(ctx context.Context, tenant int64, k *childKind, edits []ChildEdit, at place) ([]ChildOutcome, error) {
 	changes := make([]change, len(edits))
 	for i, e := range edits {
 		c := change{meta: e.Meta, id: e.ID, ifVersion: e.IfVersion, attributes: e.Attributes, err: e.err}
@@ -94,7 +93,7 @@ func (s *Store) edit(ctx context.Context, tenant int64, k *childKind, edits []Ch
 		}
 		changes[i] = c
 	}
-	return s.change(ctx, tenant, k, changes, lockTimeout, changeKind{
+	return s.change(ctx, tenant, k, changes, at, changeKind{
 		event: event.Edited, sql: childEditSQL,
 		allowed: func(c event.Child) bool {
 			return c.AuthorState == event.AuthorActive && c.ModerationState != event.ModerationHidden && c.ModerationState != event.ModerationRemoved
@@ -123,12 +122,12 @@ func (s *Store) DeleteChildren(ctx context.Context, tenant int64, k kinds.Child,
 	return bringingBack(ctx, s, tenant, c, deletes, c.delete.do)
 }
 
-func (s *Store) delete(ctx context.Context, tenant int64, k *childKind, deletes []ChildDelete, lockTimeout time.Duration) ([]ChildOutcome, error) {
+func (s *Store) delete(ctx context.Context, tenant int64, k *childKind, deletes []ChildDelete, at place) ([]ChildOutcome, error) {
 	changes := make([]change, len(deletes))
 	for i, d := range deletes {
 		changes[i] = change{meta: d.Meta, id: d.ID, ifVersion: d.IfVersion}
 	}
-	return s.change(ctx, tenant, k, changes, lockTimeout, changeKind{
+	return s.change(ctx, tenant, k, changes, at, changeKind{
 		event: event.Deleted, sql: childDeleteSQL,
 		allowed: func(c event.Child) bool { return c.AuthorState == event.AuthorActive },
 		has:     func(event.Child, change) bool { return false }, // what is deleted is not allowed
@@ -174,7 +173,7 @@ func (s *Store) ModerateChildren(ctx context.Context, tenant int64, k kinds.Chil
 	return bringingBack(ctx, s, tenant, c, moderations, c.moderate.do)
 }
 
-func (s *Store) moderate(ctx context.Context, tenant int64, k *childKind, moderations []ChildModeration, lockTimeout time.Duration) ([]ChildOutcome, error) {
+func (s *Store) moderate(ctx context.Context, tenant int64, k *childKind, moderations []ChildModeration, at place) ([]ChildOutcome, error) {
 	changes := make([]change, len(moderations))
 	for i, m := range moderations {
 		changes[i] = change{meta: m.Meta, id: m.ID, ifVersion: m.IfVersion, value: &m.State, reason: m.Reason}
@@ -190,7 +189,7 @@ func (s *Store) moderate(ctx context.Context, tenant int64, k *childKind, modera
 			changes[i].err = fmt.Errorf("%w: reason of %d bytes", ErrInvalid, len(m.Reason))
 		}
 	}
-	return s.change(ctx, tenant, k, changes, lockTimeout, changeKind{
+	return s.change(ctx, tenant, k, changes, at, changeKind{
 		event: event.Moderated, sql: childModerateSQL,
 		allowed: func(c event.Child) bool { return c.AuthorState == event.AuthorActive },
 		has:     func(c event.Child, to change) bool { return c.ModerationState == *to.value },
@@ -226,7 +225,7 @@ type changeKind struct {
 }
 
 // change runs one guarded transition.
-func (s *Store) change(ctx context.Context, tenant int64, k *childKind, changes []change, lockTimeout time.Duration, kind changeKind) ([]ChildOutcome, error) {
+func (s *Store) change(ctx context.Context, tenant int64, k *childKind, changes []change, at place, kind changeKind) ([]ChildOutcome, error) {
 	out := make([]ChildOutcome, len(changes))
 	turns := rounds(len(changes), func(i int) (string, bool) {
 		out[i].Err = changes[i].check()
@@ -235,7 +234,7 @@ func (s *Store) change(ctx context.Context, tenant int64, k *childKind, changes 
 	if len(turns) == 0 {
 		return out, nil
 	}
-	err := s.write(ctx, tenant, lockTimeout, func(tx *unit) error {
+	err := s.write(ctx, tenant, at, func(tx *unit) error {
 		for _, turn := range turns {
 			for _, i := range turn {
 				out[i] = ChildOutcome{} // a second attempt starts afresh

@@ -105,7 +105,7 @@ func (s *Store) EraseChildren(ctx context.Context, tenant int64, k kinds.Child, 
 		return 0, fmt.Errorf("%w: %d children to erase at once: want at most %d", ErrInvalid, len(ids), MaxErase)
 	}
 	shape := shapeOf(k)
-	err = s.write(ctx, tenant, 0, func(tx *unit) error {
+	err = s.write(ctx, tenant, place{}, func(tx *unit) error {
 		erased = 0
 		if err := fence(ctx, tx.Tx); err != nil {
 			return err
@@ -183,7 +183,7 @@ UPDATE /* store.blank_keys */ child_keys SET request_hash = ''
 // BlankKeys makes the author's keys forget the request that they were used for. The keys stay, so that none of them makes a child again:
 // a repeated create is ErrKeyReused.
 func (s *Store) BlankKeys(ctx context.Context, tenant int64, k kinds.Child, author int64, keys []string, fence func(context.Context, pgx.Tx) error) (n int64, err error) {
-	err = s.write(ctx, tenant, 0, func(tx *unit) error {
+	err = s.write(ctx, tenant, place{}, func(tx *unit) error {
 		if err := fence(ctx, tx.Tx); err != nil {
 			return err
 		}

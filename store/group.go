@@ -1,9 +1,11 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,13 +30,22 @@ const (
 	groupLockTimeout = 50 * time.Millisecond
 	// aloneLockTimeout is how long a write that runs alone waits for one lock before others get its connection, and then again.
 	aloneLockTimeout = 100 * time.Millisecond
+	// apartFor is how long the writes of a tenant that have failed those of others share no transaction with them.
+	apartFor = 10 * time.Second
 	// groupTimeout bounds a group as a whole, which does not end with the request of any one of its callers.
 	groupTimeout = 5 * time.Second
 )
 
+// place is where a write goes: a transaction of its own, or its part of one of several tenants.
+type place struct {
+	lockTimeout time.Duration // for one lock; 0 is no limit
+	joint       *postgres.Member
+}
+
 // slots bounds how many transactions of single writes run at once: groups, writes that run alone, and among those the ones that have met
 // a lock, apart, so that none keeps another, or reads, from the pool. Whoever waits is served in the order of coming: tenants take turns.
 type slots struct {
+	pool                  *pgxpool.Pool
 	groups, alone, locked chan struct{}
 
 	runs, grouped, single, waiting atomic.Int64 // see Stats
@@ -42,7 +53,7 @@ type slots struct {
 
 func newSlots(pool *pgxpool.Pool) *slots {
 	conns := int(pool.Config().MaxConns)
-	return &slots{groups: make(chan struct{}, max(1, conns/2)), alone: make(chan struct{}, max(1, conns/4)), locked: make(chan struct{}, max(1, conns/8))}
+	return &slots{pool: pool, groups: make(chan struct{}, max(1, conns/2)), alone: make(chan struct{}, max(1, conns/4)), locked: make(chan struct{}, max(1, conns/8))}
 }
 
 // Stats are counts since the start, but for Waiting.
@@ -58,11 +69,12 @@ func (s *Store) Stats() Stats {
 	return Stats{Groups: s.slots.runs.Load(), Grouped: s.slots.grouped.Load(), Alone: s.slots.single.Load(), Waiting: s.slots.waiting.Load()}
 }
 
-// lanes coalesce concurrent single writes of one kind, tenant by tenant. While a group of a tenant runs, its next one gathers; a write
-// that finds no group running waits for nobody. The callers do the work: the first of those that wait leads the next group, in its
-// own goroutine.
+// lanes coalesce concurrent single writes of one kind. While a group of a tenant runs, its next one gathers; a write that finds no group
+// running waits for nobody. The callers do the work: the first of those of a tenant that wait leads the next group, in its own goroutine. When
+// there are more such groups than slots, the one that gets a slot takes those that wait for one along, into one transaction (postgres.Joint).
 //
 //	join ──▶ waits ──▶ leads: takes a slot, takes who waits, runs the transaction ──▶ tells each its outcome, and the next one to lead
+//	           │           └──▶ or is taken along by one that leads
 //	           │                                   │
 //	           └──▶ ctx ends: leaves               └──▶ the transaction failed: tells each to run alone
 //
@@ -71,10 +83,12 @@ func (s *Store) Stats() Stats {
 type lanes[W, O any] struct {
 	slots *slots
 	key   func(W) any // names the entity; nil for a new one
-	run   func(ctx context.Context, tenant int64, writes []W, lockTimeout time.Duration) ([]O, error)
+	run   func(ctx context.Context, tenant int64, writes []W, at place) ([]O, error)
 
-	mu   sync.Mutex
-	open map[int64]*lane[W, O]
+	mu    sync.Mutex
+	open  map[int64]*lane[W, O]
+	queue []*lane[W, O]       // whose leaders have no slot yet
+	apart map[int64]time.Time // tenants whose writes have failed those of others, and until when they go alone
 }
 
 // lane has the writes of one tenant.
@@ -92,7 +106,7 @@ type ticket[W, O any] struct {
 	key   any
 	next  *ticket[W, O] // waits for the same entity
 	state ticketState
-	told  chan verdict[O] // one message at most
+	told  chan verdict[O] // one message at most; another one when it leads
 }
 
 type ticketState int
@@ -111,14 +125,14 @@ type verdict[O any] struct {
 	err         error
 }
 
-func newLanes[W, O any](s *slots, key func(W) any, run func(ctx context.Context, tenant int64, writes []W, lockTimeout time.Duration) ([]O, error)) *lanes[W, O] {
-	return &lanes[W, O]{slots: s, key: key, run: run, open: make(map[int64]*lane[W, O])}
+func newLanes[W, O any](s *slots, key func(W) any, run func(ctx context.Context, tenant int64, writes []W, at place) ([]O, error)) *lanes[W, O] {
+	return &lanes[W, O]{slots: s, key: key, run: run, open: make(map[int64]*lane[W, O]), apart: make(map[int64]time.Time)}
 }
 
 // do runs writes: a single one with others that come at the same time, several as the transaction that they are.
 func (l *lanes[W, O]) do(ctx context.Context, tenant int64, writes []W) ([]O, error) {
 	if len(writes) != 1 {
-		return l.run(ctx, tenant, writes, 0)
+		return l.run(ctx, tenant, writes, place{})
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -208,6 +222,7 @@ func (l *lanes[W, O]) next(ln *lane[W, O]) {
 			continue
 		}
 		ln.led = true
+		l.queue = append(l.queue, ln)
 		tell(t, verdict[O]{lead: true})
 	}
 	if !ln.led && len(ln.ready) == 0 && len(ln.last) == 0 && l.open[ln.tenant] == ln {
@@ -224,59 +239,173 @@ func (l *lanes[W, O]) free(ln *lane[W, O], t *ticket[W, O]) {
 	}
 }
 
+// part is what a tenant has in a group.
+type part[W, O any] struct {
+	*lane[W, O]
+	tickets []*ticket[W, O]
+	outs    []O
+	err     error
+}
+
 // lead takes a slot, runs the group that has gathered by then, t among it, and tells the others what became of them.
 func (l *lanes[W, O]) lead(ctx context.Context, ln *lane[W, O], t *ticket[W, O]) (mine verdict[O]) {
 	select {
 	case l.slots.groups <- struct{}{}:
+	case mine = <-t.told: // it was taken along
+		return mine
 	case <-ctx.Done():
 		l.mu.Lock()
+		if !l.dequeue(ln) {
+			l.mu.Unlock()
+			return <-t.told
+		}
 		defer l.mu.Unlock()
 		t.state, ln.led = left, false
 		l.wait(ln, -1)
 		l.next(ln)
 		return verdict[O]{err: fmt.Errorf("wait to write for tenant %d: %w", ln.tenant, ctx.Err())}
 	}
-	group := l.take(ln)
-	writes := make([]W, len(group))
-	for i, t := range group {
-		writes[i] = t.write
-	}
-	outs, err, panicked := []O(nil), errors.New("store: a group of writes did not end"), true
-	defer func() {
+	group := l.gather(ln)
+	if group == nil {
 		<-l.slots.groups
-		alone := err != nil && !errors.Is(err, postgres.ErrUnknown) && !errors.Is(err, context.DeadlineExceeded)
+		return <-t.told
+	}
+	panicked := true
+	err := errors.New("store: a group of writes did not end")
+	defer func() { <-l.slots.groups }()
+	defer func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		for i, other := range group {
-			v := verdict[O]{alone: alone, err: err}
-			if err == nil {
-				v.out = outs[i]
+		for _, p := range group {
+			err := err
+			if p.err != nil || !panicked {
+				err = p.err
 			}
-			if !alone || other.state == left || panicked && other == t { // who does not run alone
-				l.free(ln, other)
+			alone := err != nil && !errors.Is(err, postgres.ErrUnknown) && !errors.Is(err, context.DeadlineExceeded)
+			for i, other := range p.tickets {
+				v := verdict[O]{alone: alone, err: err}
+				if err == nil {
+					v.out = p.outs[i]
+				}
+				if !alone || other.state == left || panicked && other == t { // who does not run alone
+					l.free(p.lane, other)
+				}
+				if other == t {
+					mine = v
+				} else if other.state != left {
+					tell(other, v)
+				}
 			}
-			if other == t {
-				mine = v
-			} else if other.state != left {
-				tell(other, v)
-			}
+			p.led = false
+			l.next(p.lane)
 		}
-		ln.led = false
-		l.next(ln)
 	}()
-	l.slots.runs.Add(1)
-	l.slots.grouped.Add(int64(len(group)))
 	gctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), groupTimeout)
 	defer cancel()
-	outs, err = l.run(gctx, ln.tenant, writes, groupLockTimeout)
+	l.runGroup(gctx, group)
 	panicked = false
 	return mine
 }
 
-// take removes a group from those that wait. The leader is the first of them.
-func (l *lanes[W, O]) take(ln *lane[W, O]) []*ticket[W, O] {
+// dequeue reports whether the lane's leader still waits for a slot, which it does no longer.
+func (l *lanes[W, O]) dequeue(ln *lane[W, O]) bool {
+	i := slices.Index(l.queue, ln)
+	if i < 0 {
+		return false
+	}
+	l.queue = slices.Delete(l.queue, i, i+1)
+	return true
+}
+
+// gather makes a group: of the lane, whose leader has a slot, and of those who wait for one, in the order of coming. nil: it was taken along.
+func (l *lanes[W, O]) gather(ln *lane[W, O]) (group []*part[W, O]) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if !l.dequeue(ln) {
+		return nil
+	}
+	group = append(group, &part[W, O]{lane: ln, tickets: l.take(ln)})
+	n := len(group[0].tickets)
+	if !l.isApart(ln.tenant) {
+		for _, other := range slices.Clone(l.queue) {
+			if n >= maxGroup {
+				break
+			}
+			if !l.isApart(other.tenant) {
+				l.dequeue(other)
+				p := &part[W, O]{lane: other, tickets: l.take(other)}
+				p.tickets[0].state = taken // its leader, who leads no longer
+				n += len(p.tickets)
+				group = append(group, p)
+			}
+		}
+	}
+	slices.SortFunc(group, func(a, b *part[W, O]) int { return cmp.Compare(a.tenant, b.tenant) }) // so that all groups lock in the same order
+	l.slots.runs.Add(1)
+	l.slots.grouped.Add(int64(n))
+	return group
+}
+
+func (l *lanes[W, O]) isApart(tenant int64) bool {
+	until, ok := l.apart[tenant]
+	if ok && time.Now().After(until) {
+		delete(l.apart, tenant)
+		ok = false
+	}
+	return ok
+}
+
+// runGroup runs the group's writes in one transaction.
+func (l *lanes[W, O]) runGroup(ctx context.Context, group []*part[W, O]) {
+	if len(group) == 1 {
+		p := group[0]
+		p.outs, p.err = l.run(ctx, p.tenant, p.writes(), place{lockTimeout: groupLockTimeout})
+		return
+	}
+	tenants := make([]int64, len(group))
+	for i, p := range group {
+		tenants[i] = p.tenant
+	}
+	joint := postgres.NewJoint(l.slots.pool, groupLockTimeout, tenants)
+	var members sync.WaitGroup
+	panics := make(chan any, len(group))
+	for i, p := range group {
+		members.Go(func() {
+			defer func() {
+				if cause := recover(); cause != nil {
+					p.err = fmt.Errorf("store: a write panicked: %v", cause)
+					panics <- cause
+				}
+			}()
+			m := joint.Member(i)
+			defer m.Leave()
+			p.outs, p.err = l.run(ctx, p.tenant, p.writes(), place{groupLockTimeout, m})
+		})
+	}
+	failed, _ := joint.Run(ctx) // the members return it
+	members.Wait()
+	if failed >= 0 {
+		l.mu.Lock()
+		l.apart[tenants[failed]] = time.Now().Add(apartFor)
+		l.mu.Unlock()
+	}
+	select {
+	case cause := <-panics:
+		panic(cause)
+	default:
+	}
+}
+
+func (p *part[W, O]) writes() []W {
+	writes := make([]W, len(p.tickets))
+	for i, t := range p.tickets {
+		writes[i] = t.write
+	}
+	return writes
+}
+
+// take removes a group from those that wait. The leader is the first of them. It is called with the lock.
+func (l *lanes[W, O]) take(ln *lane[W, O]) []*ticket[W, O] {
 	group := make([]*ticket[W, O], 0, min(len(ln.ready), maxGroup))
 	var n int
 	for n = 0; n < len(ln.ready) && len(group) < maxGroup; n++ { // ready grows as the writes after those who left come in
@@ -320,5 +449,5 @@ func (l *lanes[W, O]) try(ctx context.Context, slot chan struct{}, tenant int64,
 	case <-ctx.Done():
 		return nil, fmt.Errorf("wait to write for tenant %d: %w", tenant, ctx.Err())
 	}
-	return l.run(ctx, tenant, []W{write}, aloneLockTimeout)
+	return l.run(ctx, tenant, []W{write}, place{lockTimeout: aloneLockTimeout})
 }

@@ -32,9 +32,9 @@ func newFakeLanes(slotsOfGroups int) *fakeLanes {
 		return w / 10
 	}
 	f.lanes = newLanes(&slots{groups: make(chan struct{}, slotsOfGroups), alone: make(chan struct{}, 1), locked: make(chan struct{}, 1)}, key,
-		func(ctx context.Context, tenant int64, writes []int, lockTimeout time.Duration) ([]int, error) {
+		func(ctx context.Context, tenant int64, writes []int, at place) ([]int, error) {
 			f.mu.Lock()
-			f.ran = append(f.ran, fmt.Sprintf("%d: %v %s", tenant, writes, lockTimeout)) // synctest orders what is a second apart
+			f.ran = append(f.ran, fmt.Sprintf("%d: %v %s", tenant, writes, at.lockTimeout)) // synctest orders what is a second apart
 			f.mu.Unlock()
 			select {
 			case <-time.After(time.Second):
@@ -43,7 +43,7 @@ func newFakeLanes(slotsOfGroups int) *fakeLanes {
 			}
 			f.mu.Lock()
 			defer f.mu.Unlock()
-			if f.fail != nil && lockTimeout == groupLockTimeout {
+			if f.fail != nil && at.lockTimeout == groupLockTimeout {
 				return nil, f.fail
 			}
 			return writes, nil
@@ -97,15 +97,24 @@ func TestALoneWriteWaitsForNobodyAndTheNextOnesGoTogether(t *testing.T) {
 	})
 }
 
-func TestTenantsTakeTurns(t *testing.T) {
+// With one slot, the groups of three tenants that wait for it go together.
+func TestTenantsThatWaitForASlotShareATransaction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeLanes(1)
-		ends := map[chan string]string{f.start(t.Context(), 1, 1): "[1] <nil> 1s", f.start(t.Context(), 1, 2): "[2] <nil> 3s"}
+		ends := map[chan string]string{f.start(t.Context(), 1, 1): "[1] <nil> 1s", f.start(t.Context(), 1, 2): "[2] <nil> 2s"}
 		for w := range 3 {
 			ends[f.start(t.Context(), 2, w+5)] = fmt.Sprintf("[%d] <nil> 2s", w+5)
 		}
+		ends[f.start(t.Context(), 3, 8)] = "[8] <nil> 2s"
+		impatient, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
+		defer cancel()
+		ends[f.start(impatient, 4, 9)] = "[9] <nil> 2s" // goes when its write is under way
 		wantEnds(t, ends)
-		f.wantRan(t, "1: [1] 50ms", "2: [5 6 7] 50ms", "1: [2] 50ms")
+		if got := f.slots.runs.Load(); got != 2 {
+			t.Errorf("%d transactions, want 2", got)
+		}
+		slices.Sort(f.ran[1:])
+		f.wantRan(t, "1: [1] 50ms", "1: [2] 50ms", "2: [5 6 7] 50ms", "3: [8] 50ms", "4: [9] 50ms")
 	})
 }
 
@@ -142,12 +151,13 @@ func TestCallersThatGiveUpLeaveTheOthersInPeace(t *testing.T) {
 			f.start(impatient, 1, 10):   "[10] <nil> 1s", // runs already, for others too
 			f.start(impatient, 1, 20):   "[] " + "wait for a group of writes of tenant 1: context deadline exceeded 500ms",
 			f.start(impatient, 1, 21):   "[] " + "wait for a group of writes of tenant 1: context deadline exceeded 500ms",
-			f.start(t.Context(), 1, 22): "[22] <nil> 3s", // behind two that have gone
-			f.start(t.Context(), 1, 1):  "[1] <nil> 3s",
+			f.start(t.Context(), 1, 22): "[22] <nil> 2s", // behind two that have gone
+			f.start(t.Context(), 1, 1):  "[1] <nil> 2s",
 			f.start(impatient, 2, 1):    "[] wait to write for tenant 2: context deadline exceeded 500ms", // the leader of its lane
 			f.start(t.Context(), 2, 2):  "[2] <nil> 2s",
 		})
-		f.wantRan(t, "1: [10] 50ms", "2: [2] 50ms", "1: [1 22] 50ms")
+		slices.Sort(f.ran[1:]) // they go together
+		f.wantRan(t, "1: [10] 50ms", "1: [1 22] 50ms", "2: [2] 50ms")
 	})
 }
 
@@ -156,11 +166,11 @@ func TestAPanicOfAGroupIsToldToAll(t *testing.T) {
 		f := newFakeLanes(1)
 		first := f.start(t.Context(), 1, 1)
 		run := f.run
-		f.run = func(ctx context.Context, tenant int64, writes []int, lockTimeout time.Duration) ([]int, error) {
+		f.run = func(ctx context.Context, tenant int64, writes []int, at place) ([]int, error) {
 			if writes[0] == 20 {
 				panic("a bug")
 			}
-			return run(ctx, tenant, writes, lockTimeout)
+			return run(ctx, tenant, writes, at)
 		}
 		panicked := make(chan any, 1)
 		go func() {

@@ -320,3 +320,77 @@ func TestRandomWritersOfTheSameEntitiesAgreeWithTheEvents(t *testing.T) {
 		return commits > 50, err
 	})
 }
+
+// Thirty tenants write at once through a pool that has one connection for groups: their writes share transactions, each sees its own rows alone, and what one of
+// them cannot have keeps none from the others.
+func TestWritesOfManyTenantsShareATransaction(t *testing.T) {
+	const tenants, each = 30, 3
+	db := testkit.Postgres(t)
+	pool, err := postgres.Open(t.Context(), db.URL, postgres.Config{MaxConns: 4, ConnectTimeout: 5 * time.Second}, postgres.RoleAPI, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	system := db.Pool(t, postgres.RoleSystem)
+	s := store.New(pool, nil)
+	meta := store.Meta{Actor: "tester"}
+	follow := func(tenant, follower int64) store.EdgeOutcome {
+		out, err := s.PutEdges(t.Context(), tenant, follows, []store.EdgeWrite{{Meta: meta, From: follower, To: 1_000_000}})
+		if err != nil {
+			t.Errorf("tenant %d: %v", tenant, err)
+			return store.EdgeOutcome{}
+		}
+		return out[0]
+	}
+	// A row of tenant 7 that somebody else has locked: the same key as those of all others.
+	follow(7, 1)
+	if _, err := s.RemoveEdges(t.Context(), 7, follows, []store.EdgeWrite{{Meta: meta, From: 1, To: 1_000_000}}); err != nil {
+		t.Fatal(err)
+	}
+	lock, err := system.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lock.Exec(t.Context(), `SELECT FROM edges WHERE tenant_id = 7 FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	var wg, locked sync.WaitGroup
+	for tenant := int64(1); tenant <= tenants; tenant++ {
+		for n := range int64(each) {
+			group := &wg
+			if tenant == 7 && n == 0 {
+				group = &locked
+			}
+			group.Go(func() {
+				out := follow(tenant, 1+n)
+				if want := int64(1); !out.Changed || tenant != 7 && out.Edge.Version != want {
+					t.Errorf("tenant %d, follower %d: %+v", tenant, 1+n, out)
+				}
+			})
+			wg.Go(func() {
+				out, err := s.CreateChildren(t.Context(), tenant, commentKind, []store.NewChild{{Meta: meta, Object: 5, AuthorID: 1 + n, Body: fmt.Sprint(tenant), Key: fmt.Sprint(n)}})
+				if err != nil || out[0].Err != nil || !out[0].Changed {
+					t.Errorf("tenant %d, comment %d: %+v %v", tenant, n, out, err)
+				}
+			})
+		}
+	}
+	wg.Wait() // also for the other writes of tenant 7
+	if err := lock.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	locked.Wait()
+	var wrong, events int
+	if err := system.QueryRow(t.Context(), `
+		SELECT (SELECT count(*) FROM generate_series(1, $1) tenant WHERE (SELECT count(*) FROM edges e WHERE e.tenant_id = tenant AND e.status = 'ACTIVE') <> $2
+		           OR (SELECT count(*) FROM children c WHERE c.tenant_id = tenant AND c.body = tenant::text) <> $2),
+		       (SELECT count(*) FROM outbox_messages)`, tenants, each).Scan(&wrong, &events); err != nil {
+		t.Fatal(err)
+	}
+	if wrong > 0 || events != 2+2*tenants*each {
+		t.Errorf("%d tenants have not what they wrote; %d events, want %d", wrong, events, 2+2*tenants*each)
+	}
+	if got := s.Stats(); got.Grouped < 2*got.Groups {
+		t.Errorf("%d writes in %d transactions: they do not share any", got.Grouped, got.Groups)
+	}
+}

@@ -71,10 +71,10 @@ type unit struct {
 }
 
 // write runs fn in a read-write transaction of the tenant and wakes the relay once it is committed. fn may run more than once,
-// so it starts its outcomes afresh. No lock is waited for longer than lockTimeout; 0 is no limit.
-func (s *Store) write(ctx context.Context, tenant int64, lockTimeout time.Duration, fn func(tx *unit) error) error {
+// so it starts its outcomes afresh.
+func (s *Store) write(ctx context.Context, tenant int64, at place, fn func(tx *unit) error) error {
 	var events []event.Event
-	err := postgres.WriteInTenant(ctx, s.pool, tenant, lockTimeout, func(tx pgx.Tx) (postgres.Landed, error) {
+	work := func(tx pgx.Tx) (postgres.Landed, error) {
 		u := unit{Tx: tx}
 		if err := fn(&u); err != nil {
 			return nil, err
@@ -85,7 +85,13 @@ func (s *Store) write(ctx context.Context, tenant int64, lockTimeout time.Durati
 		}
 		landed := func(ctx context.Context, tx pgx.Tx) (bool, error) { return outbox.Appended(ctx, tx, events) }
 		return landed, outbox.Append(ctx, tx, events)
-	})
+	}
+	var err error
+	if at.joint != nil {
+		err = at.joint.Write(work)
+	} else {
+		err = postgres.WriteInTenant(ctx, s.pool, tenant, at.lockTimeout, work)
+	}
 	if err != nil {
 		return err
 	}

@@ -75,7 +75,7 @@ func (s *Store) SetThreads(ctx context.Context, tenant int64, k kinds.Child, set
 	return s.children(k).settings.do(ctx, tenant, settings)
 }
 
-func (s *Store) set(ctx context.Context, tenant int64, k *childKind, settings []ThreadSettings, lockTimeout time.Duration) ([]ThreadOutcome, error) {
+func (s *Store) set(ctx context.Context, tenant int64, k *childKind, settings []ThreadSettings, at place) ([]ThreadOutcome, error) {
 	out := make([]ThreadOutcome, len(settings))
 	turns := rounds(len(settings), func(i int) (int64, bool) {
 		out[i].Err = settings[i].check()
@@ -87,7 +87,7 @@ func (s *Store) set(ctx context.Context, tenant int64, k *childKind, settings []
 	if len(turns) == 0 {
 		return out, nil
 	}
-	err := s.write(ctx, tenant, lockTimeout, func(tx *unit) error {
+	err := s.write(ctx, tenant, at, func(tx *unit) error {
 		for _, turn := range turns {
 			if err := s.setTurn(ctx, tx, tenant, k, settings, turn, out); err != nil {
 				return err

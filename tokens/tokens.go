@@ -49,6 +49,7 @@ type Principal struct {
 	Roles     []string
 	ReadRate  *Rate // the token's own; nil: as configured
 	WriteRate *Rate
+	Lives     time.Duration // from the look-up until it expires; 0: for ever
 }
 
 // Has reports whether the principal has the role.
@@ -59,11 +60,6 @@ func New() string {
 	b := make([]byte, 32)
 	rand.Read(b) // never fails
 	return tokenPrefix + base64.RawURLEncoding.EncodeToString(b)
-}
-
-func tokenHash(token string) []byte {
-	h := sha256.Sum256([]byte(token)) // 256 random bits need no slow hash
-	return h[:]
 }
 
 func checkToken(tenant int64, name, token string, roles []string) error {
@@ -163,7 +159,7 @@ func Issue(ctx context.Context, pool *pgxpool.Pool, spec Spec) (Issued, error) {
 			return err
 		}
 		_, err = tx.Exec(ctx, createTokenSQL, pgx.StrictNamedArgs{
-			"hash": tokenHash(made.Token), "tenant": spec.TenantID, "name": spec.Name, "roles": made.Roles, "expires": until, "rate_read": read, "rate_write": write,
+			"hash": hashed(made.Token), "tenant": spec.TenantID, "name": spec.Name, "roles": made.Roles, "expires": until, "rate_read": read, "rate_write": write,
 		})
 		return err
 	})
@@ -200,7 +196,7 @@ func Ensure(ctx context.Context, pool *pgxpool.Pool, tenant int64, name, token s
 		if _, err := tx.Exec(ctx, revokeTokensSQL, pgx.StrictNamedArgs{"tenant": tenant, "name": name}); err != nil {
 			return err
 		}
-		tag, err := tx.Exec(ctx, ensureTokenSQL, pgx.StrictNamedArgs{"hash": tokenHash(token), "tenant": tenant, "name": name, "roles": roles})
+		tag, err := tx.Exec(ctx, ensureTokenSQL, pgx.StrictNamedArgs{"hash": hashed(token), "tenant": tenant, "name": name, "roles": roles})
 		if err == nil && tag.RowsAffected() == 0 {
 			err = ErrExists // under another name
 		}
@@ -282,21 +278,43 @@ func List(ctx context.Context, pool *pgxpool.Pool, tenant int64) ([]Token, error
 
 // authenticateSQL finds a token by its hash, before the tenant is known; the function runs as the owner of the tables.
 // Index: api_tokens_pkey.   Locks: none.
-const authenticateSQL = `SELECT /* tokens.authenticate */ tenant_id, name, roles, rate_read, rate_write FROM find_token(@hash::bytea)`
+const authenticateSQL = `SELECT /* tokens.authenticate */ tenant_id, name, roles, rate_read, rate_write, expires_in FROM find_token(@hash::bytea)`
 
-// Authenticate returns whom the token stands for, or ErrUnauthenticated. asOf is a moment before the look-up, behind the wait for a connection:
-// what was revoked before it is refused, what is revoked later may not be. pool acts as postgres.RoleAPI.
-func Authenticate(ctx context.Context, pool *pgxpool.Pool, token string) (p Principal, asOf time.Time, err error) {
-	conn, err := pool.Acquire(ctx)
+// Hash is the SHA-256 of a token.
+type Hash [sha256.Size]byte
+
+// HashOf is the token's: 256 random bits need no slow hash.
+func HashOf(token string) Hash { return sha256.Sum256([]byte(token)) }
+
+func hashed(token string) []byte {
+	h := HashOf(token)
+	return h[:]
+}
+
+// Lookup finds tokens in the truth. Its pool acts as postgres.RoleAPI. A moment that it returns lies before what it says was read, behind the wait
+// for a connection.
+type Lookup struct{ pool *pgxpool.Pool }
+
+// NewLookup returns a Lookup on pool.
+func NewLookup(pool *pgxpool.Pool) Lookup { return Lookup{pool} }
+
+// Find returns whom the token stands for, or ErrUnauthenticated. What was revoked or had expired at asOf is refused, what is later may not be;
+// p.Lives says when it expires.
+func (l Lookup) Find(ctx context.Context, h Hash) (p Principal, asOf time.Time, err error) {
+	conn, err := l.pool.Acquire(ctx)
 	if err != nil {
 		return Principal{}, asOf, fmt.Errorf("authenticate: %w", err)
 	}
 	defer conn.Release()
 	asOf = time.Now()
-	rows, _ := conn.Query(ctx, authenticateSQL, pgx.StrictNamedArgs{"hash": tokenHash(token)})
+	rows, _ := conn.Query(ctx, authenticateSQL, pgx.StrictNamedArgs{"hash": h[:]})
 	p, err = pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (p Principal, err error) {
 		var read, write *string
-		err = row.Scan(&p.TenantID, &p.Name, &p.Roles, &read, &write)
+		var lives *float64
+		err = row.Scan(&p.TenantID, &p.Name, &p.Roles, &read, &write, &lives)
+		if lives != nil {
+			p.Lives = time.Duration(min(*lives, forever.Seconds()) * float64(time.Second))
+		}
 		return p, errors.Join(err, setRate(&p.ReadRate, read), setRate(&p.WriteRate, write))
 	})
 	switch {
@@ -306,6 +324,39 @@ func Authenticate(ctx context.Context, pool *pgxpool.Pool, token string) (p Prin
 		return Principal{}, asOf, fmt.Errorf("authenticate: %w", err)
 	}
 	return p, asOf, nil
+}
+
+const forever = 100 * 365 * 24 * time.Hour
+
+// changedTokensSQL reads which tokens have changed, the last ones first.
+// Index: api_tokens_change_idx.   Locks: none.
+const changedTokensSQL = `SELECT /* tokens.changed */ change, token_hash FROM changed_tokens(@since::bigint, @most::integer)`
+
+// maxChanged is how many changes Changed tells of.
+const maxChanged = 1000
+
+// Changed returns the tokens that were changed (revoked, replaced, or made anew with other roles) after the change since, and the last change, to ask from
+// there. all: there may be more than those, back to since.
+func (l Lookup) Changed(ctx context.Context, since int64) (changed []Hash, last int64, all bool, asOf time.Time, err error) {
+	conn, err := l.pool.Acquire(ctx)
+	if err != nil {
+		return nil, since, false, asOf, fmt.Errorf("look for changed tokens: %w", err)
+	}
+	defer conn.Release()
+	asOf, last = time.Now(), since
+	rows, _ := conn.Query(ctx, changedTokensSQL, pgx.StrictNamedArgs{"since": since, "most": maxChanged})
+	changed, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (h Hash, err error) {
+		var change int64
+		var hash []byte
+		err = row.Scan(&change, &hash)
+		copy(h[:], hash)
+		last = max(last, change)
+		return h, err
+	})
+	if err != nil {
+		return nil, since, false, asOf, fmt.Errorf("look for changed tokens: %w", err)
+	}
+	return changed, last, len(changed) == maxChanged, asOf, nil
 }
 
 // setRate reads a rate of the database, which has checked its form.

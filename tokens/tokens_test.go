@@ -33,12 +33,12 @@ func TestTokens(t *testing.T) {
 		t.Fatalf("token %q, %v", token, err)
 	}
 	want := tokens.Principal{TenantID: 3, Name: "importer", Roles: []string{tokens.RoleRead, tokens.RoleWrite}}
-	if got, _, err := tokens.Authenticate(ctx, f.api, token); err != nil || !cmp.Equal(got, want) || !got.Has(tokens.RoleWrite) || got.Has(tokens.RoleAdmin) {
+	if got, _, err := tokens.NewLookup(f.api).Find(ctx, tokens.HashOf(token)); err != nil || !cmp.Equal(got, want) || !got.Has(tokens.RoleWrite) || got.Has(tokens.RoleAdmin) {
 		t.Errorf("authenticate: %+v, %v", got, err)
 	}
 	refused := func(name, token string) {
 		t.Helper()
-		if _, _, err := tokens.Authenticate(ctx, f.api, token); !errors.Is(err, tokens.ErrUnauthenticated) {
+		if _, _, err := tokens.NewLookup(f.api).Find(ctx, tokens.HashOf(token)); !errors.Is(err, tokens.ErrUnauthenticated) {
 			t.Errorf("%s: %v, want ErrUnauthenticated", name, err)
 		}
 	}
@@ -77,7 +77,7 @@ func TestTokens(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if p, _, err := tokens.Authenticate(ctx, f.api, "first"); err != nil || p.TenantID != 1 {
+	if p, _, err := tokens.NewLookup(f.api).Find(ctx, tokens.HashOf("first")); err != nil || p.TenantID != 1 {
 		t.Errorf("ensured: %+v, %v", p, err)
 	}
 	if err := tokens.Ensure(ctx, f.system, 1, "dev", "second", tokens.Roles()); err != nil {
@@ -100,7 +100,7 @@ func TestTokens(t *testing.T) {
 func accepted(t *testing.T, f fixture, all ...string) {
 	t.Helper()
 	for _, token := range all {
-		if p, _, err := tokens.Authenticate(t.Context(), f.api, token); err != nil {
+		if p, _, err := tokens.NewLookup(f.api).Find(t.Context(), tokens.HashOf(token)); err != nil {
 			t.Errorf("a token that works: %+v, %v", p, err)
 		}
 	}
@@ -121,19 +121,19 @@ func TestATokenIsReplacedWithoutAnOutage(t *testing.T) {
 	refused := func(all ...string) {
 		t.Helper()
 		for _, token := range all {
-			if _, _, err := tokens.Authenticate(ctx, f.api, token); !errors.Is(err, tokens.ErrUnauthenticated) {
+			if _, _, err := tokens.NewLookup(f.api).Find(ctx, tokens.HashOf(token)); !errors.Is(err, tokens.ErrUnauthenticated) {
 				t.Errorf("a token that ended: %v", err)
 			}
 		}
 	}
 	first := issue()
-	if p, _, err := tokens.Authenticate(ctx, f.api, first); err != nil || !p.ReadRate.Off() || *p.WriteRate != *spec.WriteRate {
+	if p, _, err := tokens.NewLookup(f.api).Find(ctx, tokens.HashOf(first)); err != nil || !p.ReadRate.Off() || *p.WriteRate != *spec.WriteRate {
 		t.Errorf("its rates: %+v, %v", p, err)
 	}
 	spec = tokens.Spec{TenantID: 3, Name: "importer", Replace: true, Overlap: time.Hour}
 	second := issue()
 	accepted(t, f, first, second)
-	if p, _, err := tokens.Authenticate(ctx, f.api, second); err != nil || !cmp.Equal(p.Roles, []string{tokens.RoleWrite}) || !p.ReadRate.Off() || p.WriteRate.N != 5 {
+	if p, _, err := tokens.NewLookup(f.api).Find(ctx, tokens.HashOf(second)); err != nil || !cmp.Equal(p.Roles, []string{tokens.RoleWrite}) || !p.ReadRate.Off() || p.WriteRate.N != 5 {
 		t.Errorf("its roles and rates go on: %+v, %v", p, err)
 	}
 	if _, err := tokens.Issue(ctx, f.system, tokens.Spec{TenantID: 4, Name: "importer", Replace: true}); !errors.Is(err, tokens.ErrUnknown) {

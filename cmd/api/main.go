@@ -45,6 +45,13 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 		return err
 	}
 	defer truth.Close()
+	few := cfg.Postgres
+	few.MaxConns = api.TokenConns
+	tokens, err := postgres.Open(ctx, cfg.DatabaseURL, few, postgres.RoleAPI, "api")
+	if err != nil {
+		return err
+	}
+	defer tokens.Close()
 	projections, err := postgres.Open(ctx, cfg.ProjectionsDatabaseURL, cfg.Postgres, postgres.RoleAPI, "api")
 	if err != nil {
 		return err
@@ -58,7 +65,7 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	waker, pages := broker.NewWaker(nc), api.NewPages(cfg.API, reg)
 	catalog := kinds.NewCatalog(truth, kinds.Truth, log)
 	handler, err := api.New(cfg.API, api.Deps{
-		Store: store.New(truth, waker.Wake), Tokens: truth, DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Kinds: catalog, Fleet: fleet.Projections(catalog.Now), Pages: pages, Log: log, Reg: reg,
+		Store: store.New(truth, waker.Wake), Tokens: tokens, DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Kinds: catalog, Fleet: fleet.Projections(catalog.Now), Pages: pages, Log: log, Reg: reg,
 	})
 	if err != nil {
 		return err
@@ -102,7 +109,7 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 			return err
 		}
 		listening.Store(true)
-		return daemon.Serve(serving, l, handler, log)
+		return daemon.Serve(serving, l, handler, cfg.API.AddressConnections, log)
 	})
 	return g.Wait()
 }

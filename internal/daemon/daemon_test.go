@@ -217,7 +217,7 @@ func TestServeLetsRequestsInFlightFinish(t *testing.T) {
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended, answered := make(chan error, 1), make(chan string, 1)
-	go func() { ended <- daemon.Serve(ctx, l, h, slog.New(slog.DiscardHandler)) }()
+	go func() { ended <- daemon.Serve(ctx, l, h, 100, slog.New(slog.DiscardHandler)) }()
 	go func() {
 		_, body := get(t, "http://"+l.Addr().String())
 		answered <- body

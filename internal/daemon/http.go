@@ -13,31 +13,28 @@ import (
 // shutdownTimeout is how long requests in flight may take after ctx has ended; then their connections are closed.
 const shutdownTimeout = 30 * time.Second // above what one request of the API may take
 
-// maxConnections bounds the connections of a port, and so their memory: some 50 KiB each. Those beyond it wait in the kernel.
-const maxConnections = 4096
-
-// Serve answers HTTP on l with h until ctx ends, then lets the requests in flight finish, and closes l. It returns nil on a
-// clean stop.
-func Serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger) error {
-	return serve(ctx, l, h, log, maxConnections)
+// Serve answers HTTP on l with h until ctx ends, then lets the requests in flight finish, and closes l. One address has at most perAddress
+// connections. It returns nil on a clean stop.
+func Serve(ctx context.Context, l net.Listener, h http.Handler, perAddress int, log *slog.Logger) error {
+	return serve(ctx, newConnections(l, maxConnections, perAddress, log), h, log)
 }
 
-func serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger, connections int) error {
-	limited := &limitedListener{Listener: l, slots: make(chan struct{}, connections), closed: make(chan struct{})}
+func serve(ctx context.Context, l *connections, h http.Handler, log *slog.Logger) error {
 	srv := &http.Server{
-		Handler:           h,
+		Handler:           framed(h),
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       30 * time.Second,
 		WriteTimeout:      60 * time.Second, // a profile or a large page, to a slow reader
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
-		ConnState:         limited.follow,
+		ConnState:         l.follow,
+		ConnContext:       withConn,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 		// OPTIONS * is the handler's too.
 		DisableGeneralOptionsHandler: true,
 	}
 	served := make(chan error, 1)
-	go func() { served <- srv.Serve(limited) }()
+	go func() { served <- srv.Serve(l) }()
 	select {
 	case err := <-served:
 		return fmt.Errorf("serve HTTP on %s: %w", l.Addr(), err)

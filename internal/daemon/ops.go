@@ -74,7 +74,7 @@ func (o *Ops) Run(ctx context.Context) error {
 		return err
 	}
 	o.log.Info("listening", "addr", addr.String())
-	return Serve(ctx, o.ln, o.Handler(), o.log)
+	return Serve(ctx, o.ln, o.Handler(), maxConnections/2, o.log)
 }
 
 // Handler answers /healthz, /readyz and /metrics.

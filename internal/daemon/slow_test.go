@@ -53,7 +53,7 @@ func TestAClientThatTakesItsTimeLosesTheConnection(t *testing.T) {
 				go func() {
 					served <- daemon.Serve(ctx, l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 						_, _ = io.Copy(io.Discard, r.Body)
-					}), slog.New(slog.DiscardHandler))
+					}), 100, slog.New(slog.DiscardHandler))
 				}()
 				ours, theirs := net.Pipe()
 				l.conns <- theirs

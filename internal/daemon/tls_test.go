@@ -45,7 +45,7 @@ func TestACertificateIsRenewedWithoutARestart(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	h := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") })
-	go func() { ended <- daemon.Serve(ctx, encrypted, h, slog.New(slog.DiscardHandler)) }()
+	go func() { ended <- daemon.Serve(ctx, encrypted, h, 100, slog.New(slog.DiscardHandler)) }()
 	defer func() {
 		cancel()
 		if err := <-ended; err != nil {

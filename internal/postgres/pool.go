@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"strconv"
 	"time"
 
@@ -175,18 +174,9 @@ func WriteInTenant(ctx context.Context, pool *pgxpool.Pool, tenant int64, lockTi
 	if lockTimeout > 0 {
 		begin += "; set local lock_timeout = " + strconv.FormatInt(lockTimeout.Milliseconds(), 10)
 	}
-	return retry(func() error {
-		lock := rand.Int64() // nobody else's, as far as 63 bits go: who gets it knows that this transaction has ended
-		opts := pgx.TxOptions{BeginQuery: begin + "; select pg_advisory_xact_lock(" + strconv.FormatInt(lock, 10) + "), " + durably}
-		var landed Landed
-		err := inTx(ctx, pool, opts, func(tx pgx.Tx) (err error) {
-			landed, err = fn(tx)
-			return err
-		})
-		if lost, ok := errors.AsType[*lostCommit](err); ok && landed != nil {
-			return settle(ctx, pool, tenant, lock, landed, lost)
-		}
-		return err
+	return writeOnce(ctx, pool, begin, func(tx pgx.Tx) (int64, Landed, error) {
+		landed, err := fn(tx)
+		return tenant, landed, err
 	})
 }
 

@@ -161,7 +161,9 @@ CREATE TABLE kinds (
 -- A name has one current token and any number of former ones: revoked, or replaced and working until their end, so that a service can be given
 -- another token without an outage, and a name that is free again can be used again.
 --   replaced_at           when another token of the name took its place; it goes on working until expires_at;
---   rate_read, rate_write the token's own limits instead of the configured ones: "N/WINDOW" with the window in seconds, or "off".
+--   rate_read, rate_write the token's own limits instead of the configured ones: "N/WINDOW" with the window in seconds, or "off";
+--   change                counts the changes of all tokens; of one that was never changed it is null. Whoever has seen a number has seen the
+--                         changes before it: transactions take their numbers one after the other (number_token_change).
 CREATE TABLE api_tokens (
   token_hash  bytea       PRIMARY KEY CHECK (length(token_hash) = 32),
   tenant_id   bigint      NOT NULL CHECK (tenant_id > 0),
@@ -172,8 +174,10 @@ CREATE TABLE api_tokens (
   revoked_at  timestamptz,
   replaced_at timestamptz,
   rate_read   text        CONSTRAINT api_tokens_rate_read_check CHECK (rate_read ~ '^(off|[1-9][0-9]{0,6}/[1-9][0-9]{0,4}s)$'),
-  rate_write  text        CONSTRAINT api_tokens_rate_write_check CHECK (rate_write ~ '^(off|[1-9][0-9]{0,6}/[1-9][0-9]{0,4}s)$')
+  rate_write  text        CONSTRAINT api_tokens_rate_write_check CHECK (rate_write ~ '^(off|[1-9][0-9]{0,6}/[1-9][0-9]{0,4}s)$'),
+  change      bigint
 );
+CREATE SEQUENCE api_token_change;
 
 -- outbox_messages: the events, each written in the transaction of its state change and published by the relay. It is partitioned into ranges of
 -- ids (outbox_ranges), which leave it for the archive as they are.
@@ -429,6 +433,7 @@ CREATE UNIQUE INDEX threads_head_idx ON threads (tenant_id, post_id, kind) WHERE
 CREATE UNIQUE INDEX kinds_head_idx ON kinds (tenant_id, name) WHERE version_state IN ('LATEST', 'DELETED');
 CREATE UNIQUE INDEX api_tokens_current_key ON api_tokens (tenant_id, name) WHERE revoked_at IS NULL AND replaced_at IS NULL;
 CREATE INDEX api_tokens_name_idx ON api_tokens (tenant_id, name);
+CREATE INDEX api_tokens_change_idx ON api_tokens (change) WHERE change IS NOT NULL;
 -- A claim walks the primary key from the partition's floor. Rows that wait are elsewhere, so any number of them costs a claim
 -- nothing. These indexes hold waiting rows alone: by when they fall due, by age, and by aggregate, to hold back the later rows of theirs.
 CREATE INDEX outbox_messages_delayed_idx ON outbox_messages (available_at, id) WHERE delayed;
@@ -522,6 +527,7 @@ GRANT SELECT, INSERT, UPDATE ON erasures TO tidings_system; -- the API has no bu
 GRANT USAGE ON SEQUENCE outbox_messages_id_seq TO tidings_api, tidings_writer, tidings_system;
 GRANT SELECT ON children, children_archive TO tidings_system; -- of all kinds at once; their partitions have the other rights
 GRANT SELECT ON SEQUENCE outbox_messages_id_seq TO tidings_system; -- for the floors
+GRANT USAGE ON SEQUENCE api_token_change TO tidings_system;
 GRANT USAGE ON SEQUENCE child_archive_id TO tidings_system;
 
 -- Direct SQL writers append events, and write edges (make_edge_kind) and children (make_child_kind); nothing else. What the relay writes on an outbox row
@@ -536,7 +542,7 @@ GRANT SELECT ON edges, children, child_kinds, child_keys, children_archive, arch
   outbox_messages, outbox_messages_dlq, outbox_dlq_actions, outbox_ranges, outbox_messages_archive, outbox_messages_kept, outbox_requeued, outbox_archive_holds,
   outbox_archive_exports, outbox_partitions, leases, lease_members, job_runs, retention_cursors, erasures, tidings_truth_migrations TO tidings_reader;
 -- Not the hashes: nobody who looks at rows needs them, and whoever has one can tell whether a token that was found somewhere is it.
-GRANT SELECT (tenant_id, name, roles, created_at, expires_at, revoked_at, replaced_at, rate_read, rate_write) ON api_tokens TO tidings_reader;
+GRANT SELECT (tenant_id, name, roles, created_at, expires_at, revoked_at, replaced_at, rate_read, rate_write, change) ON api_tokens TO tidings_reader;
 
 -- ==== Functions ====
 
@@ -545,17 +551,44 @@ GRANT SELECT (tenant_id, name, roles, created_at, expires_at, revoked_at, replac
 -- the caller's code, with a temporary view or type of a name that the function uses.
 SELECT set_config('search_path', format('%I, pg_temp', current_schema()), true);
 
--- find_token finds a token by its hash for a caller that has no tenant yet. It runs as the owner of the tables.
+-- find_token finds a token by its hash for a caller that has no tenant yet, and in how many seconds it expires. It runs as the owner of the tables.
 -- +goose StatementBegin
 CREATE FUNCTION find_token(hash bytea)
-RETURNS TABLE (tenant_id bigint, name text, roles text[], rate_read text, rate_write text)
+RETURNS TABLE (tenant_id bigint, name text, roles text[], rate_read text, rate_write text, expires_in double precision)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $$
-  SELECT t.tenant_id, t.name, t.roles, t.rate_read, t.rate_write FROM api_tokens t
+  SELECT t.tenant_id, t.name, t.roles, t.rate_read, t.rate_write, CASE WHEN isfinite(t.expires_at) THEN extract(epoch FROM t.expires_at - now())::double precision END
+    FROM api_tokens t
    WHERE t.token_hash = hash AND t.revoked_at IS NULL AND (t.expires_at IS NULL OR t.expires_at > now())
 $$;
 -- +goose StatementEnd
 REVOKE ALL ON FUNCTION find_token(bytea) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION find_token(bytea) TO tidings_api, tidings_system;
+
+-- changed_tokens tells which tokens have changed since a change, the last ones first, to whoever remembers tokens of all tenants. It runs as the
+-- owner of the tables.
+-- +goose StatementBegin
+CREATE FUNCTION changed_tokens(since bigint, most integer)
+RETURNS TABLE (change bigint, token_hash bytea)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $$
+  SELECT t.change, t.token_hash FROM api_tokens t WHERE t.change > since ORDER BY t.change DESC LIMIT most
+$$;
+-- +goose StatementEnd
+REVOKE ALL ON FUNCTION changed_tokens(bigint, integer) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION changed_tokens(bigint, integer) TO tidings_api;
+
+-- number_token_change gives each change of a token its number. The lock is held until the transaction has ended, so that nobody sees a number before
+-- the changes with lower ones are there to be seen.
+-- +goose StatementBegin
+CREATE FUNCTION number_token_change() RETURNS trigger
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+  PERFORM pg_advisory_xact_lock('api_tokens'::regclass::bigint);
+  NEW.change := nextval('api_token_change');
+  RETURN NEW;
+END $$;
+-- +goose StatementEnd
+REVOKE ALL ON FUNCTION number_token_change() FROM PUBLIC;
+CREATE TRIGGER number_change BEFORE UPDATE ON api_tokens FOR EACH ROW EXECUTE FUNCTION number_token_change();
 
 -- make_edge_kind makes what a kind of edges needs: its partition, with the key, policies and rights, and a view of it in the kind's own names, called by the
 -- plural, which SQL writers write too. It returns false when they are there, and changes nothing. The partition is made beside the table and attached, empty, which keeps no

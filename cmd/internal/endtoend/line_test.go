@@ -83,7 +83,7 @@ func newLine(t *testing.T, rng *rand.Rand) *line {
 	}
 	pool := db.Pool(t, postgres.RoleAPI)
 	l.store = store.New(pool, nil)
-	cfg := api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, PageCacheBytes: 1 << 20, RequestTimeout: 20 * time.Second, MaxRequests: 512, MaxWait: time.Second}
+	cfg := api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, PageCacheBytes: 1 << 20, RequestTimeout: 20 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: time.Second}
 	pages := api.NewPages(cfg, l.reg)
 	l.handler, err = api.New(cfg, api.Deps{Store: l.store, Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet.Projections(kinds.Builtin), Pages: pages, Log: testkit.Logger(t), Reg: l.reg})
 	if err != nil {

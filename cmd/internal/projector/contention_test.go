@@ -114,7 +114,7 @@ func TestAThousandTogglesOfOneEdgeEndInTheTruthsCount(t *testing.T) {
 	l := newLine(t)
 	l.instance(t)
 	l.instance(t)
-	handler, err := api.New(api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, RequestTimeout: 25 * time.Second, MaxRequests: 512, MaxWait: time.Second},
+	handler, err := api.New(api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, RequestTimeout: 25 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: time.Second},
 		api.Deps{Store: store.New(l.api, nil), Tokens: l.api, DLQ: outbox.NewDLQ(l.api, nil), Projections: l.api, Fleet: fleet.Projections(kinds.Builtin), Log: testkit.Logger(t), Reg: prometheus.NewRegistry()})
 	if err != nil {
 		t.Fatal(err)

@@ -82,7 +82,13 @@ func childCommand() *cobra.Command {
 					return terr
 				}
 				defer truth.Close()
-				part = apiPart{cfg: cfg.API, broker: cfg.Broker, truth: truth, projections: pool, reg: reg, out: cmd.OutOrStdout()}
+				cfg.Postgres.MaxConns = api.TokenConns
+				tokens, terr := postgres.Open(ctx, cfg.DatabaseURL, cfg.Postgres, role, args[0])
+				if terr != nil {
+					return terr
+				}
+				defer tokens.Close()
+				part = apiPart{cfg: cfg.API, broker: cfg.Broker, truth: truth, tokens: tokens, projections: pool, reg: reg, out: cmd.OutOrStdout()}
 			case partArchive:
 				archive, aerr := outbox.NewArchive(cfg.Archive, pool, slog.Default(), reg)
 				if aerr != nil {

@@ -28,11 +28,11 @@ import (
 
 // apiPart is the API under test, wired as its binary is, without the ops port. The line that it prints first is where it listens.
 type apiPart struct {
-	cfg                api.Config
-	broker             broker.Config
-	truth, projections *pgxpool.Pool
-	reg                *prometheus.Registry
-	out                io.Writer
+	cfg                        api.Config
+	broker                     broker.Config
+	truth, tokens, projections *pgxpool.Pool
+	reg                        *prometheus.Registry
+	out                        io.Writer
 }
 
 // Run serves until ctx ends.
@@ -45,7 +45,7 @@ func (a apiPart) Run(ctx context.Context) error {
 	defer nc.Close()
 	waker, pages := broker.NewWaker(nc), api.NewPages(a.cfg, a.reg)
 	handler, err := api.New(a.cfg, api.Deps{
-		Store: store.New(a.truth, waker.Wake), Tokens: a.truth, DLQ: outbox.NewDLQ(a.truth, waker.Wake), Projections: a.projections, Fleet: fleet.Projections(kinds.Builtin), Pages: pages, Log: log, Reg: a.reg,
+		Store: store.New(a.truth, waker.Wake), Tokens: a.tokens, DLQ: outbox.NewDLQ(a.truth, waker.Wake), Projections: a.projections, Fleet: fleet.Projections(kinds.Builtin), Pages: pages, Log: log, Reg: a.reg,
 	})
 	if err != nil {
 		return err
@@ -60,7 +60,7 @@ func (a apiPart) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return waker.Run(ctx) })
 	g.Go(func() error { return broker.Listen(ctx, nc, a.broker, event.AggregateFollow, pages, log) })
-	g.Go(func() error { return daemon.Serve(ctx, l, handler, log) })
+	g.Go(func() error { return daemon.Serve(ctx, l, handler, a.cfg.AddressConnections, log) })
 	return g.Wait()
 }
 

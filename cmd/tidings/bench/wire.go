@@ -25,7 +25,8 @@ type wire struct {
 // answered is what a load generator wants of an answer.
 type answered struct {
 	status     int
-	location   []byte // valid until the next request
+	location   []byte
+	writeToken []byte // Tidings-Token
 	retryAfter bool
 }
 
@@ -95,6 +96,8 @@ func (w *wire) send(method, path string, headers string, body []byte) (a answere
 			}
 		case "Location":
 			a.location = append(a.location, value...)
+		case "Tidings-Token":
+			a.writeToken = append(a.writeToken, value...)
 		case "Retry-After":
 			a.retryAfter = true
 		case "Connection":

@@ -169,6 +169,6 @@ func (w *wiring) api(ctx context.Context, listener net.Listener, waker *broker.W
 	}
 	w.ops.Ready("load", handler.Ready)
 	return func(ctx context.Context) error {
-		return daemon.Serve(ctx, listener, handler, w.log.With("component", "api"))
+		return daemon.Serve(ctx, listener, handler, w.cfg.API.AddressConnections, w.log.With("component", "api"))
 	}, nil
 }

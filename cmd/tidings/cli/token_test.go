@@ -24,7 +24,7 @@ func TestTokenCreate(t *testing.T) {
 	if code != exitOK || strings.Contains(stderr, token) {
 		t.Fatalf("exit code %d: %s", code, stderr)
 	}
-	p, _, err := tokens.Authenticate(t.Context(), pool, token)
+	p, _, err := tokens.NewLookup(pool).Find(t.Context(), tokens.HashOf(token))
 	if err != nil || p.TenantID != 7 || p.Name != "importer" || !slices.Equal(p.Roles, []string{"read", "write"}) {
 		t.Errorf("%+v, %v", p, err)
 	}
@@ -34,7 +34,7 @@ func TestTokenCreate(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &made); code != exitOK || err != nil {
 		t.Fatalf("exit code %d, %v: %s%s", code, err, stdout, stderr)
 	}
-	if p, _, err := tokens.Authenticate(t.Context(), pool, made.Token); err != nil || !slices.Equal(p.Roles, []string{"read", "moderate", "admin"}) || made.Expires == nil {
+	if p, _, err := tokens.NewLookup(pool).Find(t.Context(), tokens.HashOf(made.Token)); err != nil || !slices.Equal(p.Roles, []string{"read", "moderate", "admin"}) || made.Expires == nil {
 		t.Errorf("%+v, %v; %+v", p, err, made)
 	}
 
@@ -60,7 +60,7 @@ func TestTokenCreate(t *testing.T) {
 			}
 		})
 	}
-	if _, _, err := tokens.Authenticate(t.Context(), pool, "x"); !errors.Is(err, tokens.ErrUnauthenticated) {
+	if _, _, err := tokens.NewLookup(pool).Find(t.Context(), tokens.HashOf("x")); !errors.Is(err, tokens.ErrUnauthenticated) {
 		t.Errorf("a token that nobody made: %v", err)
 	}
 }
@@ -84,7 +84,7 @@ func TestTokensAreReplacedListedAndRevoked(t *testing.T) {
 		t.Errorf("when the first one ends: %s", said)
 	}
 	for _, token := range []string{first, second} {
-		if p, _, err := tokens.Authenticate(t.Context(), pool, strings.TrimSpace(token)); err != nil || p.Name != "importer" {
+		if p, _, err := tokens.NewLookup(pool).Find(t.Context(), tokens.HashOf(strings.TrimSpace(token))); err != nil || p.Name != "importer" {
 			t.Errorf("%+v, %v", p, err)
 		}
 	}
@@ -116,7 +116,7 @@ func TestTokensAreReplacedListedAndRevoked(t *testing.T) {
 		t.Errorf("%v: %s%s", err, revoked, again)
 	}
 	for _, token := range []string{first, second} {
-		if _, _, err := tokens.Authenticate(t.Context(), pool, strings.TrimSpace(token)); !errors.Is(err, tokens.ErrUnauthenticated) {
+		if _, _, err := tokens.NewLookup(pool).Find(t.Context(), tokens.HashOf(strings.TrimSpace(token))); !errors.Is(err, tokens.ErrUnauthenticated) {
 			t.Errorf("a revoked token: %v", err)
 		}
 	}

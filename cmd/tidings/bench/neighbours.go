@@ -1,0 +1,212 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/tokens"
+)
+
+// neighboursOptions are the flags of `tidings bench neighbours`.
+type neighboursOptions struct {
+	duration time.Duration
+	clients  int
+}
+
+// neighboursP99 is what the other tenant's 99th percentile may be, by that without an attack.
+const neighboursP99 = 2.0
+
+func neighboursCommand() *cobra.Command {
+	var o neighboursOptions
+	cmd := &cobra.Command{
+		Use: "neighbours", Args: cobra.NoArgs,
+		Short: "What the requests of one tenant notice of what another caller does",
+		Long: `--clients connections of one tenant send reads and writes, 50 a second each. Case quiet has nobody else. In the others a caller attacks meanwhile: tokens-400 and
+tokens-1000 are so many connections that send random tokens; readers-100 a hundred of another tenant that read with a Tidings-Token that no consumer reaches;
+patch-100 a hundred that change one comment with If-Match: *.
+
+It fails when a request of the tenant is refused or fails, or when its 99th percentile is more than twice that of the case quiet.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.duration < time.Second || o.clients < 1 {
+				return errors.New("want a --duration of 1s or more, --clients of 1 or more")
+			}
+			return o.run(cmd.Context(), cmd.OutOrStdout(), progress(cmd))
+		},
+	}
+	f := cmd.Flags()
+	f.DurationVar(&o.duration, "duration", 20*time.Second, "how long each case takes")
+	f.IntVar(&o.clients, "clients", 4, "connections of the tenant that is looked at")
+	return cmd
+}
+
+// neighboursResult is one case's line.
+type neighboursResult struct {
+	Case     string   `json:"case"`
+	Clients  int      `json:"clients"`
+	Requests int      `json:"requests"` // answered with 2xx
+	Refused  int      `json:"refused"`  // 503
+	Errors   int      `json:"errors"`   // any other answer, and none
+	P50      *float64 `json:"p50_ms,omitempty"`
+	P99      *float64 `json:"p99_ms,omitempty"`
+	Ratio    *float64 `json:"p99_ratio,omitempty"` // by the p99 of the case quiet
+	Others   int      `json:"attackers,omitempty"`
+	Answered int      `json:"attackers_answered,omitempty"` // with 2xx
+	Turned   int      `json:"attackers_refused,omitempty"`  // anything else
+	settings
+}
+
+// neighbour is a connection, and what became of its requests.
+type neighbour struct {
+	wire            wire
+	took            []time.Duration
+	refused, errors int
+}
+
+// run sends what make makes, at an even rate when every is above 0, until ctx ends.
+func (n *neighbour) run(ctx context.Context, every time.Duration, make func(i int) (method, path, headers string, body []byte)) {
+	defer n.wire.close()
+	start := time.Now()
+	for i := 0; ctx.Err() == nil; i++ {
+		if every > 0 && pause(ctx, time.Until(start.Add(time.Duration(i)*every))) != nil {
+			return
+		}
+		method, path, headers, body := make(i)
+		began := time.Now()
+		a, err := n.wire.send(method, path, headers, body)
+		switch {
+		case err == nil && a.status/100 == 2:
+			n.took = append(n.took, time.Since(began))
+		case err == nil && a.status == 503:
+			n.refused++
+		default:
+			n.errors++
+		}
+	}
+}
+
+func (o neighboursOptions) run(ctx context.Context, out io.Writer, say func(string, ...any)) (err error) {
+	say("starting servers")
+	s, err := startServers(ctx, syncDefault, slog.Default())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	set, err := s.settings(ctx)
+	if err != nil {
+		return err
+	}
+	if err := declareStream(ctx, s); err != nil {
+		return err
+	}
+	a, err := startAPI(ctx, s, 2, logTo(say))
+	if err != nil {
+		return err
+	}
+	defer a.child.kill()
+	const good, bad = 0, 1
+	setUp := wire{addr: a.addr, token: a.tokens[bad], timeout: time.Minute}
+	defer setUp.close()
+	made, err := setUp.send("POST", "/v1/posts/1/comments", "Content-Type: application/json\r\n", []byte(`{"author_id":"1","body":"x"}`))
+	if err != nil || made.status != 201 {
+		return fmt.Errorf("write a comment: %d, %w", made.status, err)
+	}
+	comment, fresh := string(made.location), ""
+	if made, err = setUp.send("PUT", "/v1/follows/7/42", "", nil); err != nil || made.status != 201 {
+		return fmt.Errorf("write a follow: %d, %w", made.status, err)
+	}
+	fresh = "Tidings-Token: " + string(made.writeToken) + "\r\n"
+
+	type attack struct {
+		name    string
+		clients int
+		request func(client, i int) (method, path, headers string, body []byte)
+	}
+	guess := func(int, int) (string, string, string, []byte) { return "GET", "/v1/follows/1/42", "", nil }
+	var quiet float64
+	wrong := 0
+	for _, c := range []attack{
+		{"quiet", 0, nil},
+		{"tokens-400", 400, guess},
+		{"tokens-1000", 1000, guess},
+		{"readers-100", 100, func(client, _ int) (string, string, string, []byte) {
+			return "GET", "/v1/users/42/followers?limit=" + strconv.Itoa(1+client/2), fresh, nil
+		}},
+		{"patch-100", 100, func(client, i int) (string, string, string, []byte) {
+			return "PATCH", comment, "Content-Type: application/json\r\nIf-Match: *\r\n", fmt.Appendf(nil, `{"body":"%d %d"}`, client, i)
+		}},
+	} {
+		say("%s: %d clients for %s", c.name, c.clients, o.duration)
+		r := neighboursResult{Case: c.name, Clients: o.clients, Others: c.clients, settings: set}
+		cctx, cancel := context.WithTimeout(ctx, o.duration)
+		var wg sync.WaitGroup
+		others := make([]neighbour, c.clients)
+		for i := range others {
+			others[i].wire = wire{addr: a.addr, token: a.tokens[bad], timeout: time.Minute}
+			wg.Go(func() {
+				others[i].run(cctx, 0, func(n int) (string, string, string, []byte) {
+					if strings.HasPrefix(c.name, "tokens") {
+						others[i].wire.token = tokens.New()
+					}
+					return c.request(i, n)
+				})
+			})
+		}
+		own := make([]neighbour, o.clients)
+		for i := range own {
+			own[i].wire = wire{addr: a.addr, token: a.tokens[good], timeout: time.Minute}
+			wg.Go(func() {
+				own[i].run(cctx, 20*time.Millisecond, func(n int) (string, string, string, []byte) {
+					if n%2 == 0 {
+						return "GET", "/v1/users/42/counts", "", nil
+					}
+					return "PUT", "/v1/follows/" + strconv.FormatInt(1+rand.Int64N(1_000_000_000_000), 10) + "/42", "", nil
+				})
+			})
+		}
+		wg.Wait()
+		cancel()
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		var took []time.Duration
+		for i := range own {
+			took = append(took, own[i].took...)
+			r.Refused += own[i].refused
+			r.Errors += own[i].errors
+		}
+		for i := range others {
+			r.Answered += len(others[i].took)
+			r.Turned += others[i].refused + others[i].errors
+		}
+		r.Requests = len(took)
+		r.P50, _, r.P99 = quantiles(took)
+		if r.P99 != nil && c.name == "quiet" {
+			quiet = *r.P99
+		} else if r.P99 != nil {
+			r.Ratio = ptr(round(*r.P99/quiet, 2))
+		}
+		if err := writeLine(out, r); err != nil {
+			return err
+		}
+		if r.Refused+r.Errors > 0 || r.P99 == nil || r.Ratio != nil && *r.Ratio > neighboursP99 {
+			wrong++
+		}
+	}
+	if _, err := a.child.stop(); err != nil {
+		return err
+	}
+	if wrong > 0 {
+		return fmt.Errorf("in %d cases the tenant was refused, or waited more than %g times as long", wrong, neighboursP99)
+	}
+	return nil
+}
