@@ -207,8 +207,23 @@ func (s *Store) createTurn(ctx context.Context, tx *unit, tenant int64, k *child
 	if err != nil {
 		return err
 	}
-	if err := k.replay(ctx, tx, tenant, todo, known, out); err != nil {
+	purged, err := k.replay(ctx, tx, tenant, todo, known, out)
+	if err != nil {
 		return err
+	}
+	if len(purged) > 0 { // by retention, since they were met: they are anybody's
+		again, known, err := k.takeKeys(ctx, tx, tenant, todo, purged)
+		if err != nil {
+			return err
+		}
+		if purged, err = k.replay(ctx, tx, tenant, todo, known, out); err != nil {
+			return err
+		}
+		if len(purged) > 0 { // no key is old twice
+			return fmt.Errorf("read %d idempotency keys: %d are missing", len(known), len(purged))
+		}
+		fresh = append(fresh, again...)
+		slices.Sort(fresh)
 	}
 	var write, release []int
 	for _, i := range fresh {
@@ -382,22 +397,22 @@ type replayRow struct {
 	CreatedAt       *time.Time
 }
 
-// replay gives the first result of each key again: version 1 with the body and attributes of the request, which is the same.
-func (s childShape) replay(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, known []int, out []ChildOutcome) error {
+// replay gives the first result of each key again: version 1 with the body and attributes of the request, which is the same. It returns the items
+// whose key is not there any more.
+func (s childShape) replay(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, known []int, out []ChildOutcome) (purged []int, err error) {
 	if len(known) == 0 {
-		return nil
+		return nil, nil
 	}
 	authors, keys, _, _, _ := keyArgs(todo, known)
 	rows, _ := tx.Query(ctx, s.sql(childReplaySQL), pgx.StrictNamedArgs{"tenant": tenant, "author_ids": authors, "keys": keys})
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[replayRow])
 	if err != nil {
-		return fmt.Errorf("read %d idempotency keys: %w", len(known), err)
+		return nil, fmt.Errorf("read %d idempotency keys: %w", len(known), err)
 	}
-	if len(got) != len(known) {
-		return fmt.Errorf("read %d idempotency keys: %d found", len(known), len(got))
-	}
+	missing := slices.Clone(known)
 	for _, r := range got {
 		i := known[r.Ord-1]
+		missing[r.Ord-1] = -1
 		c := &todo[i]
 		switch {
 		case !slices.Equal(r.RequestHash, c.hash):
@@ -413,7 +428,7 @@ func (s childShape) replay(ctx context.Context, tx pgx.Tx, tenant int64, todo []
 			}
 		}
 	}
-	return nil
+	return slices.DeleteFunc(missing, func(i int) bool { return i < 0 }), nil
 }
 
 // childReleaseSQL gives back the keys of creates that were refused after all, so that a later try may succeed.

@@ -45,7 +45,7 @@ func TestStatements(t *testing.T) {
 	all := map[string]string{
 		"threadsGet": threadsGetSQL,
 		"scanEdges":  scanEdgesSQL, "countEdges": CountEdgesSQL, "scanSettings": scanSettingsSQL,
-		"authorKeys": authorKeysSQL, "blankKeys": blankKeysSQL, "archives": archivesSQL,
+		"authorKeys": authorKeysSQL, "blankKeys": blankKeysSQL, "keysBounds": keysBoundsSQL, "countKeys": countKeysSQL, "purgeKeys": purgeKeysSQL, "archives": archivesSQL,
 	}
 	for _, k := range testSet.AllChildren() {
 		for name, sql := range childSQL {
@@ -69,6 +69,19 @@ func TestStatements(t *testing.T) {
 		if _, err := conn.Conn().Prepare(t.Context(), name, positional); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+func TestKeysArePurgedByRangesOfPages(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	if _, err := pool.Exec(t.Context(), `INSERT INTO child_keys (tenant_id, kind, author_id, idempotency_key, request_hash, child_id)
+		SELECT 1, 'comment', 1, 'key-' || n, sha256('x'), gen_random_uuid() FROM generate_series(1, 30000) n`); err != nil {
+		t.Fatal(err)
+	}
+	rows, _ := pool.Query(t.Context(), "EXPLAIN "+purgeKeysSQL, pgx.StrictNamedArgs{"from": "(0,0)", "to": "(128,0)", "before": "00000000-0000-7000-8000-000000000000"})
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if plan := strings.Join(lines, "\n"); err != nil || !strings.Contains(plan, "Tid Range Scan") {
+		t.Errorf("%v\n%s", err, plan)
 	}
 }
 

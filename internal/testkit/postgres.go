@@ -62,6 +62,28 @@ func (db *DB) Pool(t testing.TB, role postgres.Role) *pgxpool.Pool {
 	return pool
 }
 
+// cachedSQL counts the pages of this database that the server has in memory, by relation.
+const cachedSQL = `
+SELECT c.relname, count(*) FROM pg_buffercache b
+  JOIN pg_class c ON b.relfilenode = pg_relation_filenode(c.oid) AND b.reldatabase = (SELECT oid FROM pg_database WHERE datname = current_database())
+ WHERE b.relforknumber = 0 GROUP BY 1`
+
+// CachedPages returns how many pages of each table and index the server has in memory. Some time after its start these are what was read
+// and written since. It needs the extension pg_buffercache.
+func (db *DB) CachedPages(t testing.TB) map[string]int64 {
+	t.Helper()
+	owner := db.Pool(t, postgres.RoleOwner)
+	_, err := owner.Exec(context.Background(), `CREATE EXTENSION IF NOT EXISTS pg_buffercache`)
+	check(t, "look into the server's memory", err)
+	all := make(map[string]int64)
+	var name string
+	var n int64
+	rows, _ := owner.Query(context.Background(), cachedSQL)
+	_, err = pgx.ForEachRow(rows, []any{&name, &n}, func() error { all[name] = n; return nil })
+	check(t, "look into the server's memory", err)
+	return all
+}
+
 // PG is a PostgreSQL of the test's own, as processes. It ends with the test.
 type PG struct{ s server }
 

@@ -122,7 +122,8 @@ CREATE TABLE edge_counts (
 
 -- child_lists: threadcache's row per child of any kind. visible is what its two states say together; shown says whether a
 -- threaded page has the row, as itself or as a tombstone above something visible. Kinds that are not threaded have no slugs and paths, and no
--- entries in the indexes on those.
+-- entries in the indexes on those. Rows stay for ever, so every index begins with an object or a time: a new child then touches pages of new
+-- children, however many there are (docs/adr/0006-buckets-are-counts.md). created_year is in UTC.
 CREATE TABLE child_lists (
   tenant_id           bigint      NOT NULL,
   kind                text        COLLATE "C" NOT NULL,
@@ -142,6 +143,7 @@ CREATE TABLE child_lists (
   visible             boolean     NOT NULL,
   visible_descendants int         NOT NULL DEFAULT 0 CHECK (visible_descendants >= 0),
   shown               boolean     NOT NULL,
+  created_year        int         GENERATED ALWAYS AS (extract(year FROM created_at AT TIME ZONE 'UTC')::int) STORED NOT NULL,
   PRIMARY KEY (tenant_id, kind, child_id),
   CONSTRAINT child_lists_shown_check CHECK (shown = (visible OR visible_descendants > 0))
 ) WITH (fillfactor = 85);
@@ -234,9 +236,10 @@ CREATE INDEX edge_lists_filter_idx ON edge_lists (tenant_id, to_id, kind, shard_
 CREATE UNIQUE INDEX child_lists_path_idx ON child_lists (tenant_id, kind, object_id, path) WHERE path IS NOT NULL;
 CREATE INDEX child_lists_threaded_idx ON child_lists (tenant_id, kind, object_id, path) WHERE shown AND path IS NOT NULL;
 CREATE INDEX child_lists_oldest_idx ON child_lists (tenant_id, kind, object_id, created_at, child_id) WHERE visible;
-CREATE INDEX child_lists_author_idx ON child_lists (tenant_id, kind, author_id, created_at, child_id) WHERE visible;
--- Without the object: the writer's probes by path are to find one index that begins with tenant, kind and object, and a slug is rare enough.
-CREATE INDEX child_lists_slug_idx ON child_lists (tenant_id, kind, slug) WHERE slug IS NOT NULL;
+-- By the year first: authors write in no order, and those of all years would make each new child change a page of its own.
+CREATE INDEX child_lists_author_idx ON child_lists (tenant_id, kind, created_year, author_id, created_at, child_id) WHERE visible;
+-- The condition keeps the writer's probes by path off it, which are to find one index that begins with tenant, kind and object.
+CREATE INDEX child_lists_slug_idx ON child_lists (tenant_id, kind, object_id, slug) WHERE slug IS NOT NULL;
 CREATE INDEX child_lists_pending_idx ON child_lists (tenant_id, kind, created_at, child_id)
   WHERE moderation_state = 'PENDING' AND author_state = 'ACTIVE';
 CREATE INDEX child_lists_pending_object_idx ON child_lists (tenant_id, kind, object_id, created_at, child_id)

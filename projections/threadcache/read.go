@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -223,22 +224,32 @@ func BySlug(ctx context.Context, tx pgx.Tx, kind string, object int64, slug stri
 	return one(ctx, tx, bySlugSQL, pgx.StrictNamedArgs{"kind": kind, "object": object, "slug": slug})
 }
 
-// byAuthorSQL is one page of an author's children.
-// Index: child_lists_author_idx, one range backwards.   Locks: none.
+// byAuthorSQL is one page of an author's children, year by year backwards, as far as the kind has any. ORDER BY begins with the order in
+// which the years come, so the sort is one within each year, and the statement ends with the year that fills the page.
+// Index: child_lists_author_idx, one range backwards of each year.   Locks: none.
 const byAuthorSQL = `
+WITH bounds AS MATERIALIZED (
+  SELECT (SELECT created_year FROM child_lists WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND visible
+           ORDER BY created_year LIMIT 1) AS first,
+         (SELECT created_year FROM child_lists WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND visible
+           ORDER BY created_year DESC LIMIT 1) AS last
+)
 SELECT /* threadcache.by_author */ ` + fields + `
-  FROM child_lists
- WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND author_id = @author AND visible
-   AND (created_at, child_id) < (@created_at::timestamptz, @child_id::uuid)
- ORDER BY created_at DESC, child_id DESC
+  FROM (SELECT year FROM bounds, generate_series(first, LEAST(last, @year::int)) AS year ORDER BY year DESC) y,
+       LATERAL (SELECT * FROM child_lists
+                 WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND created_year = y.year AND author_id = @author AND visible
+                   AND (created_at, child_id) < (@created_at::timestamptz, @child_id::uuid)
+                 ORDER BY created_at DESC, child_id DESC
+                 LIMIT @limit) c
+ ORDER BY year DESC, created_at DESC, child_id DESC
  LIMIT @limit`
 
 // ByAuthor returns up to limit visible children of the author in all objects, newest first, behind after; from the newest when it
-// is nil. The transaction's tenant is set. Cost: one index range of limit rows.
+// is nil. The transaction's tenant is set. Cost: one index range per year until there are limit rows, or no more years.
 func ByAuthor(ctx context.Context, tx pgx.Tx, kind string, author int64, after *Key, limit int) ([]event.Child, error) {
-	args := pgx.StrictNamedArgs{"kind": kind, "author": author, "limit": limit, "created_at": any("infinity"), "child_id": zeroID}
+	args := pgx.StrictNamedArgs{"kind": kind, "author": author, "limit": limit, "year": math.MaxInt32, "created_at": any("infinity"), "child_id": zeroID}
 	if after != nil {
-		args["created_at"], args["child_id"] = after.CreatedAt, after.ChildID
+		args["year"], args["created_at"], args["child_id"] = after.CreatedAt.UTC().Year(), after.CreatedAt, after.ChildID
 	}
 	page, err := collect(ctx, tx, byAuthorSQL, args)
 	if err != nil {

@@ -16,13 +16,14 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-// RetentionConfig is the environment of the retention of versioned objects. What has no time is kept for ever.
+// RetentionConfig is the environment of the retention of versioned objects and of idempotency keys. What has no time is kept for ever.
 type RetentionConfig struct {
 	Every          time.Duration `env:"RETENTION_EVERY, default=24h"`               // from the end of a run to the next
 	Window         jobs.Window   `env:"RETENTION_WINDOW, default=02:00-05:00"`      // when it may run, UTC; empty for always
 	CommentHistory time.Duration `env:"RETENTION_COMMENT_HISTORY_AFTER, default=0"` // of comments that are deleted or erased
 	FollowHistory  time.Duration `env:"RETENTION_FOLLOW_HISTORY_AFTER, default=0"`  // of pairs that are not followed any more
 	Threads        time.Duration `env:"RETENTION_THREADS_AFTER, default=0"`         // of settings that are the defaults again
+	CommentKeys    time.Duration `env:"COMMENT_KEYS_KEEP, default=0"`               // of the idempotency keys of creates, of every kind
 }
 
 // Validate reports every value out of bounds.
@@ -34,7 +35,7 @@ func (c RetentionConfig) Validate() error {
 	for _, v := range []struct {
 		name  string
 		after time.Duration
-	}{{"RETENTION_COMMENT_HISTORY_AFTER", c.CommentHistory}, {"RETENTION_FOLLOW_HISTORY_AFTER", c.FollowHistory}, {"RETENTION_THREADS_AFTER", c.Threads}} {
+	}{{"RETENTION_COMMENT_HISTORY_AFTER", c.CommentHistory}, {"RETENTION_FOLLOW_HISTORY_AFTER", c.FollowHistory}, {"RETENTION_THREADS_AFTER", c.Threads}, {"COMMENT_KEYS_KEEP", c.CommentKeys}} {
 		if v.after != 0 && v.after < time.Hour {
 			errs = append(errs, fmt.Errorf("%s is %s: want 1h or more, or 0 for ever", v.name, v.after))
 		}
@@ -42,10 +43,10 @@ func (c RetentionConfig) Validate() error {
 	return errors.Join(errs...)
 }
 
-// retention returns the job that ends the life of versioned objects, one table after the other.
+// retention returns the job that ends the life of versioned objects, one table after the other, and of idempotency keys.
 func retention(cfg RetentionConfig, d Deps) (jobs.Job, error) {
 	expired := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "retention_expired_total", Help: "Objects that retention deleted logically, by table."}, []string{"table"})
-	purged := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "retention_purged_total", Help: "Objects that retention purged with all their versions, by table."}, []string{"table"})
+	purged := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "retention_purged_total", Help: "Objects that retention purged with all their versions, and idempotency keys, by table."}, []string{"table"})
 	for _, c := range []prometheus.Collector{expired, purged} {
 		if err := d.Registry.Register(c); err != nil {
 			return jobs.Job{}, fmt.Errorf("register the metrics of retention: %w", err)
@@ -65,6 +66,9 @@ func retention(cfg RetentionConfig, d Deps) (jobs.Job, error) {
 		}},
 		{"follow_history", cfg.FollowHistory, elsewhere, func(ctx context.Context, terms versioned.Terms) error {
 			return everyKind(d.Kinds().AllEdges(), func(k kinds.Edge) error { return history.RetainEdges(ctx, d.Truth, d.Projections, k, terms) })
+		}},
+		{"child_keys", cfg.CommentKeys, here, func(ctx context.Context, terms versioned.Terms) error {
+			return store.PurgeKeys(ctx, d.Truth, terms)
 		}},
 	}
 	for _, t := range tables {
@@ -101,7 +105,7 @@ func retention(cfg RetentionConfig, d Deps) (jobs.Job, error) {
 		}
 		return counts, nil
 	}
-	with := fmt.Sprintf("RETENTION_THREADS_AFTER=%s RETENTION_COMMENT_HISTORY_AFTER=%s RETENTION_FOLLOW_HISTORY_AFTER=%s", cfg.Threads, cfg.CommentHistory, cfg.FollowHistory)
+	with := fmt.Sprintf("RETENTION_THREADS_AFTER=%s RETENTION_COMMENT_HISTORY_AFTER=%s RETENTION_FOLLOW_HISTORY_AFTER=%s COMMENT_KEYS_KEEP=%s", cfg.Threads, cfg.CommentHistory, cfg.FollowHistory, cfg.CommentKeys)
 	return jobs.Job{Name: "retention", Every: cfg.Every, Window: cfg.Window, Run: run, Plan: plan, With: with}, nil
 }
 

@@ -94,6 +94,77 @@ func (n *neighbour) run(ctx context.Context, every time.Duration, make func(i in
 	}
 }
 
+// good and bad are the tenants, by the tokens of the API under test.
+const good, bad = 0, 1
+
+// attack is what a caller does to others.
+type attack struct {
+	name    string
+	clients int
+	request func(client, i int) (method, path, headers string, body []byte)
+}
+
+// attacks are the cases. comment is the path of one of the tenant bad, fresh the header of a token that no consumer reaches.
+func attacks(comment, fresh string) []attack {
+	guess := func(int, int) (string, string, string, []byte) { return "GET", "/v1/follows/1/42", "", nil }
+	return []attack{
+		{"quiet", 0, nil},
+		{"tokens-400", 400, guess},
+		{"tokens-1000", 1000, guess},
+		{"readers-100", 100, func(client, _ int) (string, string, string, []byte) {
+			return "GET", "/v1/users/42/followers?limit=" + strconv.Itoa(1+client/2), fresh, nil
+		}},
+		{"patch-100", 100, func(client, i int) (string, string, string, []byte) {
+			return "PATCH", comment, "Content-Type: application/json\r\nIf-Match: *\r\n", fmt.Appendf(nil, `{"body":"%d %d"}`, client, i)
+		}},
+	}
+}
+
+// attack runs one case for o.duration.
+func (o neighboursOptions) attack(ctx context.Context, a *apiUnderTest, c attack) neighboursResult {
+	ctx, cancel := context.WithTimeout(ctx, o.duration)
+	defer cancel()
+	var wg sync.WaitGroup
+	others, own := make([]neighbour, c.clients), make([]neighbour, o.clients)
+	for i := range others {
+		others[i].wire = wire{addr: a.addr, token: a.tokens[bad], timeout: time.Minute}
+		wg.Go(func() {
+			others[i].run(ctx, 0, func(n int) (string, string, string, []byte) {
+				if strings.HasPrefix(c.name, "tokens") {
+					others[i].wire.token = tokens.New()
+				}
+				return c.request(i, n)
+			})
+		})
+	}
+	for i := range own {
+		own[i].wire = wire{addr: a.addr, token: a.tokens[good], timeout: time.Minute}
+		wg.Go(func() {
+			own[i].run(ctx, 20*time.Millisecond, func(n int) (string, string, string, []byte) {
+				if n%2 == 0 {
+					return "GET", "/v1/users/42/counts", "", nil
+				}
+				return "PUT", "/v1/follows/" + strconv.FormatInt(1+rand.Int64N(1_000_000_000_000), 10) + "/42", "", nil
+			})
+		})
+	}
+	wg.Wait()
+	r := neighboursResult{Case: c.name, Clients: o.clients, Others: c.clients}
+	var took []time.Duration
+	for i := range own {
+		took = append(took, own[i].took...)
+		r.Refused += own[i].refused
+		r.Errors += own[i].errors
+	}
+	for i := range others {
+		r.Answered += len(others[i].took)
+		r.Turned += others[i].refused + others[i].errors
+	}
+	r.Requests = len(took)
+	r.P50, _, r.P99 = quantiles(took)
+	return r
+}
+
 func (o neighboursOptions) run(ctx context.Context, out io.Writer, say func(string, ...any)) (err error) {
 	say("starting servers")
 	s, err := startServers(ctx, syncDefault, slog.Default())
@@ -113,7 +184,6 @@ func (o neighboursOptions) run(ctx context.Context, out io.Writer, say func(stri
 		return err
 	}
 	defer a.child.kill()
-	const good, bad = 0, 1
 	setUp := wire{addr: a.addr, token: a.tokens[bad], timeout: time.Minute}
 	defer setUp.close()
 	made, err := setUp.send("POST", "/v1/posts/1/comments", "Content-Type: application/json\r\n", []byte(`{"author_id":"1","body":"x"}`))
@@ -126,70 +196,15 @@ func (o neighboursOptions) run(ctx context.Context, out io.Writer, say func(stri
 	}
 	fresh = "Tidings-Token: " + string(made.writeToken) + "\r\n"
 
-	type attack struct {
-		name    string
-		clients int
-		request func(client, i int) (method, path, headers string, body []byte)
-	}
-	guess := func(int, int) (string, string, string, []byte) { return "GET", "/v1/follows/1/42", "", nil }
 	var quiet float64
 	wrong := 0
-	for _, c := range []attack{
-		{"quiet", 0, nil},
-		{"tokens-400", 400, guess},
-		{"tokens-1000", 1000, guess},
-		{"readers-100", 100, func(client, _ int) (string, string, string, []byte) {
-			return "GET", "/v1/users/42/followers?limit=" + strconv.Itoa(1+client/2), fresh, nil
-		}},
-		{"patch-100", 100, func(client, i int) (string, string, string, []byte) {
-			return "PATCH", comment, "Content-Type: application/json\r\nIf-Match: *\r\n", fmt.Appendf(nil, `{"body":"%d %d"}`, client, i)
-		}},
-	} {
+	for _, c := range attacks(comment, fresh) {
 		say("%s: %d clients for %s", c.name, c.clients, o.duration)
-		r := neighboursResult{Case: c.name, Clients: o.clients, Others: c.clients, settings: set}
-		cctx, cancel := context.WithTimeout(ctx, o.duration)
-		var wg sync.WaitGroup
-		others := make([]neighbour, c.clients)
-		for i := range others {
-			others[i].wire = wire{addr: a.addr, token: a.tokens[bad], timeout: time.Minute}
-			wg.Go(func() {
-				others[i].run(cctx, 0, func(n int) (string, string, string, []byte) {
-					if strings.HasPrefix(c.name, "tokens") {
-						others[i].wire.token = tokens.New()
-					}
-					return c.request(i, n)
-				})
-			})
-		}
-		own := make([]neighbour, o.clients)
-		for i := range own {
-			own[i].wire = wire{addr: a.addr, token: a.tokens[good], timeout: time.Minute}
-			wg.Go(func() {
-				own[i].run(cctx, 20*time.Millisecond, func(n int) (string, string, string, []byte) {
-					if n%2 == 0 {
-						return "GET", "/v1/users/42/counts", "", nil
-					}
-					return "PUT", "/v1/follows/" + strconv.FormatInt(1+rand.Int64N(1_000_000_000_000), 10) + "/42", "", nil
-				})
-			})
-		}
-		wg.Wait()
-		cancel()
+		r := o.attack(ctx, a, c)
+		r.settings = set
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		var took []time.Duration
-		for i := range own {
-			took = append(took, own[i].took...)
-			r.Refused += own[i].refused
-			r.Errors += own[i].errors
-		}
-		for i := range others {
-			r.Answered += len(others[i].took)
-			r.Turned += others[i].refused + others[i].errors
-		}
-		r.Requests = len(took)
-		r.P50, _, r.P99 = quantiles(took)
 		if r.P99 != nil && c.name == "quiet" {
 			quiet = *r.P99
 		} else if r.P99 != nil {

@@ -24,8 +24,9 @@ var damages = []string{
 	`INSERT INTO edge_counts (tenant_id, kind, object_id, incoming) VALUES (1, 'follow', 900003, 2)`,
 	// comments: missing, of nobody, with another content, state, version or count
 	`DELETE FROM child_lists WHERE child_id IN (SELECT child_id FROM child_lists ORDER BY object_id, path LIMIT 3)`,
-	`INSERT INTO child_lists SELECT (r).* FROM (SELECT jsonb_populate_record(t, jsonb_build_object('child_id', gen_random_uuid(), 'slug', 'damage', 'path', '0000000000000ffffffff0')) AS r
-	   FROM child_lists t ORDER BY object_id, path LIMIT 1) x`,
+	`INSERT INTO child_lists (tenant_id, kind, child_id, object_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at, visible, visible_descendants, shown)
+	 SELECT tenant_id, kind, gen_random_uuid(), object_id, parent_id, 'damage', '0000000000000ffffffff0', author_id, body, author_state, moderation_state, version, created_at, updated_at, visible, visible_descendants, shown
+	   FROM child_lists ORDER BY object_id, path LIMIT 1`,
 	`UPDATE child_lists SET body = body || ' damaged' WHERE child_id IN (SELECT child_id FROM child_lists WHERE visible ORDER BY object_id DESC, path LIMIT 2)`,
 	`UPDATE child_lists SET version = version + 3 WHERE child_id IN (SELECT child_id FROM child_lists ORDER BY object_id DESC, path DESC LIMIT 2)`,
 	`UPDATE child_lists SET visible_descendants = visible_descendants + 1, shown = true WHERE child_id IN (SELECT child_id FROM child_lists ORDER BY object_id, path DESC LIMIT 2)`,
