@@ -1,6 +1,7 @@
 package event
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"reflect"
@@ -69,4 +70,22 @@ func (n EdgeNames) Parse(text []byte) (Edge, error) { return parse[Edge](text, n
 // permanent says of which event the payload is at fault.
 func (e *Event) permanent(err error) error {
 	return Permanent(fmt.Errorf("decode the payload of event %s (%s.%s.v%d): %w", e.ID, e.AggregateType, e.Type, e.Version, err))
+}
+
+// OneForm returns attributes that PostgreSQL wrote (its jsonb has an order of its own) as writers gave them and events have them: members in the order of
+// their names, without spaces. It returns nil of nothing.
+func OneForm(attributes []byte) json.RawMessage {
+	if len(attributes) == 0 {
+		return nil
+	}
+	var values map[string]any
+	d := json.NewDecoder(bytes.NewReader(attributes))
+	d.UseNumber()
+	var out bytes.Buffer
+	e := json.NewEncoder(&out)
+	e.SetEscapeHTML(false)
+	if d.Decode(&values) != nil || e.Encode(values) != nil {
+		return attributes // not from jsonb
+	}
+	return bytes.TrimSuffix(out.Bytes(), []byte("\n"))
 }

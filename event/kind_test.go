@@ -77,3 +77,16 @@ func BenchmarkDecodeEdge(b *testing.B) {
 		}
 	})
 }
+
+func TestAttributesFromTheDatabaseHaveOneForm(t *testing.T) {
+	for in, want := range map[string]string{
+		`{"stars": 5, "length": 9007199254740993, "a<b": "<&>"}`: `{"a<b":"<&>","length":9007199254740993,"stars":5}`,
+		`{}`:  `{}`,
+		``:    ``,
+		`[1]`: `[1]`, // what no jsonb of attributes is stays
+	} {
+		if got := string(OneForm([]byte(in))); got != want {
+			t.Errorf("%s: %s, want %s", in, got, want)
+		}
+	}
+}

@@ -200,7 +200,7 @@ type childRow struct {
 func (r childRow) wire() event.Child {
 	return event.Child{
 		ID: r.ID, Parent: event.ID(r.Object), ReplyTo: orEmpty(r.ReplyTo), Slug: orEmpty(r.Slug), Path: orEmpty(r.Path), AuthorID: event.ID(r.AuthorID),
-		Body: r.Body, Attributes: oneForm(r.Attributes), AuthorState: r.AuthorState, ModerationState: r.ModerationState, Version: r.Version,
+		Body: r.Body, Attributes: event.OneForm(r.Attributes), AuthorState: r.AuthorState, ModerationState: r.ModerationState, Version: r.Version,
 		CreatedAt: wireTime(r.CreatedAt), UpdatedAt: wireTime(r.UpdatedAt),
 	}
 }

@@ -138,25 +138,8 @@ type edgeRow struct {
 func (r edgeRow) wire() event.Edge {
 	return event.Edge{
 		From: event.ID(r.From), To: event.ID(r.To), Status: r.Status, Version: r.Version,
-		CreatedAt: wireTime(r.CreatedAt), PositionedAt: wireTime(r.PositionedAt), UpdatedAt: wireTime(r.UpdatedAt), Attributes: oneForm(r.Attributes),
+		CreatedAt: wireTime(r.CreatedAt), PositionedAt: wireTime(r.PositionedAt), UpdatedAt: wireTime(r.UpdatedAt), Attributes: event.OneForm(r.Attributes),
 	}
-}
-
-// oneForm is what PostgreSQL made of attributes in the form that kinds.Edge.Check gives them.
-func oneForm(attributes []byte) json.RawMessage {
-	if attributes == nil {
-		return nil
-	}
-	var values map[string]any
-	d := json.NewDecoder(bytes.NewReader(attributes))
-	d.UseNumber()
-	var out bytes.Buffer
-	e := json.NewEncoder(&out)
-	e.SetEscapeHTML(false)
-	if d.Decode(&values) != nil || e.Encode(values) != nil {
-		return attributes // not from jsonb
-	}
-	return bytes.TrimSuffix(out.Bytes(), []byte("\n"))
 }
 
 // putEdgesSQL makes edges ACTIVE that are not, and returns those. positioned_at moves with each such change: it orders pages.

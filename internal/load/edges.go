@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/flate"
 	"compress/gzip"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,10 +13,11 @@ import (
 	"strconv"
 )
 
-// Edge says that From follows To. Line is where it was read, from 1; 0 when it was generated.
+// Edge leads from From to To. Line is where it was read, from 1; 0 when it was generated.
 type Edge struct {
-	From, To int64
-	Line     int64
+	From, To   int64
+	Attributes string // a JSON object; "" for none
+	Line       int64
 }
 
 // LineError reports a line that is no edge.
@@ -26,13 +28,13 @@ type LineError struct {
 
 func (e *LineError) Error() string { return fmt.Sprintf("line %d: %s", e.Line, e.Reason) }
 
-// maxLine is in bytes: two ids need 39, comments may be longer.
+// maxLine is in bytes: two ids need 39, attributes and comments may be longer.
 const maxLine = 64 << 10
 
-// Read yields the edges of an edge list: "FROM TO" per line, separated by tabs or spaces, lines ending in LF or CRLF; empty
-// lines and lines that begin with # are passed over. Gzip is told by its content. The first error ends it: a *LineError for
-// what is no edge, and for damaged gzip data.
-func Read(r io.Reader) iter.Seq2[Edge, error] {
+// Read yields the edges of an edge list: "FROM TO" per line, and the attributes as a JSON object where there are any, separated by tabs or spaces,
+// lines ending in LF or CRLF; empty lines and lines that begin with # are passed over. Gzip is told by its content. The first error ends it: a
+// *LineError for what is no edge, with noSelf also for an edge from an id to itself, and for damaged gzip data.
+func Read(r io.Reader, noSelf bool) iter.Seq2[Edge, error] {
 	return func(yield func(Edge, error) bool) {
 		in := bufio.NewReaderSize(r, maxLine)
 		if magic, err := in.Peek(2); err == nil && magic[0] == 0x1f && magic[1] == 0x8b {
@@ -55,6 +57,9 @@ func Read(r io.Reader) iter.Seq2[Edge, error] {
 			text = bytes.Trim(text, " \t\r\n")
 			if len(text) > 0 && text[0] != '#' {
 				e, reason := parse(text)
+				if reason == "" && noSelf && e.From == e.To {
+					reason = fmt.Sprintf("the edge leads from %d to itself", e.From)
+				}
 				if reason != "" {
 					yield(Edge{}, &LineError{line, reason})
 					return
@@ -84,9 +89,17 @@ func readError(line int64, err error) error {
 
 // parse returns the edge of a trimmed line, or why it is none.
 func parse(text []byte) (Edge, string) {
+	attributes := ""
+	if at := bytes.IndexByte(text, '{'); at > 0 {
+		text, attributes = text[:at], string(text[at:])
+		var object map[string]any
+		if err := json.Unmarshal([]byte(attributes), &object); err != nil {
+			return Edge{}, fmt.Sprintf("%.60q is not a JSON object", attributes)
+		}
+	}
 	fields := bytes.FieldsFunc(text, func(r rune) bool { return r == ' ' || r == '\t' })
 	if len(fields) != 2 {
-		return Edge{}, fmt.Sprintf("want two ids, found %d fields in %.60q", len(fields), text)
+		return Edge{}, fmt.Sprintf("want two ids, and attributes as a JSON object where there are any, found %d fields in %.60q", len(fields), text)
 	}
 	var ids [2]int64
 	for i, f := range fields {
@@ -96,8 +109,5 @@ func parse(text []byte) (Edge, string) {
 		}
 		ids[i] = int64(n)
 	}
-	if ids[0] == ids[1] {
-		return Edge{}, fmt.Sprintf("%d follows itself", ids[0])
-	}
-	return Edge{From: ids[0], To: ids[1]}, ""
+	return Edge{From: ids[0], To: ids[1], Attributes: attributes}, ""
 }

@@ -33,23 +33,26 @@ func TestRead(t *testing.T) {
 		reason   string // part of it
 	}{
 		{name: "nothing", in: ""},
-		{name: "tabs, LF", in: "1\t2\n3\t4\n", want: []Edge{{1, 2, 1}, {3, 4, 2}}},
-		{name: "spaces, CRLF", in: "1 2\r\n 3   4 \r\n", want: []Edge{{1, 2, 1}, {3, 4, 2}}},
-		{name: "no newline at the end", in: "1 2\n3 4", want: []Edge{{1, 2, 1}, {3, 4, 2}}},
-		{name: "comments and empty lines count as lines", in: "# x\r\n\r\n \n1 2\n#1 2\n", want: []Edge{{1, 2, 4}}},
-		{name: "a byte order mark", in: "\xef\xbb\xbf1 2\n", want: []Edge{{1, 2, 1}}},
-		{name: "the largest id", in: "1 9223372036854775807\n", want: []Edge{{1, 9223372036854775807, 1}}},
-		{name: "gzip", in: zip(t, "1 2\n"), want: []Edge{{1, 2, 1}}},
-		{name: "gzip in several members", in: zip(t, "1 2\n") + zip(t, "3 4\n"), want: []Edge{{1, 2, 1}, {3, 4, 2}}},
-		{name: "one id", in: "1 2\n3\n", want: []Edge{{1, 2, 1}}, line: 2, reason: "found 1 fields"},
+		{name: "tabs, LF", in: "1\t2\n3\t4\n", want: []Edge{{1, 2, "", 1}, {3, 4, "", 2}}},
+		{name: "spaces, CRLF", in: "1 2\r\n 3   4 \r\n", want: []Edge{{1, 2, "", 1}, {3, 4, "", 2}}},
+		{name: "no newline at the end", in: "1 2\n3 4", want: []Edge{{1, 2, "", 1}, {3, 4, "", 2}}},
+		{name: "comments and empty lines count as lines", in: "# x\r\n\r\n \n1 2\n#1 2\n", want: []Edge{{1, 2, "", 4}}},
+		{name: "a byte order mark", in: "\xef\xbb\xbf1 2\n", want: []Edge{{1, 2, "", 1}}},
+		{name: "the largest id", in: "1 9223372036854775807\n", want: []Edge{{1, 9223372036854775807, "", 1}}},
+		{name: "gzip", in: zip(t, "1 2\n"), want: []Edge{{1, 2, "", 1}}},
+		{name: "gzip in several members", in: zip(t, "1 2\n") + zip(t, "3 4\n"), want: []Edge{{1, 2, "", 1}, {3, 4, "", 2}}},
+		{name: "one id", in: "1 2\n3\n", want: []Edge{{1, 2, "", 1}}, line: 2, reason: "found 1 fields"},
 		{name: "three ids", in: "1 2 3\n", line: 1, reason: "found 3 fields"},
+		{name: "attributes", in: "1 2 {\"a\": 1}\r\n3 4\t{}\n", want: []Edge{{1, 2, `{"a": 1}`, 1}, {3, 4, "{}", 2}}},
+		{name: "half an object", in: "1 2 {\"a\":\n", line: 1, reason: "is not a JSON object"},
+		{name: "attributes of one id", in: "1 {}\n", line: 1, reason: "found 1 fields"},
 		{name: "a word", in: "1 x\n", line: 1, reason: `"x" is not an id`},
 		{name: "zero", in: "0 1\n", line: 1, reason: "not an id"},
 		{name: "negative", in: "1 -1\n", line: 1, reason: "not an id"},
 		{name: "a sign", in: "1 +2\n", line: 1, reason: "not an id"},
 		{name: "64 bits", in: "1 9223372036854775808\n", line: 1, reason: "not an id"},
-		{name: "a self-follow", in: "7 7\n", line: 1, reason: "7 follows itself"},
-		{name: "bytes that are no text", in: "1 2\n\x00\xff 3\n", want: []Edge{{1, 2, 1}}, line: 2, reason: "not an id"},
+		{name: "an edge to itself", in: "7 7\n", line: 1, reason: "the edge leads from 7 to itself"},
+		{name: "bytes that are no text", in: "1 2\n\x00\xff 3\n", want: []Edge{{1, 2, "", 1}}, line: 2, reason: "not an id"},
 		{name: "a line without end", in: "# c\n" + strings.Repeat("1", maxLine+1), line: 2, reason: "longer than"},
 		{name: "gzip cut short", in: zip(t, large+"1 2\n")[:60], line: 1, reason: "damaged"},
 		{name: "gzip with a wrong header", in: "\x1f\x8bxxxxxxxxxxxx", line: 1, reason: "damaged"},
@@ -57,7 +60,7 @@ func TestRead(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var got []Edge
 			var failed error
-			for e, err := range Read(strings.NewReader(c.in)) {
+			for e, err := range Read(strings.NewReader(c.in), true) {
 				if err != nil {
 					failed = err
 					continue
@@ -82,7 +85,10 @@ func TestRead(t *testing.T) {
 }
 
 func TestReadStopsWhenAsked(t *testing.T) {
-	for range Read(strings.NewReader("1 2\n3 4\n")) {
+	for e, err := range Read(strings.NewReader("7 7\n3 4\nx"), false) {
+		if err != nil || e.From != e.To {
+			t.Errorf("%+v, %v", e, err)
+		}
 		break
 	}
 }

@@ -2,6 +2,7 @@ package load
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"iter"
 	"math"
@@ -14,85 +15,112 @@ import (
 
 // Spec says which graph to generate.
 type Spec struct {
-	Users int64 // accounts, with the ids 1 to Users
-	Edges int64 // distinct follows among them
-	Seed  uint64
+	Origins int64 // objects that edges lead from, with the ids 1 to Origins
+	Targets int64 // objects that they lead to, with the ids 1 to Targets
+	NoSelf  bool  // none leads from an id to itself
+	Edges   int64 // distinct
+	Seed    uint64
 }
 
-// maxUsers bounds the generator's memory: it keeps 32 bytes per account.
-const maxUsers = 50_000_000
+// maxObjects bounds the generator's memory: it keeps 16 bytes per origin and per target.
+const maxObjects = 50_000_000
 
-// ParseSpec reads "users=N,edges=M,seed=S"; the seed is 1 unless given.
-func ParseSpec(s string) (Spec, error) {
-	v, err := parseSpec(s, "users", "edges")
+// EdgeSpec reads what is to be generated of a kind of edges, in the plurals of its objects: "users=N,posts=N,edges=M,seed=S", or "users=N,edges=M,seed=S" where both
+// are of one object. The seed is 1 unless given.
+func (k *Kinds) EdgeSpec(e EdgeKind, s string) (Spec, error) {
+	from, to := k.plural(e.From), k.plural(e.To)
+	keys := []string{from, to, "edges"}
+	if from == to {
+		keys = keys[1:]
+	}
+	v, err := parseSpec(s, keys...)
 	if err != nil {
 		return Spec{}, err
 	}
-	spec := Spec{Users: int64(v["users"]), Edges: int64(v["edges"]), Seed: v["seed"]}
-	return spec, spec.validate()
+	spec := Spec{Origins: int64(v[from]), Targets: int64(v[to]), NoSelf: e.NoSelf(), Edges: int64(v["edges"]), Seed: v["seed"]}
+	return spec, spec.validate(from, to)
 }
 
-// parseSpec reads "FIRST=N,SECOND=M,seed=S".
-func parseSpec(s, first, second string) (map[string]uint64, error) {
-	values := map[string]uint64{first: 0, second: 0, "seed": 1}
+// parseSpec reads "KEY=N,...,seed=S".
+func parseSpec(s string, keys ...string) (map[string]uint64, error) {
+	values, want := map[string]uint64{"seed": 1}, ""
+	for _, key := range keys {
+		values[key] = 0
+		want += key + "=N,"
+	}
 	for _, part := range strings.Split(s, ",") {
 		key, value, _ := strings.Cut(part, "=")
 		n, err := strconv.ParseUint(value, 10, 63)
 		if _, known := values[key]; err != nil || !known {
-			return nil, fmt.Errorf("%q: want %s=N,%s=M,seed=S with numbers", part, first, second)
+			return nil, fmt.Errorf("%q: want %sseed=S with numbers", part, want)
 		}
 		values[key] = n
 	}
 	return values, nil
 }
 
-func (s Spec) validate() error {
-	if s.Users < 2 || s.Users > maxUsers {
-		return fmt.Errorf("users is %d: want 2 to %d", s.Users, maxUsers)
+// most is how many edges an origin can have.
+func (s Spec) most() int64 {
+	if s.NoSelf {
+		return s.Targets - 1
 	}
-	if most := s.Users * (s.Users - 1); s.Edges < 1 || s.Edges > most {
-		return fmt.Errorf("edges is %d: want 1 to %d, which is every user following every other", s.Edges, most)
+	return s.Targets
+}
+
+func (s Spec) validate(from, to string) error {
+	least := int64(1)
+	if s.NoSelf {
+		least = 2
+	}
+	for name, n := range map[string]int64{from: s.Origins, to: s.Targets} {
+		if n < least || n > maxObjects {
+			return fmt.Errorf("%s is %d: want %d to %d", name, n, least, maxObjects)
+		}
+	}
+	if most := s.Origins * s.most(); s.Edges < 1 || s.Edges > most {
+		return fmt.Errorf("edges is %d: want 1 to %d, which is an edge of every pair", s.Edges, most)
 	}
 	return nil
 }
 
-// The weight of the account at place r is r^-skew, which makes degrees follow a power law with the exponent 1 + 1/skew: about
-// 2.3 for followers and 2.8 for following, within what is reported of social networks (2 to 3; few are followed by very many,
+// The weight of the object at place r is r^-skew, which makes degrees follow a power law with the exponent 1 + 1/skew: about
+// 2.3 for incoming and 2.8 for outgoing edges, within what is reported of follows in social networks (2 to 3; few are followed by very many,
 // and following is less uneven).
 const (
-	followersSkew = 0.75
-	followingSkew = 0.55
+	incomingSkew = 0.75
+	outgoingSkew = 0.55
 )
 
-// dense is the share of all accounts that one account may follow before its followees are drawn by sorting instead of by
+// dense is the share of all targets that one origin may lead to before they are drawn by sorting instead of by
 // rejecting what was drawn twice.
 const dense = 8
 
-// Generate yields the edges of spec, follower by follower: the same ones for the same spec, none twice, no account following
-// itself. Who is followed by many and who follows many are drawn apart. spec must be one that ParseSpec would return.
-// Memory is 32 bytes per account, whatever the number of edges.
+// Generate yields the edges of spec, origin by origin: the same ones for the same spec, none twice. Objects with many incoming and those with many
+// outgoing edges are drawn apart. spec must be one that EdgeSpec would return. Memory is 16 bytes per origin and target, whatever the number of edges.
 func Generate(spec Spec) iter.Seq[Edge] {
 	return func(yield func(Edge) bool) {
 		rnd := rand.New(rand.NewPCG(spec.Seed, 0x7469_6469_6e67_7321))
-		users := int(spec.Users)
-		followees := rnd.Perm(users) // place by followers -> account
-		followers := rnd.Perm(users) // place by following -> account
-		cumulative := make([]float64, users)
+		byIncoming := rnd.Perm(int(spec.Targets)) // place by incoming edges -> object
+		byOutgoing := rnd.Perm(int(spec.Origins))
+		cumulative := make([]float64, spec.Targets)
 		total := 0.0
 		for i := range cumulative {
-			total += math.Pow(float64(i+1), -followersSkew)
+			total += math.Pow(float64(i+1), -incomingSkew)
 			cumulative[i] = total
 		}
-		degrees := outDegrees(users, spec.Edges)
+		degrees := outDegrees(int(spec.Origins), spec.most(), spec.Edges)
 		var targets []int
 		for place, degree := range degrees {
-			from := followers[place]
-			if degree > int64(users/dense) {
-				targets = heaviest(rnd, targets[:0], followees, from, int(degree))
+			from, except := byOutgoing[place], -1
+			if spec.NoSelf {
+				except = from
+			}
+			if degree > spec.Targets/dense {
+				targets = heaviest(rnd, targets[:0], byIncoming, except, int(degree))
 			} else {
-				seen := map[int]bool{from: true}
+				seen := map[int]bool{except: true}
 				for targets = targets[:0]; int64(len(targets)) < degree; {
-					to := followees[min(sort.SearchFloat64s(cumulative, rnd.Float64()*total), users-1)]
+					to := byIncoming[min(sort.SearchFloat64s(cumulative, rnd.Float64()*total), len(byIncoming)-1)]
 					if !seen[to] {
 						seen[to] = true
 						targets = append(targets, to)
@@ -108,14 +136,31 @@ func Generate(spec Spec) iter.Seq[Edge] {
 	}
 }
 
-// outDegrees shares the edges among the places by weight: none above users-1, in all exactly edges.
-func outDegrees(users int, edges int64) []int64 {
+// WithAttributes gives generated edges the attributes of their kind, the same ones to the same edge for the same seed.
+func WithAttributes(edges iter.Seq[Edge], of Schema, seed uint64) iter.Seq2[Edge, error] {
+	return func(yield func(Edge, error) bool) {
+		for e := range edges {
+			var err error
+			if all := of.generate(rand.New(rand.NewPCG(seed^uint64(e.From)<<32, uint64(e.To)))); all != nil {
+				var text []byte
+				text, err = json.Marshal(all)
+				e.Attributes = string(text)
+			}
+			if !yield(e, err) {
+				return
+			}
+		}
+	}
+}
+
+// outDegrees shares the edges among the places by weight: none above limit, in all exactly edges.
+func outDegrees(users int, limit, edges int64) []int64 {
 	weights, sum := make([]float64, users), 0.0
 	for i := range weights {
-		weights[i] = math.Pow(float64(i+1), -followingSkew)
+		weights[i] = math.Pow(float64(i+1), -outgoingSkew)
 		sum += weights[i]
 	}
-	degrees, limit := make([]int64, users), int64(users-1)
+	degrees := make([]int64, users)
 	left := edges
 	for i, w := range weights { // weights fall, so what a full account cannot take goes to the ones after it
 		share := int64(math.Round(float64(left) * w / sum))
@@ -133,22 +178,22 @@ func outDegrees(users int, edges int64) []int64 {
 	return degrees
 }
 
-// heaviest draws n accounts other than from without replacement, by weight: the n smallest of Exp(1)/weight (Efraimidis and
+// heaviest draws n objects other than except without replacement, by weight: the n smallest of Exp(1)/weight (Efraimidis and
 // Spirakis, "Weighted random sampling with a reservoir", 2006).
-func heaviest(rnd *rand.Rand, targets, followees []int, from, n int) []int {
+func heaviest(rnd *rand.Rand, targets, byIncoming []int, except, n int) []int {
 	type key struct {
-		account int
-		at      float64
+		object int
+		at     float64
 	}
-	keys := make([]key, 0, len(followees))
-	for place, account := range followees {
-		if account != from {
-			keys = append(keys, key{account, rnd.ExpFloat64() * math.Pow(float64(place+1), followersSkew)})
+	keys := make([]key, 0, len(byIncoming))
+	for place, object := range byIncoming {
+		if object != except {
+			keys = append(keys, key{object, rnd.ExpFloat64() * math.Pow(float64(place+1), incomingSkew)})
 		}
 	}
-	slices.SortFunc(keys, func(a, b key) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.account, b.account)) })
+	slices.SortFunc(keys, func(a, b key) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.object, b.object)) })
 	for _, k := range keys[:n] {
-		targets = append(targets, k.account)
+		targets = append(targets, k.object)
 	}
 	return targets
 }

@@ -12,18 +12,22 @@ func TestGenerate(t *testing.T) {
 		name string
 		spec Spec
 	}{
-		{"a sparse graph", Spec{1000, 5000, 1}},
-		{"fewer edges than users", Spec{1000, 10, 1}},
-		{"one edge", Spec{2, 1, 3}},
-		{"everybody follows everybody", Spec{30, 30 * 29, 1}},
-		{"all but one edge", Spec{30, 30*29 - 1, 1}},
-		{"a dense graph", Spec{100, 5000, 9}},
+		{"a sparse graph", graph(1000, 5000, 1)},
+		{"fewer edges than users", graph(1000, 10, 1)},
+		{"one edge", graph(2, 1, 3)},
+		{"everybody follows everybody", graph(30, 30*29, 1)},
+		{"all but one edge", graph(30, 30*29-1, 1)},
+		{"a dense graph", graph(100, 5000, 9)},
+		{"few targets", Spec{Origins: 1000, Targets: 3, Edges: 2000, Seed: 1}},
+		{"one origin", Spec{Origins: 1, Targets: 50, Edges: 50, Seed: 1}},
+		{"one pair", Spec{Origins: 1, Targets: 1, Edges: 1, Seed: 1}},
+		{"every pair", Spec{Origins: 30, Targets: 20, Edges: 600, Seed: 1}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			seen := map[Edge]bool{}
 			var all []Edge
 			for e := range Generate(c.spec) {
-				if e.From == e.To || e.From < 1 || e.To < 1 || e.From > c.spec.Users || e.To > c.spec.Users {
+				if c.spec.NoSelf && e.From == e.To || e.From < 1 || e.To < 1 || e.From > c.spec.Origins || e.To > c.spec.Targets {
 					t.Fatalf("edge %v", e)
 				}
 				if seen[e] {
@@ -45,7 +49,7 @@ func TestGenerate(t *testing.T) {
 func TestGeneratedDegreesAreSkewed(t *testing.T) {
 	const users, edges = 10_000, 100_000
 	followers, following := make([]int, users+1), make([]int, users+1)
-	for e := range Generate(Spec{users, edges, 7}) {
+	for e := range Generate(graph(users, edges, 7)) {
 		followers[e.To]++
 		following[e.From]++
 	}
@@ -64,19 +68,36 @@ func TestGeneratedDegreesAreSkewed(t *testing.T) {
 }
 
 func TestAnotherSeedIsAnotherGraph(t *testing.T) {
-	if cmp.Equal(slices.Collect(Generate(Spec{100, 200, 1})), slices.Collect(Generate(Spec{100, 200, 2}))) {
+	if cmp.Equal(slices.Collect(Generate(graph(100, 200, 1))), slices.Collect(Generate(graph(100, 200, 2)))) {
 		t.Error("the same graph")
 	}
 }
 
-func TestParseSpec(t *testing.T) {
-	got, err := ParseSpec("users=10,edges=20,seed=3")
-	if err != nil || got != (Spec{10, 20, 3}) {
-		t.Errorf("%v, %v", got, err)
-	}
-	for _, bad := range []string{"", "users=10", "users=1,edges=1", "users=3,edges=7", "users=3,edges=-1", "users=x,edges=1", "users=3,edges=1,sed=1"} {
-		if got, err := ParseSpec(bad); err == nil {
-			t.Errorf("%q: %v, want an error", bad, got)
+func TestSpecOfEdges(t *testing.T) {
+	all := &Kinds{Objects: []struct{ Name, Plural string }{{"user", "users"}, {"post", "posts"}}}
+	pin := EdgeKind{Name: "pin", From: "user", To: "post"}
+	for _, c := range []struct {
+		kind EdgeKind
+		spec string
+		want Spec // zero for an error
+	}{
+		{follows, "users=10,edges=20,seed=3", graph(10, 20, 3)},
+		{pin, "users=10,posts=5,edges=50", Spec{Origins: 10, Targets: 5, Edges: 50, Seed: 1}},
+		{EdgeKind{From: "user", To: "user", Self: true}, "users=1,edges=1", Spec{Origins: 1, Targets: 1, Edges: 1, Seed: 1}},
+		{kind: pin, spec: "users=10,posts=5,edges=51"},
+		{kind: pin, spec: "users=10,edges=1"},
+		{kind: pin, spec: "users=10,posts=5,pins=1"},
+		{kind: follows, spec: ""},
+		{kind: follows, spec: "users=10"},
+		{kind: follows, spec: "users=1,edges=1"},
+		{kind: follows, spec: "users=3,edges=7"},
+		{kind: follows, spec: "users=3,edges=-1"},
+		{kind: follows, spec: "users=x,edges=1"},
+		{kind: follows, spec: "users=3,edges=1,sed=1"},
+	} {
+		got, err := all.EdgeSpec(c.kind, c.spec)
+		if (err != nil) != (c.want == Spec{}) || err == nil && got != c.want {
+			t.Errorf("%s of %+v: %+v, %v, want %+v", c.spec, c.kind, got, err, c.want)
 		}
 	}
 }
@@ -84,7 +105,7 @@ func TestParseSpec(t *testing.T) {
 func BenchmarkGenerate(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
-		for range Generate(Spec{100_000, 1_000_000, 1}) {
+		for range Generate(graph(100_000, 1_000_000, 1)) {
 		}
 	}
 }

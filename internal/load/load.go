@@ -48,8 +48,8 @@ func (c Config) Validate() error {
 
 // Stats is what a load has done so far.
 type Stats struct {
-	Created int64  // follows or comments that were new (201)
-	Changed int64  // changes of comments and threads: edits, deletions, moderation, settings
+	Created int64  // edges or children that were new (201)
+	Changed int64  // changes of children and threads: edits, deletions, moderation, settings
 	Existed int64  // what stood already; also where only the first answer was lost
 	Refused int64  // what somebody else's changes do not allow any more (409), and the replies to it
 	Retried int64  // requests that were sent again
@@ -83,7 +83,7 @@ const (
 	maxRetryAfter  = 30 * time.Second // whatever the server asks for
 )
 
-// Loader sends edges or threads. Make one with New for each load.
+// Loader sends edges or children. Make one with New for each load.
 type Loader struct {
 	cfg    Config
 	client *http.Client
@@ -118,14 +118,14 @@ func (l *Loader) Stats() Stats {
 		Retried: l.retried.Load(), Waiting: l.waiting}
 }
 
-// Run sends every edge and returns when all are answered. An error of edges ends it once those before are sent, and is
+// Run sends every edge of a kind and returns when all are answered. An error of edges ends it once those before are sent, and is
 // returned. A *RefusedError, or no success within RetryFor, ends it at once. When ctx ends it takes no more edges, lets the
 // requests in flight finish for a moment, and returns ctx's cause.
-func (l *Loader) Run(ctx context.Context, edges iter.Seq2[Edge, error]) error {
+func (l *Loader) Run(ctx context.Context, k EdgeKind, edges iter.Seq2[Edge, error]) error {
 	defer l.client.CloseIdleConnections()
 	return l.run(ctx, func(yield func(job, error) bool) {
 		for e, err := range edges {
-			if !yield(job{do: func(ctx context.Context) (time.Duration, error) { return l.put(ctx, e) }}, err) {
+			if !yield(job{do: func(ctx context.Context) (time.Duration, error) { return l.put(ctx, k, e) }}, err) {
 				return
 			}
 		}
@@ -228,8 +228,9 @@ func (l *Loader) setWaiting(why string) {
 }
 
 // put sends one edge. Its errors are those of request.
-func (l *Loader) put(ctx context.Context, e Edge) (after time.Duration, err error) {
-	resp, body, after, err := l.request(ctx, http.MethodPut, "/v1/follows/"+strconv.FormatInt(e.From, 10)+"/"+strconv.FormatInt(e.To, 10), nil, nil)
+func (l *Loader) put(ctx context.Context, k EdgeKind, e Edge) (after time.Duration, err error) {
+	path := "/v1/" + k.Plural + "/" + strconv.FormatInt(e.From, 10) + "/" + strconv.FormatInt(e.To, 10)
+	resp, body, after, err := l.request(ctx, http.MethodPut, path, nil, []byte(e.Attributes))
 	switch {
 	case err != nil:
 		return after, err

@@ -20,6 +20,17 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// The kinds that the tests load.
+var (
+	follows  = EdgeKind{Name: "follow", Plural: "follows", From: "user", To: "user"}
+	comments = ChildKind{Name: "comment", Plural: "comments", Parent: "post", Parents: "posts", Threaded: true, Moderated: true}
+)
+
+// graph is one of users who follow each other.
+func graph(users, edges int64, seed uint64) Spec {
+	return Spec{Origins: users, Targets: users, NoSelf: true, Edges: edges, Seed: seed}
+}
+
 // api is as much of the API as a loader meets: it keeps the follows it was sent.
 type api struct {
 	mu      sync.Mutex
@@ -69,7 +80,7 @@ func TestLoadTwice(t *testing.T) {
 	defer srv.Close()
 	for _, want := range []Stats{{Created: 500}, {Existed: 500}} {
 		l := loader(t, srv.URL+"/", time.Minute)
-		if err := l.Run(t.Context(), generated(Spec{50, 500, 1})); err != nil {
+		if err := l.Run(t.Context(), follows, generated(graph(50, 500, 1))); err != nil {
 			t.Fatal(err)
 		}
 		if got := l.Stats(); got != want {
@@ -100,7 +111,7 @@ func TestLoadRetriesUntilTheServerIsBack(t *testing.T) {
 	}))
 	defer srv.Close()
 	l := loader(t, srv.URL, time.Minute)
-	if err := l.Run(t.Context(), generated(Spec{50, 200, 1})); err != nil {
+	if err := l.Run(t.Context(), follows, generated(graph(50, 200, 1))); err != nil {
 		t.Fatal(err)
 	}
 	if got := l.Stats(); got.Done() != 200 || got.Retried == 0 || got.Existed == 0 || got.Waiting != "" || len(a.follows) != 200 {
@@ -113,7 +124,7 @@ func TestLoadSendsWhatComesBeforeABadLine(t *testing.T) {
 	srv := httptest.NewServer(a)
 	defer srv.Close()
 	l := loader(t, srv.URL, time.Minute)
-	err := l.Run(t.Context(), Read(strings.NewReader("1 2\n1 3\nx\n1 4\n")))
+	err := l.Run(t.Context(), follows, Read(strings.NewReader("1 2\n1 3\nx\n1 4\n"), true))
 	var line *LineError
 	if !errors.As(err, &line) || line.Line != 3 {
 		t.Errorf("error %v, want one of line 3", err)
@@ -130,7 +141,7 @@ func TestLoadEndsAtOnceWhenRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = l.Run(t.Context(), Read(strings.NewReader("# c\n1 2\n")))
+	err = l.Run(t.Context(), follows, Read(strings.NewReader("# c\n1 2\n"), true))
 	if want := "line 2: the API refuses 1 -> 2 with 401: no such token (unauthorized)"; err == nil || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)
 	}
@@ -145,7 +156,7 @@ func TestLoadGivesUpWithoutProgress(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := loader(t, "http://"+ln.Addr().String(), 200*time.Millisecond)
-	err = l.Run(t.Context(), generated(Spec{50, 200, 1}))
+	err = l.Run(t.Context(), follows, generated(graph(50, 200, 1)))
 	if err == nil || !strings.Contains(err.Error(), "no request succeeded for 200ms") {
 		t.Errorf("error %v", err)
 	}
@@ -164,7 +175,7 @@ func TestLoadStopsWithContext(t *testing.T) {
 	}))
 	defer srv.Close()
 	l := loader(t, srv.URL, time.Minute)
-	if err := l.Run(ctx, generated(Spec{100, 5000, 1})); !errors.Is(err, context.Canceled) {
+	if err := l.Run(ctx, follows, generated(graph(100, 5000, 1))); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v, want canceled", err)
 	}
 	// Every request that was sent is accounted for.

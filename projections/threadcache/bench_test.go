@@ -39,7 +39,7 @@ func written(post int64, n int, parent *event.Child) event.Child {
 }
 
 // BenchmarkApply applies batches of 4000 new comments of 180 bytes: first comments of one post, replies at random in one post,
-// replies at random in 400 posts. events/s counts the projection alone: decoding the payload, rows, counts.
+// replies at random in 400 posts, messages of one conversation. events/s counts the projection alone: decoding the payload, rows, counts.
 func BenchmarkApply(b *testing.B) {
 	const size, posts = 4000, 400
 	r := rand.New(rand.NewPCG(1, 2))
@@ -47,7 +47,8 @@ func BenchmarkApply(b *testing.B) {
 		name  string
 		posts int
 		depth int
-	}{{"hot", 1, 1}, {"hotreplies", 1, 8}, {"spread", posts, 8}} {
+		kind  string
+	}{{"hot", 1, 1, event.AggregateComment}, {"hotreplies", 1, 8, event.AggregateComment}, {"spread", posts, 8, event.AggregateComment}, {"flat", 1, 1, "message"}} {
 		b.Run(bench.name, func(b *testing.B) {
 			pool := testkit.Postgres(b).Pool(b, postgres.RoleSystem)
 			ctx := context.Background()
@@ -66,7 +67,11 @@ func BenchmarkApply(b *testing.B) {
 					}
 					c := written(int64(p+1), len(threads[p]), parent)
 					threads[p] = append(threads[p], c)
-					events[i] = toEvent(1, c)
+					kind := kinds.Builtin().Children[bench.kind]
+					if !kind.Threaded {
+						c.Slug, c.Path = "", ""
+					}
+					events[i] = eventOf(b, kind, c)
 					n++
 				}
 				b.StartTimer()

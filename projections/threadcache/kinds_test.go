@@ -28,7 +28,7 @@ children:
     moderated: true
     attributes:
       votes: {type: integer, minimum: -5, maximum: 5, aggregate: true}
-      weight: {type: integer, aggregate: true, minimum: 0, maximum: 100}
+      accuracy: {type: integer, aggregate: true, minimum: 0, maximum: 100}
       topic: {type: string}
 `
 
@@ -191,7 +191,7 @@ func attributesOf(k kinds.Child, r *rand.Rand) json.RawMessage {
 	return raw
 }
 
-func eventOf(t *testing.T, k kinds.Child, c event.Child) event.Event {
+func eventOf(t testing.TB, k kinds.Child, c event.Child) event.Event {
 	t.Helper()
 	e := toEvent(1, c)
 	var err error

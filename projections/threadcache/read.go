@@ -1,9 +1,7 @@
 package threadcache
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
@@ -369,7 +367,7 @@ func toChild(row pgx.CollectableRow) (event.Child, error) {
 	err := row.Scan(&c.ID, &object, &replyTo, &slug, &path, &author, &c.Body, &c.Attributes, &c.AuthorState, &c.ModerationState,
 		&c.Version, &c.CreatedAt.Time, &c.UpdatedAt.Time)
 	c.Parent, c.AuthorID = event.ID(object), event.ID(author)
-	c.ReplyTo, c.Slug, c.Path, c.Attributes = orEmpty(replyTo), orEmpty(slug), orEmpty(path), compact(c.Attributes)
+	c.ReplyTo, c.Slug, c.Path, c.Attributes = orEmpty(replyTo), orEmpty(slug), orEmpty(path), event.OneForm(c.Attributes)
 	return c, err
 }
 
@@ -378,13 +376,4 @@ func orEmpty(s *string) string {
 		return ""
 	}
 	return *s
-}
-
-// compact takes the blanks out that PostgreSQL writes between members.
-func compact(object json.RawMessage) json.RawMessage {
-	var b bytes.Buffer
-	if len(object) == 0 || json.Compact(&b, object) != nil {
-		return nil
-	}
-	return b.Bytes()
 }

@@ -12,11 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tidings/tidings/cmd/internal/fleet"
 	"github.com/tidings/tidings/internal/testkit"
-	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections"
-	"github.com/tidings/tidings/projections/followercounts"
-	"github.com/tidings/tidings/projections/threadcache"
 	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/tokens"
 )
@@ -50,7 +48,7 @@ func seedFromEnv(t *testing.T) (seed uint64, fixed bool) {
 
 func TestWhatIsServedEqualsAModelOfWhatWasWritten(t *testing.T) {
 	seed, _ := seedFromEnv(t)
-	property(t, seed, []string{"kill", "pause", "cut", "resize", "replay"})
+	property(t, seed, []string{"kill", "pause", "cut", "resize", "replay", "kinds"})
 }
 
 // property runs writers, walkers and readers of their own writes while the faults happen, in an order from the seed, and compares
@@ -84,21 +82,31 @@ func property(t *testing.T, seed uint64, faults []string) {
 		})
 	}
 	var writes, own, walks atomic.Int64
-	models, clients := make([]*model, tenants+1), make([]client, tenants+1)
+	models, kindModels := make([]*model, tenants+1), make([][]*kindModel, tenants+1)
+	l.clients = make([]client, tenants+1)
 	for tenant := int64(1); tenant <= tenants; tenant++ {
 		token, err := tokens.Create(t.Context(), l.system, tenant, "tester", tokens.Roles(), time.Time{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		m, c := newModel(), client{ctx: t.Context(), handler: l.handler, token: token}
-		models[tenant], clients[tenant] = m, c
+		models[tenant], l.clients[tenant] = m, c
 		for n := range int64(writers) {
 			w := &writer{client: c, m: m, rng: rng(uint64(100*tenant + n)), store: l.store, tenant: tenant, n: n}
 			until(fmt.Sprintf("writer %d of tenant %d", n, tenant), pace, &writes, w.step)
 		}
 		s := &session{writer: writer{client: c, m: m, rng: rng(uint64(100*tenant + 50)), store: l.store, tenant: tenant, n: 50}, tokens: map[string]string{}}
 		until(fmt.Sprintf("reader of its own writes of tenant %d", tenant), slow, &own, s.step)
-		walker := &walker{client: c, m: m, rng: rng(uint64(100*tenant + 60)), lived: map[string]map[string]bool{}}
+		shared, owned := newKindModel(), newKindModel()
+		kindModels[tenant] = []*kindModel{shared, owned}
+		for n := range int64(writers) {
+			w := &kindWriter{client: c, m: shared, rng: rng(uint64(100*tenant + 20 + n)), store: l.store, set: l.kinds.Now, tenant: tenant, people: 20_000 + 1000*n, objects: []int64{1, 2, 3}}
+			until(fmt.Sprintf("writer %d of other kinds of tenant %d", n, tenant), pace, &writes, w.step)
+		}
+		o := &kindWriter{client: c, m: owned, rng: rng(uint64(100*tenant + 51)), store: l.store, set: l.kinds.Now, tenant: tenant}
+		o.begin(30_000, 1000)
+		until(fmt.Sprintf("reader of its own writes of other kinds of tenant %d", tenant), slow, &own, o.step)
+		walker := &walker{client: c, m: m, kinds: shared, rng: rng(uint64(100*tenant + 60)), lived: map[string]map[string]bool{}}
 		until(fmt.Sprintf("walker of tenant %d", tenant), slow, &walks, walker.step)
 	}
 	archiver, runs := l.newMover(), atomic.Int64{}
@@ -128,12 +136,17 @@ func property(t *testing.T, seed uint64, faults []string) {
 	l.settle()
 
 	for tenant := int64(1); tenant <= tenants; tenant++ {
-		if err := equalTenant(clients[tenant], models[tenant], rng(uint64(tenant))); err != nil {
+		if err := equalTenant(l.clients[tenant], models[tenant], rng(uint64(tenant))); err != nil {
 			t.Errorf("tenant %d: %v", tenant, err)
+		}
+		for _, m := range kindModels[tenant] {
+			if err := m.equal(l.clients[tenant], rng(uint64(tenant)), l.kinds.Now()); err != nil {
+				t.Errorf("tenant %d: %v", tenant, err)
+			}
 		}
 	}
 	l.verify()
-	if _, err := store.CheckArchive(t.Context(), l.system, kinds.Builtin(), func(f store.ArchiveFlaw) { t.Error(f) }); err != nil {
+	if _, err := store.CheckArchive(t.Context(), l.system, l.kinds.Now(), func(f store.ArchiveFlaw) { t.Error(f) }); err != nil {
 		t.Error(err)
 	}
 	back, away := l.store.ThreadsReturned(), archiver.counts[store.CountThreadsArchived]
@@ -170,11 +183,10 @@ func equalTenant(c client, m *model, rng *rand.Rand) error {
 func (l *line) verify() {
 	l.t.Helper()
 	report := func(d projections.Difference) { l.t.Error(d) }
-	if _, err := followercounts.New(kinds.Builtin).Verify(l.t.Context(), l.system, l.system, report); err != nil {
-		l.t.Error(err)
-	}
-	if _, err := threadcache.New(kinds.Builtin).Verify(l.t.Context(), l.system, l.system, report); err != nil {
-		l.t.Error(err)
+	for _, p := range fleet.Projections(l.kinds.Now) {
+		if _, err := p.Verify(l.t.Context(), l.system, l.system, report); err != nil {
+			l.t.Error(err)
+		}
 	}
 	var dead int
 	if err := l.system.QueryRow(l.t.Context(), `SELECT count(*) FROM consumer_dead_letters`).Scan(&dead); err != nil || dead > 0 {
@@ -206,6 +218,7 @@ func (l *line) overlaid() (n int) {
 type walker struct {
 	client
 	m     *model
+	kinds *kindModel
 	rng   *rand.Rand
 	lived map[string]map[string]bool // by list
 }
@@ -219,6 +232,16 @@ func (w *walker) step() error {
 			ids = append(ids, r.User)
 		}
 		return errors.Join(err, w.met(path, ids, func(id string) bool { return len(id) >= 4 })) // a fan
+	}
+	if path := "/v1/conversations/1/messages?order=" + []string{"oldest", "newest"}[w.rng.IntN(2)]; w.rng.IntN(3) == 0 {
+		rows, _, err := walk[struct {
+			ID string `json:"message_id"`
+		}](w.client, path, limit, nil)
+		var ids []string
+		for _, r := range rows {
+			ids = append(ids, r.ID)
+		}
+		return errors.Join(err, w.met(path, ids, w.kinds.kept))
 	}
 	path := "/v1/posts/1/comments?order=" + []string{"oldest", "newest", "threaded"}[w.rng.IntN(3)]
 	rows, _, err := walk[comment](w.client, path, limit, nil)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -30,6 +31,7 @@ import (
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/followercounts"
+	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/projections/threadcache"
 	"github.com/tidings/tidings/relay"
 	"github.com/tidings/tidings/replay"
@@ -47,7 +49,9 @@ type line struct {
 	nats    *testkit.Broker
 	js      jetstream.JetStream
 	store   *store.Store
+	kinds   *kinds.Catalog // of the truth
 	handler http.Handler
+	clients []client             // by tenant
 	reg     *prometheus.Registry // the API's
 	failed  atomic.Bool          // somebody has met an error: nothing needs to be waited for
 	relay   *part
@@ -83,9 +87,13 @@ func newLine(t *testing.T, rng *rand.Rand) *line {
 	}
 	pool := db.Pool(t, postgres.RoleAPI)
 	l.store = store.New(pool, nil)
+	l.kinds = kinds.NewCatalog(pool, kinds.Truth, testkit.Logger(t))
+	if err := l.kinds.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	cfg := api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, PageCacheBytes: 1 << 20, RequestTimeout: 20 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: time.Second}
 	pages := api.NewPages(cfg, l.reg)
-	l.handler, err = api.New(cfg, api.Deps{Store: l.store, Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet.Projections(kinds.Builtin), Pages: pages, Log: testkit.Logger(t), Reg: l.reg})
+	l.handler, err = api.New(cfg, api.Deps{Store: l.store, Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Kinds: l.kinds, Fleet: fleet.Projections(l.kinds.Now), Pages: pages, Log: testkit.Logger(t), Reg: l.reg})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +106,7 @@ func newLine(t *testing.T, rng *rand.Rand) *line {
 		l.start(name)
 	}
 	t.Cleanup(func() {
-		for _, p := range append(slices.Concat(l.running[followercounts.Name], l.running[threadcache.Name]), l.relay, listener) {
+		for _, p := range append(slices.Concat(slices.Collect(maps.Values(l.running))...), l.relay, listener) {
 			if err := p.stop(); err != nil {
 				t.Errorf("%s: %v", p.name, err)
 			}
@@ -131,7 +139,7 @@ func (l *line) newMover() *mover {
 	}
 	l.t.Cleanup(pool.Close)
 	m := &mover{pool: pool, counts: map[string]int64{}}
-	if m.Archiver, err = store.NewArchiver(store.ArchiveConfig{After: time.Hour}, pool, kinds.Builtin, testkit.Logger(l.t), nil); err != nil {
+	if m.Archiver, err = store.NewArchiver(store.ArchiveConfig{After: time.Hour}, pool, l.kinds.Now, testkit.Logger(l.t), nil); err != nil {
 		l.t.Fatal(err)
 	}
 	return m
@@ -145,13 +153,12 @@ func (m *mover) Count(what string, n int64) {
 	m.counts[what] += n
 }
 
-var consumerNames = []string{followercounts.Name, threadcache.Name}
+var consumerNames = []string{followercounts.Name, threadcache.Name, history.Name}
 
-func projection(name string) projections.Projection {
-	if name == followercounts.Name {
-		return followercounts.New(kinds.Builtin)
-	}
-	return threadcache.New(kinds.Builtin)
+// projection is the one of a consumer, of the kinds that now returns.
+func projection(name string, now func() *kinds.Set) projections.Projection {
+	all := fleet.Projections(now)
+	return all[slices.IndexFunc(all, func(p projections.Projection) bool { return p.Name() == name })]
 }
 
 func (l *line) run(name string, fn func(context.Context) error) *part {
@@ -187,10 +194,11 @@ func (l *line) start(name string) {
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	o := &odd{Projection: projection(name), rng: rand.New(rand.NewPCG(l.rng.Uint64(), 1))}
+	catalog := kinds.NewCatalog(pool, kinds.Projections, testkit.Logger(l.t)) // it looks for other kinds when it meets them
+	o := &odd{Projection: projection(name, catalog.Now), rng: rand.New(rand.NewPCG(l.rng.Uint64(), 1))}
 	c, err := consumers.New(consumers.Config{BatchEvents: 50 + l.rng.IntN(150), BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second, LagInterval: 500 * time.Millisecond,
 		Recheck: 500 * time.Millisecond, Lease: lease.Config{TTL: leaseTTL}},
-		consumers.Deps{Pool: pool, JetStream: js, Broker: l.nats.Config(), Registry: prometheus.NewRegistry(), Log: testkit.Logger(l.t)}, o)
+		consumers.Deps{Pool: pool, Kinds: catalog, JetStream: js, Broker: l.nats.Config(), Registry: prometheus.NewRegistry(), Log: testkit.Logger(l.t)}, o)
 	if err != nil {
 		l.t.Fatal(err)
 	}
@@ -317,10 +325,23 @@ func (l *line) fault(what string) {
 			l.t.Fatal(err)
 		}
 		l.t.Logf("to %d: %d new partitions, %v", to, len(added), err)
+	case "kinds":
+		if a := l.reader().call(http.MethodGet, "/v1/songs/1/counts", ""); a.status != http.StatusNotFound {
+			l.t.Fatalf("before there is the kind: %d %s", a.status, a.body)
+		}
+		if _, err := kinds.Apply(l.t.Context(), kinds.Databases{Truth: l.system, Projections: l.system}, kinds.Request{File: []byte(ownKinds), Actor: "test"}); err != nil {
+			l.t.Fatal(err)
+		}
+		testkit.Eventually(l.t, time.Minute, "routes of the kinds that were applied", func() (bool, error) {
+			return l.reader().call(http.MethodGet, "/v1/songs/1/counts", "").status == http.StatusOK, nil
+		})
 	case "replay":
+		if name == history.Name { // a record, which nothing builds anew
+			name = threadcache.Name
+		}
 		from := []replay.Source{replay.Stream, replay.Truth}[l.rng.IntN(2)]
 		report, err := replay.Run(l.t.Context(), replay.Deps{URL: l.url, Postgres: postgres.Config{MaxConns: 4, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute},
-			Truth: l.system, JetStream: l.js, Broker: l.nats.Config(), Log: testkit.Logger(l.t)}, projection(name), replay.Options{From: from})
+			Truth: l.system, JetStream: l.js, Broker: l.nats.Config(), Log: testkit.Logger(l.t)}, projection(name, l.kinds.Now), replay.Options{From: from})
 		if err != nil || !report.Switched {
 			l.t.Errorf("replay %s from %s: %+v, %v", name, from, report, err)
 		}
@@ -328,6 +349,9 @@ func (l *line) fault(what string) {
 		l.t.Fatalf("no fault %q", what)
 	}
 }
+
+// reader is a client of one tenant that only reads.
+func (l *line) reader() client { return l.clients[1] }
 
 // pass lets the others work for a while.
 func (l *line) pass(d time.Duration) {

@@ -23,7 +23,7 @@ func TestSoakWhatIsServedEqualsAModelFromManySeeds(t *testing.T) {
 		seed, fixed := seedFromEnv(t)
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 			property(t, seed, []string{
-				"kill", "kill", "kill all", "kill all", "pause", "pause", "cut", "cut", "cut", "restart", "relay", "resize", "resize", "resize", "replay", "replay", "replay",
+				"kill", "kill", "kill all", "kill all", "pause", "pause", "cut", "cut", "cut", "restart", "relay", "resize", "resize", "resize", "replay", "replay", "replay", "kinds",
 			})
 		})
 		if fixed {

@@ -29,7 +29,7 @@ type graph struct {
 }
 
 func newGraph(spec load.Spec) *graph {
-	g := &graph{edges: make([]load.Edge, 0, spec.Edges), followers: make([]int, spec.Users+1), following: make([]int, spec.Users+1)}
+	g := &graph{edges: make([]load.Edge, 0, spec.Edges), followers: make([]int, spec.Targets+1), following: make([]int, spec.Origins+1)}
 	for e := range load.Generate(spec) {
 		g.edges = append(g.edges, e)
 		g.followers[e.To]++
@@ -284,7 +284,7 @@ type asked struct {
 func (o readOptions) tao(ctx context.Context, s *servers, say func(string, ...any)) (_ []readResult, err error) {
 	say("tao: writing %d follows of %d accounts", o.edges, o.users)
 	start := time.Now()
-	g := newGraph(load.Spec{Users: int64(o.users), Edges: int64(o.edges), Seed: o.seed})
+	g := newGraph(load.Spec{Origins: int64(o.users), Targets: int64(o.users), NoSelf: true, Edges: int64(o.edges), Seed: o.seed})
 	if err := g.fill(ctx, s, o.seed); err != nil {
 		return nil, err
 	}

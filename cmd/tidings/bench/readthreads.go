@@ -31,14 +31,14 @@ const (
 
 // longThread is what the post has, by the place of each comment in time, from 0.
 type longThread struct {
-	plan    *load.Threads
+	plan    *load.Children
 	parent  []int32 // -1 of a first comment
 	deleted []bool
 	visible []int32 // the places of what was not deleted
 }
 
 func newLongThread(comments int, seed uint64) *longThread {
-	t := &longThread{plan: load.GenerateThreads(load.ThreadSpec{Posts: 1, Comments: int64(comments), Seed: seed}),
+	t := &longThread{plan: load.GenerateChildren(load.ChildKind{Threaded: true, Moderated: true}, load.ChildSpec{Objects: 1, Children: int64(comments), Seed: seed}),
 		parent: make([]int32, comments), deleted: make([]bool, comments)}
 	for _, n := range rand.New(rand.NewPCG(seed, 1)).Perm(comments)[:comments/100] {
 		t.deleted[n] = true
@@ -91,7 +91,7 @@ func (t *longThread) events(yield func(event.Event) bool) error {
 		return err
 	}
 	comment := func(n int) event.Comment {
-		planned := t.plan.Comment(n)
+		planned := t.plan.Child(n)
 		t.parent[n] = int32(planned.Parent)
 		c := event.Comment{CommentID: commentID(n), PostID: post, Slug: slug(n), Path: t.path(n), AuthorID: event.ID(planned.AuthorID), Body: planned.Body,
 			AuthorState: event.AuthorActive, ModerationState: event.ModerationNone, Version: 1, Actor: "bench", CreatedAt: event.Time{Time: writtenAt(n)}}

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/tokens"
 )
 
@@ -24,7 +26,7 @@ import (
 type writeOptions struct {
 	clients, tenants int
 	duration         time.Duration
-	hotPost          bool
+	hot              []string
 }
 
 func writeCommand() *cobra.Command {
@@ -35,13 +37,19 @@ func writeCommand() *cobra.Command {
 		Long: `Case pgbench runs the two statements of a follow (the row, the outbox message) in a transaction each, with --clients connections and prepared
 statements; case pgx stands in for it where there is no pgbench. Case write sends follows that change something to the API, a process of its own,
 one request at a time from each of --clients connections; write-comments sends comments with an Idempotency-Key to 1,000 posts. --tenants adds
-write-tenants, the follows of that many tenants; --hot-post adds write-hot-post, comments on one post. Every case starts with empty tables.
+write-tenants, the follows of that many tenants; --hot KIND,... adds write-hot-KIND, children of each kind under one object. Every case starts with empty
+tables.
 
 Afterwards every accepted write is looked for in the database: missing counts those without their row or their event, duplicates those with more
 than one event, and what nobody was told of.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.clients < 1 || o.tenants < 0 || o.duration < time.Second {
 				return errors.New("want --clients of 1 or more, --tenants of 0 or more, a --duration of 1s or more")
+			}
+			for _, name := range o.hot {
+				if _, ok := kinds.Builtin().Child(name); !ok {
+					return fmt.Errorf("--hot: %q is no built-in kind of children", name)
+				}
 			}
 			return o.run(cmd.Context(), cmd.OutOrStdout(), progress(cmd))
 		},
@@ -50,7 +58,7 @@ than one event, and what nobody was told of.`,
 	f.IntVar(&o.clients, "clients", 32, "connections that write at once")
 	f.DurationVar(&o.duration, "duration", 20*time.Second, "how long each case writes")
 	f.IntVar(&o.tenants, "tenants", 0, "also write for so many tenants at once")
-	f.BoolVar(&o.hotPost, "hot-post", false, "also write comments on one post")
+	f.StringSliceVar(&o.hot, "hot", nil, "also write children of these `kinds` under one object")
 	return cmd
 }
 
@@ -109,24 +117,19 @@ func (o writeOptions) run(ctx context.Context, out io.Writer, say func(string, .
 		return err
 	}
 
-	cases := []struct {
+	type writing struct {
 		name    string
 		tenants int
 		request request
-	}{{"write", 1, follows}, {"write-comments", 1, commentsOn(1000)}}
-	if o.tenants > 0 {
-		cases = append(cases, struct {
-			name    string
-			tenants int
-			request request
-		}{"write-tenants", o.tenants, follows})
 	}
-	if o.hotPost {
-		cases = append(cases, struct {
-			name    string
-			tenants int
-			request request
-		}{"write-hot-post", 1, commentsOn(1)})
+	comment, _ := kinds.Builtin().Child(event.AggregateComment)
+	cases := []writing{{"write", 1, follows}, {"write-comments", 1, childrenUnder(comment, 1000)}}
+	if o.tenants > 0 {
+		cases = append(cases, writing{"write-tenants", o.tenants, follows})
+	}
+	for _, name := range o.hot {
+		k, _ := kinds.Builtin().Child(name)
+		cases = append(cases, writing{"write-hot-" + name, 1, childrenUnder(k, 1)})
 	}
 	wrong := 0
 	for _, c := range cases {
@@ -187,13 +190,41 @@ func follows(int, int) (method, path, headers string, body []byte, key string) {
 	return "PUT", "/v1/follows/" + follower + "/" + followee, "", nil, follower + " " + followee
 }
 
-func commentsOn(posts int64) request {
+// childrenUnder makes children under random objects, each by another author.
+func childrenUnder(k kinds.Child, objects int64) request {
+	under, attributes := "/v1/"+kinds.Builtin().Objects[k.Parent]+"/", ""
+	if values := required(k.Attributes); values != "{}" {
+		attributes = `,"attributes":` + values
+	}
 	return func(client, n int) (method, path, headers string, body []byte, key string) {
 		author := strconv.FormatInt(1+rand.Int64N(1_000_000_000_000), 10)
 		headers = "Content-Type: application/json\r\nIdempotency-Key: " + strconv.Itoa(client) + "-" + strconv.Itoa(n) + "\r\n"
-		body = append(append([]byte(`{"author_id":"`), author...), `","body":"A comment of the length that people write, give or take a few words."}`...)
-		return "POST", "/v1/posts/" + strconv.FormatInt(1+rand.Int64N(posts), 10) + "/comments", headers, body, ""
+		body = append(append([]byte(`{"author_id":"`), author...), `","body":"A comment of the length that people write, give or take a few words."`...)
+		body = append(append(body, attributes...), '}')
+		return "POST", under + strconv.FormatInt(1+rand.Int64N(objects), 10) + "/" + k.Plural, headers, body, ""
 	}
+}
+
+// required are attributes that have what a writer must give: the least integers and the first values of enums.
+func required(all map[string]kinds.Attribute) string {
+	values := map[string]any{}
+	for name, a := range all {
+		switch {
+		case !a.Required:
+		case len(a.Enum) > 0:
+			values[name] = a.Enum[0]
+		case a.Type == kinds.Integer && a.Minimum != nil:
+			values[name] = *a.Minimum
+		case a.Type == kinds.Integer:
+			values[name] = 0
+		case a.Type == kinds.Boolean:
+			values[name] = true
+		default:
+			values[name] = "x"
+		}
+	}
+	text, _ := json.Marshal(values) // of strings, numbers and booleans
+	return string(text)
 }
 
 // writers are connections that write one request after the other.
@@ -252,7 +283,7 @@ func (w *writer) write(client, n int, make request) {
 	switch {
 	case err == nil && a.status == 201:
 		if key == "" {
-			key = strings.TrimPrefix(string(a.location), "/v1/comments/")
+			key = string(a.location[strings.LastIndexByte(string(a.location), '/')+1:])
 		}
 		w.accepted, w.took = append(w.accepted, w.tenant+" "+key), append(w.took, took)
 	case err == nil && a.status == 503 && a.retryAfter:
@@ -283,10 +314,10 @@ func (ws *writers) fill(r *writeResult, took time.Duration) {
 const writtenSQL = `
 WITH accepted AS (SELECT unnest(@keys::text[]) AS key),
 told AS (
-  SELECT tenant_id || ' ' || coalesce(payload ->> 'comment_id', (payload ->> 'follower_id') || ' ' || aggregate_id) AS key, count(*) AS n
+  SELECT tenant_id || ' ' || coalesce(payload ->> (aggregate_type || '_id'), (payload ->> 'follower_id') || ' ' || aggregate_id) AS key, count(*) AS n
     FROM outbox_messages GROUP BY 1
 ), stored AS (
-  SELECT tenant_id || ' ' || follower_id || ' ' || followee_id AS key FROM follows UNION ALL SELECT tenant_id || ' ' || comment_id FROM comments
+  SELECT tenant_id || ' ' || follower_id || ' ' || followee_id AS key FROM follows UNION ALL SELECT tenant_id || ' ' || child_id FROM children
 )
 SELECT count(*) FILTER (WHERE stored.key IS NULL OR told.n IS NULL), count(*) FILTER (WHERE told.n > 1), (SELECT coalesce(sum(n), 0) FROM told)::bigint
   FROM accepted LEFT JOIN told USING (key) LEFT JOIN stored USING (key)`
@@ -311,13 +342,28 @@ func (ws *writers) check(ctx context.Context, s *servers, before ...*writers) (m
 	return missing, duplicates + max(0, events-len(keys)-unknown), nil
 }
 
-// empty takes the tables to where they were.
+// empty takes the tables to where they were. It leaves those alone that are empty: an installation has some for every kind, and to truncate them all slows
+// the next case down (docs/performance.md).
 func empty(ctx context.Context, s *servers) error {
 	owner, err := pgx.Connect(ctx, s.url)
 	if err != nil {
 		return err
 	}
-	_, err = owner.Exec(ctx, `TRUNCATE edges, children, child_keys, outbox_messages; CHECKPOINT`)
+	_, err = owner.Exec(ctx, `
+DO $$
+DECLARE t regclass; filled boolean; full_ones text[] := '{outbox_messages}';
+BEGIN
+  FOR t IN SELECT relid FROM pg_partition_tree('edges') WHERE isleaf UNION ALL SELECT relid FROM pg_partition_tree('children') WHERE isleaf UNION ALL SELECT 'child_keys'::regclass LOOP
+    EXECUTE format('SELECT EXISTS (SELECT FROM %s)', t) INTO filled;
+    IF filled THEN
+      full_ones := full_ones || t::text;
+    END IF;
+  END LOOP;
+  EXECUTE 'TRUNCATE ' || array_to_string(full_ones, ', ');
+END $$`)
+	if err == nil {
+		_, err = owner.Exec(ctx, `CHECKPOINT`)
+	}
 	return errors.Join(err, owner.Close(ctx))
 }
 

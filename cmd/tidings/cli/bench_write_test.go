@@ -14,7 +14,7 @@ import (
 func TestBenchWriteFindsEveryAcceptedWrite(t *testing.T) {
 	t.Setenv("DATABASE_URL", testkit.Postgres(t).URL) // where it makes databases of its own
 	t.Setenv(childVariable, "1")
-	code, stdout, stderr := run(t, nil, "", "bench", "write", "--duration", "1s", "--clients", "4", "--tenants", "2", "--hot-post")
+	code, stdout, stderr := run(t, nil, "", "bench", "write", "--duration", "1s", "--clients", "4", "--tenants", "2", "--hot", "comment,review")
 	if code != exitOK {
 		t.Fatalf("exit code %d\n%s", code, stderr)
 	}
@@ -37,10 +37,12 @@ func TestBenchWriteFindsEveryAcceptedWrite(t *testing.T) {
 			names = append(names, c.Case)
 		}
 	}
-	if diff := cmp.Diff([]string{"write", "write-comments", "write-tenants", "write-hot-post"}, names); diff != "" {
+	if diff := cmp.Diff([]string{"write", "write-comments", "write-tenants", "write-hot-comment", "write-hot-review"}, names); diff != "" {
 		t.Errorf("cases (-want +got):\n%s", diff)
 	}
-	if code, _, _ := run(t, nil, "", "bench", "write", "--clients", "0"); code == exitOK {
-		t.Error("--clients 0 is accepted")
+	for _, args := range [][]string{{"--clients", "0"}, {"--hot", "follow"}} {
+		if code, _, _ := run(t, nil, "", append([]string{"bench", "write"}, args...)...); code == exitOK {
+			t.Errorf("%v is accepted", args)
+		}
 	}
 }

@@ -53,7 +53,7 @@ func TestEveryProjectionKeepsTheContract(t *testing.T) {
 	c := &contract{dev: d, system: y, t: t, all: fleet.Projections(y.kinds.Now), rng: rand.New(rand.NewPCG(seed, 0))}
 	t.Logf("seed %d", seed)
 	c.must("load", "--generate", "users=40,edges=300,seed=3")
-	c.must("load", "--generate-threads", "posts=4,comments=150,seed=3")
+	c.must("load", "--kind", "comment", "--generate", "posts=4,comments=150,seed=3")
 	c.write("PUT", "/v1/posts/1/thread", `{"title":"a title"}`, http.Header{"If-Match": {"*"}})
 	c.write("PUT", "/v1/memberships/1/2", `{"role":"owner"}`, nil)
 	c.write("POST", "/v1/products/9/reviews", `{"author_id":"7","body":"fine","attributes":{"rating":4}}`, http.Header{"Idempotency-Key": {"r"}})

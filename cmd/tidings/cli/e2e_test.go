@@ -29,6 +29,17 @@ const arriveWithin = 30 * time.Second
 
 type counts struct{ Followers, Following int64 }
 
+// The kinds of the loads that follow a graph and write threads.
+var (
+	followKind  = load.EdgeKind{Name: "follow", Plural: "follows", From: "user", To: "user"}
+	commentKind = load.ChildKind{Name: "comment", Plural: "comments", Parent: "post", Parents: "posts", Threaded: true, Moderated: true}
+)
+
+// followGraph is one of users who follow each other.
+func followGraph(users, edges int64, seed uint64) load.Spec {
+	return load.Spec{Origins: users, Targets: users, NoSelf: true, Edges: edges, Seed: seed}
+}
+
 // countsOf are the counts that a graph makes.
 func countsOf(spec load.Spec) map[int64]counts {
 	all := map[int64]counts{}
@@ -123,7 +134,7 @@ func (d *dev) checkStream(t *testing.T, want int64) {
 func TestLoadArrivesEverywhere(t *testing.T) {
 	d := newDev(t)
 	d.start(t)
-	spec := load.Spec{Users: 100, Edges: 1000, Seed: 7}
+	spec := followGraph(100, 1000, 7)
 	for i, want := range []loadResult{{Edges: spec.Edges, Created: spec.Edges}, {Edges: spec.Edges, Existed: spec.Edges}} {
 		code, stdout, stderr := run(t, nil, "", "load", "--generate", "users=100,edges=1000,seed=7", "--data", d.dir, "--json")
 		var got loadResult
@@ -179,7 +190,7 @@ func TestLoadArrivesEverywhere(t *testing.T) {
 func TestLoadSurvivesKills(t *testing.T) {
 	d := newDev(t)
 	d.start(t)
-	spec := load.Spec{Users: 150, Edges: 1_600, Seed: rand.Uint64()}
+	spec := followGraph(150, 1_600, rand.Uint64())
 	t.Logf("seed %d", spec.Seed)
 	in := d.instance(t)
 	l, err := load.New(load.Config{URL: in.API, Token: in.Token, Concurrency: 32, RetryFor: time.Minute})
@@ -189,7 +200,7 @@ func TestLoadSurvivesKills(t *testing.T) {
 	loaded := make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	go func() { loaded <- l.Run(ctx, sequence(spec)) }()
+	go func() { loaded <- l.Run(ctx, followKind, sequence(spec)) }()
 	for i := range int64(3) {
 		testkit.Eventually(t, startWithin, "a quarter more is loaded", func() (bool, error) {
 			return l.Stats().Done() >= spec.Edges/4*(i+1), nil

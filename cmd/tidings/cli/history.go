@@ -2,10 +2,12 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -15,7 +17,6 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
-	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/versioned"
@@ -23,38 +24,48 @@ import (
 
 // historyFlags are what all commands below history take.
 type historyFlags struct {
-	data   string
-	tenant int64
-	limit  int
-	asJSON bool
+	data, kind string
+	tenant     int64
+	limit      int
+	asJSON     bool
 }
 
 func (p Process) historyCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "history",
-		Short: "Who did what to a comment, a pair or a thread, and when",
+		Short: "Who did what to an edge, a child or a thread, and when",
 		Long: `History shows versions as they were recorded, also of what is hidden or deleted now: it is for people on call. The API shows the same to those
-who may see it (GET .../versions). Versions of comments and follows come from the archiver's histories, which are behind by its lag (tidings status).`,
+who may see it (GET .../versions). Versions of edges and children come from the archiver's histories, which are behind by its lag (tidings status).
+Kinds are those in force (tidings kinds list); follow and comment are edge and child of these kinds.`,
 	}
-	var f historyFlags
 	c.AddCommand(
-		historyOf(p, &f, "comment ID", "The versions of a comment, newest first", 1, p.commentHistory),
-		historyOf(p, &f, "follow FOLLOWER FOLLOWEE", "The versions of a pair, newest first", 2, p.followHistory),
-		historyOf(p, &f, "thread POST", "The versions of the settings of a post's thread, newest first", 1, p.threadHistory),
-		historyOf(p, &f, "author ID", "The comments of an author that they have not deleted, as they are now, oldest first", 1, p.authorHistory),
+		historyOf(historyFlags{}, true, "edge FROM TO", "The versions of an edge of --kind, newest first", 2, p.edgeHistory),
+		historyOf(historyFlags{}, true, "child ID", "The versions of a child of --kind, newest first", 1, p.childHistory),
+		historyOf(historyFlags{kind: event.AggregateFollow}, false, "follow FOLLOWER FOLLOWEE", "The versions of a pair, newest first", 2, p.edgeHistory),
+		historyOf(historyFlags{kind: event.AggregateComment}, false, "comment ID", "The versions of a comment, newest first", 1, p.childHistory),
+		historyOf(historyFlags{kind: event.AggregateComment}, true, "thread ID", "The versions of the settings of an object's thread, such as a post's, newest first", 1, p.threadHistory),
+		historyOf(historyFlags{kind: event.AggregateComment}, true, "author ID", "The children of an author that they have not deleted, as they are now, oldest first", 1, p.authorHistory),
 	)
 	return c
 }
 
-func historyOf(p Process, f *historyFlags, use, short string, args int, show func(ctx context.Context, f historyFlags, args []string) error) *cobra.Command {
+// historyOf is one command below history. With anyKind it has the flag --kind, and f's kind is the default.
+func historyOf(f historyFlags, anyKind bool, use, short string, args int, show func(ctx context.Context, f historyFlags, args []string) error) *cobra.Command {
 	c := &cobra.Command{
 		Use: use, Short: short, Args: cobra.ExactArgs(args),
 		RunE: func(c *cobra.Command, args []string) error {
-			if f.tenant <= 0 || f.limit < 1 {
-				return &usageError{errors.New("history wants --tenant, a positive number, and a --limit of 1 or more")}
+			if f.tenant <= 0 || f.limit < 1 || f.kind == "" {
+				want := "history wants --tenant, a positive number, and a --limit of 1 or more"
+				if anyKind {
+					want += ", and a --kind"
+				}
+				return &usageError{errors.New(want)}
 			}
-			return show(c.Context(), *f, args)
+			return show(c.Context(), f, args)
 		},
+	}
+	if anyKind {
+		c.Flags().StringVar(&f.kind, "kind", f.kind, "the `kind`")
 	}
 	c.Flags().Int64Var(&f.tenant, "tenant", 0, "the tenant")
 	c.Flags().IntVar(&f.limit, "limit", 100, "versions to show at most")
@@ -63,21 +74,32 @@ func historyOf(p Process, f *historyFlags, use, short string, args int, show fun
 	return c
 }
 
-// showVersions prints what read returns, and closes the pool.
-func showVersions[T any](ctx context.Context, p Process, f historyFlags, pool *pgxpool.Pool, header []string, row func(v versioned.Version[T]) []string,
+// noKind says that no kind in force has the name.
+func noKind(archetype, name string) error {
+	return fmt.Errorf("there is no kind %q of %s: `tidings kinds list` has all of them", name, archetype)
+}
+
+// showVersions prints what read returns. With --json an object is as encode writes it.
+func showVersions[T any](ctx context.Context, p Process, f historyFlags, pool *pgxpool.Pool, header []string, row func(T) []string, encode func(T) ([]byte, error),
 	read func(ctx context.Context, pool *pgxpool.Pool) ([]versioned.Version[T], error)) error {
-	defer pool.Close()
 	all, err := read(ctx, pool)
 	if err != nil {
 		return err
 	}
 	if f.asJSON {
-		return p.writeJSON(map[string][]versioned.Version[T]{"items": append([]versioned.Version[T]{}, all...)})
+		items := make([]versioned.Version[json.RawMessage], len(all))
+		for i, v := range all {
+			items[i] = versioned.Version[json.RawMessage]{Metadata: v.Metadata, Position: v.Position}
+			if items[i].Object, err = encode(v.Object); err != nil {
+				return err
+			}
+		}
+		return p.writeJSON(map[string][]versioned.Version[json.RawMessage]{"items": items})
 	}
 	rows := [][]string{append([]string{"VERSION ID", "STATE", "AT", "BY"}, header...)}
 	for _, v := range all {
 		rows = append(rows, append([]string{strconv.FormatInt(v.Metadata.VersionID, 10), string(v.Metadata.VersionState),
-			v.Metadata.LastUpdateTime.UTC().Format(event.TimeFormat), printable(v.Metadata.CreatedBy)}, row(v)...))
+			v.Metadata.LastUpdateTime.UTC().Format(event.TimeFormat), printable(v.Metadata.CreatedBy)}, row(v.Object)...))
 	}
 	if err := p.table(rows...); err != nil {
 		return err
@@ -112,25 +134,63 @@ func printable(s string) string {
 	return quoted[1 : len(quoted)-1]
 }
 
-func commentColumns(v versioned.Version[event.Child]) []string {
-	c := v.Object
-	return []string{strconv.FormatInt(c.Version, 10), c.ID, c.Parent.String(), c.AuthorID.String(), c.State(), printable(c.Reason), printable(c.Body)}
+// historyPool opens the database that has the histories, and reads the kinds in force there.
+func (p Process) historyPool(ctx context.Context, f historyFlags) (*pgxpool.Pool, *kinds.Set, error) {
+	pool, err := p.projectionsPool(ctx, f.data, "history")
+	if err != nil {
+		return nil, nil, err
+	}
+	set, err := kindsOf(ctx, pool, kinds.Projections)
+	if err != nil {
+		pool.Close()
+		return nil, nil, err
+	}
+	return pool, set, nil
 }
 
-var commentHeader = []string{"VERSION", "COMMENT", "POST", "AUTHOR", "IS", "REASON", "BODY"}
-
-func (p Process) commentHistory(ctx context.Context, f historyFlags, args []string) error {
-	id, err := uuid.Parse(args[0])
-	if err != nil {
-		return &usageError{fmt.Errorf("comment %q: %w", args[0], err)}
-	}
-	pool, err := p.projectionsPool(ctx, f.data, "history")
+func (p Process) edgeHistory(ctx context.Context, f historyFlags, args []string) error {
+	ids, err := parseIDs(args)
 	if err != nil {
 		return err
 	}
-	return showVersions(ctx, p, f, pool, commentHeader, commentColumns, inTx(func(ctx context.Context, tx pgx.Tx) ([]versioned.Version[event.Child], error) {
-		return history.Children(kinds.Builtin().Children[event.AggregateComment]).Recent(ctx, tx, f.tenant, versioned.Key{id.String()}, math.MaxInt64, f.limit)
-	}))
+	pool, set, err := p.historyPool(ctx, f)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	k, ok := set.Edge(f.kind)
+	if !ok {
+		return noKind("edges", f.kind)
+	}
+	header := []string{"VERSION", "STATUS"}
+	if len(k.Attributes) > 0 {
+		header = append(header, "ATTRIBUTES")
+	}
+	row := func(e event.Edge) []string {
+		return append([]string{strconv.FormatInt(e.Version, 10), e.Status}, attributesColumn(k.Attributes, e.Attributes)...)
+	}
+	return showVersions(ctx, p, f, pool, header, row, func(e event.Edge) ([]byte, error) { return e.Encode(k.Names()) },
+		inTx(func(ctx context.Context, tx pgx.Tx) ([]versioned.Version[event.Edge], error) {
+			return history.Edges(k).Recent(ctx, tx, f.tenant, versioned.Key{ids[0], ids[1]}, math.MaxInt64, f.limit)
+		}))
+}
+
+// attributesColumn is a column of what an entity has of the attributes of its kind; none where those are none.
+func attributesColumn(all map[string]kinds.Attribute, has json.RawMessage) []string {
+	if len(all) == 0 {
+		return nil
+	}
+	return []string{strings.ReplaceAll(printable(string(event.OneForm(has))), `\"`, `"`)}
+}
+
+func (p Process) childHistory(ctx context.Context, f historyFlags, args []string) error {
+	id, err := uuid.Parse(args[0])
+	if err != nil {
+		return &usageError{fmt.Errorf("%s %q: %w", f.kind, args[0], err)}
+	}
+	return p.showChildren(ctx, f, func(ctx context.Context, tx pgx.Tx, h *history.Table[event.Child]) ([]versioned.Version[event.Child], error) {
+		return h.Recent(ctx, tx, f.tenant, versioned.Key{id.String()}, math.MaxInt64, f.limit)
+	})
 }
 
 func (p Process) authorHistory(ctx context.Context, f historyFlags, args []string) error {
@@ -138,29 +198,35 @@ func (p Process) authorHistory(ctx context.Context, f historyFlags, args []strin
 	if err != nil {
 		return err
 	}
-	pool, err := p.projectionsPool(ctx, f.data, "history")
-	if err != nil {
-		return err
-	}
-	return showVersions(ctx, p, f, pool, commentHeader, commentColumns, inTx(func(ctx context.Context, tx pgx.Tx) ([]versioned.Version[event.Child], error) {
-		return history.Children(kinds.Builtin().Children[event.AggregateComment]).Query(ctx, tx, f.tenant, []versioned.Field{{Name: "author_id", Value: ids[0]}}, nil, f.limit)
-	}))
+	return p.showChildren(ctx, f, func(ctx context.Context, tx pgx.Tx, h *history.Table[event.Child]) ([]versioned.Version[event.Child], error) {
+		return h.Query(ctx, tx, f.tenant, []versioned.Field{{Name: "author_id", Value: ids[0]}}, nil, f.limit)
+	})
 }
 
-func (p Process) followHistory(ctx context.Context, f historyFlags, args []string) error {
-	ids, err := parseIDs(args)
+// showChildren prints what read returns of the history of f's kind.
+func (p Process) showChildren(ctx context.Context, f historyFlags,
+	read func(ctx context.Context, tx pgx.Tx, h *history.Table[event.Child]) ([]versioned.Version[event.Child], error)) error {
+	pool, set, err := p.historyPool(ctx, f)
 	if err != nil {
 		return err
 	}
-	pool, err := p.projectionsPool(ctx, f.data, "history")
-	if err != nil {
-		return err
+	defer pool.Close()
+	k, ok := set.Child(f.kind)
+	if !ok {
+		return noKind("children", f.kind)
 	}
-	return showVersions(ctx, p, f, pool, []string{"VERSION", "STATUS"}, func(v versioned.Version[event.Edge]) []string {
-		return []string{strconv.FormatInt(v.Object.Version, 10), v.Object.Status}
-	}, inTx(func(ctx context.Context, tx pgx.Tx) ([]versioned.Version[event.Edge], error) {
-		return history.Edges(kinds.Builtin().Edges[event.AggregateFollow]).Recent(ctx, tx, f.tenant, versioned.Key{ids[0], ids[1]}, math.MaxInt64, f.limit)
-	}))
+	header := []string{"VERSION", strings.ToUpper(k.Name), strings.ToUpper(k.Parent), "AUTHOR", "IS", "REASON", "BODY"}
+	if len(k.Attributes) > 0 {
+		header = append(header, "ATTRIBUTES")
+	}
+	row := func(c event.Child) []string {
+		return append([]string{strconv.FormatInt(c.Version, 10), c.ID, c.Parent.String(), c.AuthorID.String(), c.State(), printable(c.Reason), printable(c.Body)},
+			attributesColumn(k.Attributes, c.Attributes)...)
+	}
+	return showVersions(ctx, p, f, pool, header, row, func(c event.Child) ([]byte, error) { return c.Encode(k.Names()) },
+		inTx(func(ctx context.Context, tx pgx.Tx) ([]versioned.Version[event.Child], error) {
+			return read(ctx, tx, history.Children(k))
+		}))
 }
 
 func (p Process) threadHistory(ctx context.Context, f historyFlags, args []string) error {
@@ -168,23 +234,23 @@ func (p Process) threadHistory(ctx context.Context, f historyFlags, args []strin
 	if err != nil {
 		return err
 	}
-	s, err := p.servers(ctx, f.data)
+	pool, err := p.truthPool(ctx, f.data, "history")
 	if err != nil {
 		return err
 	}
-	pool, err := postgres.Open(ctx, s.DatabaseURL, s.Postgres, postgres.RoleSystem, "history")
+	defer pool.Close()
+	set, err := kindsOf(ctx, pool, kinds.Truth)
 	if err != nil {
 		return err
 	}
-	if err := migrations.Check(ctx, pool, migrations.Truth); err != nil {
-		pool.Close()
-		return err
+	k, ok := set.Child(f.kind)
+	if !ok || !k.Moderated {
+		return noKind("moderated children", f.kind)
 	}
-	return showVersions(ctx, p, f, pool, []string{"VERSION", "LOCKED", "PREMODERATED", "TITLE"}, func(v versioned.Version[event.Thread]) []string {
-		t := v.Object
+	return showVersions(ctx, p, f, pool, []string{"VERSION", "LOCKED", "PREMODERATED", "TITLE"}, func(t event.Thread) []string {
 		return []string{strconv.FormatInt(t.Version, 10), strconv.FormatBool(t.Locked), strconv.FormatBool(t.Premoderate), printable(t.Title)}
-	}, func(ctx context.Context, pool *pgxpool.Pool) ([]versioned.Version[event.Thread], error) {
-		return store.New(pool, nil).ThreadVersions(ctx, f.tenant, kinds.Builtin().Children[event.AggregateComment], ids[0], math.MaxInt64, f.limit)
+	}, func(t event.Thread) ([]byte, error) { return json.Marshal(t) }, func(ctx context.Context, pool *pgxpool.Pool) ([]versioned.Version[event.Thread], error) {
+		return store.New(pool, nil).ThreadVersions(ctx, f.tenant, k, ids[0], math.MaxInt64, f.limit)
 	})
 }
 

@@ -82,7 +82,12 @@ func (p Process) kindsInForce(ctx context.Context, data string) (*kinds.Set, err
 
 // truthKinds reads the kinds in force in the truth.
 func truthKinds(ctx context.Context, truth *pgxpool.Pool) (*kinds.Set, error) {
-	c := kinds.NewCatalog(truth, kinds.Truth, slog.New(slog.DiscardHandler))
+	return kindsOf(ctx, truth, kinds.Truth)
+}
+
+// kindsOf reads the kinds in force in one of the databases.
+func kindsOf(ctx context.Context, pool *pgxpool.Pool, of kinds.Database) (*kinds.Set, error) {
+	c := kinds.NewCatalog(pool, of, slog.New(slog.DiscardHandler))
 	if err := c.Load(ctx); err != nil {
 		return nil, err
 	}

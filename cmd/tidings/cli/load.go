@@ -7,16 +7,16 @@ import (
 	"io"
 	"iter"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/load"
 )
 
-// loadResult is what `tidings load --json` prints of a graph.
+// loadResult is what `tidings load --json` prints of edges.
 type loadResult struct {
 	Edges          int64   `json:"edges"` // answered
 	Created        int64   `json:"created"`
@@ -27,10 +27,10 @@ type loadResult struct {
 	Error          string  `json:"error,omitempty"`
 }
 
-// threadsResult is what `tidings load --generate-threads --json` prints.
-type threadsResult struct {
+// childrenResult is what `tidings load --json` prints of children.
+type childrenResult struct {
 	Requests          int64   `json:"requests"` // answered
-	Created           int64   `json:"created"`  // comments
+	Created           int64   `json:"created"`  // children
 	Changed           int64   `json:"changed"`  // edits, deletions, moderation, settings
 	Existed           int64   `json:"existed"`
 	Refused           int64   `json:"refused"`
@@ -50,31 +50,34 @@ type loading struct {
 
 func (p Process) loadCommand() *cobra.Command {
 	var (
-		data, generate, threads string
-		asJSON                  bool
-		cfg                     load.Config
+		data, kind, generate string
+		asJSON               bool
+		cfg                  load.Config
 	)
 	c := &cobra.Command{
-		Use:   "load (FILE | - | --generate users=N,edges=M,seed=S | --generate-threads posts=N,comments=M,seed=S)",
-		Short: "Load a follow graph, or threads, through the API",
-		Long: `Load sends PUT /v1/follows/FROM/TO for every edge of a graph, or writes the comments of generated threads.
+		Use:   "load (FILE | - | --generate SPEC) [--kind KIND]",
+		Short: "Load edges or children of a kind through the API",
+		Long: `Load sends PUT /v1/follows/FROM/TO for every edge of a graph, or writes generated children. --kind says of which kind they are: any that
+tidings kinds list has.
 
-FILE, or - for stdin, has one edge per line: FROM TO, two ids separated by tabs or spaces, LF or CRLF. Empty lines and lines
-that begin with # are passed over. It may be compressed with gzip. A line that is no edge ends the load with exit code 2;
-what stands before it is sent.
+FILE, or - for stdin, has one edge per line: FROM TO, two ids separated by tabs or spaces, LF or CRLF, and behind them the attributes as a JSON object, if
+the edge has any. Empty lines and lines that begin with # are passed over. It may be compressed with gzip. A line that is no edge ends the load with exit
+code 2; what stands before it is sent.
 
---generate makes a graph instead: degrees are skewed like those of a social network, the same seed makes the same graph.
+--generate users=N,edges=M,seed=S makes a graph instead: degrees are skewed like those of a social network. Where a kind leads from one object to another, the
+spec has the plurals of both: users=N,groups=N,edges=M. Attributes are generated too, from the kind's schema.
 
---generate-threads writes M comments and replies on the posts 1 to N: few posts have most of them, some comments are edited, deleted
-or moderated, some threads have settings. The token needs the roles write and moderate. What somebody else's changes do not allow
-any more (409) is counted as refused, and so are the replies to it.
+--generate posts=N,comments=M,seed=S of a kind of children writes M of them under the objects 1 to N: few objects have most of them, some are edited or
+deleted. In threads they answer each other; of a moderated kind some are moderated and some threads have settings, so the token needs the role moderate. What
+somebody else's changes do not allow any more (409) is counted as refused, and so are the replies to it.
 
-What stands already is counted apart and not changed, so a load may be run twice. Connection errors, 5xx and 429
+The same seed makes the same edges and children. What stands already is counted apart and not made again, so a load may be run twice; an edge gets the
+attributes of its line. The token needs the roles read and write. Connection errors, 5xx and 429
 are retried until --retry-for has passed without one success: a load goes on when the server was killed and started again.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			if sources := append(slices.DeleteFunc([]string{generate, threads}, func(s string) bool { return s == "" }), args...); len(sources) != 1 {
-				return &usageError{errors.New("load wants either a FILE (- for stdin), or --generate, or --generate-threads")}
+			if (generate != "") == (len(args) == 1) {
+				return &usageError{errors.New("load wants either a FILE (- for stdin), or --generate")}
 			}
 			if cfg.URL == "" || cfg.Token == "" {
 				in, err := p.instance(data)
@@ -92,25 +95,18 @@ are retried until --retry-for has passed without one success: a load goes on whe
 			if err != nil {
 				return &usageError{err}
 			}
-			if threads != "" {
-				spec, err := load.ParseThreadSpec(threads)
-				if err != nil {
-					return &usageError{fmt.Errorf("--generate-threads: %w", err)}
-				}
-				return p.load(c.Context(), l, threadsLoading(l, load.GenerateThreads(spec)), asJSON)
-			}
-			edges, total, done, err := p.edges(c.Context(), args, generate)
+			w, done, err := p.loading(c.Context(), l, kind, generate, args)
 			if err != nil {
 				return err
 			}
 			defer done()
-			return p.load(c.Context(), l, graphLoading(l, edges, total), asJSON)
+			return p.load(c.Context(), l, w, asJSON)
 		},
 	}
-	c.Flags().StringVar(&generate, "generate", "", "generate a graph: `users=N,edges=M,seed=S`")
-	c.Flags().StringVar(&threads, "generate-threads", "", "generate threads: `posts=N,comments=M,seed=S`")
+	c.Flags().StringVar(&kind, "kind", event.AggregateFollow, "the `kind` of the edges or children")
+	c.Flags().StringVar(&generate, "generate", "", "generate them: `users=N,edges=M,seed=S`, or posts=N,comments=M,seed=S, in the plurals of the kind")
 	c.Flags().StringVar(&cfg.URL, "url", "", "address of the API (default: the running dev's)")
-	c.Flags().StringVar(&cfg.Token, "token", "", "bearer token with the role write (default: the running dev's)")
+	c.Flags().StringVar(&cfg.Token, "token", "", "bearer token with the roles read and write (default: the running dev's)")
 	c.Flags().IntVar(&cfg.Concurrency, "concurrency", 32, "requests at a time")
 	c.Flags().DurationVar(&cfg.RetryFor, "retry-for", 2*time.Minute, "give up after so long without one success")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
@@ -118,25 +114,43 @@ are retried until --retry-for has passed without one success: a load goes on whe
 	return c
 }
 
-// edges opens what is to be loaded. total is -1 where it is not known; done closes it.
-func (p Process) edges(ctx context.Context, args []string, generate string) (edges iter.Seq2[load.Edge, error], total int64, done func(), err error) {
-	if generate != "" {
-		spec, err := load.ParseSpec(generate)
-		if err != nil {
-			return nil, 0, nil, &usageError{fmt.Errorf("--generate: %w", err)}
+// loading asks the API for the kind and makes what is to be loaded of it. done closes it.
+func (p Process) loading(ctx context.Context, l *load.Loader, kind, generate string, args []string) (w loading, done func(), err error) {
+	all, err := l.Kinds(ctx)
+	if err != nil {
+		return w, nil, err
+	}
+	if k, ok := all.Child(kind); ok {
+		if generate == "" {
+			return w, nil, &usageError{fmt.Errorf("load takes children only from --generate: %s is a kind of children", kind)}
 		}
-		return func(yield func(load.Edge, error) bool) {
-			for e := range load.Generate(spec) {
-				if !yield(e, nil) {
-					return
-				}
-			}
-		}, spec.Edges, func() {}, nil
+		spec, err := k.Spec(generate)
+		if err != nil {
+			return w, nil, &usageError{fmt.Errorf("--generate: %w", err)}
+		}
+		return childrenLoading(l, k, load.GenerateChildren(k, spec)), func() {}, nil
 	}
-	if args[0] == "-" {
-		return load.Read(interruptible(ctx, p.Stdin)), -1, func() {}, nil
+	k, ok := all.Edge(kind)
+	if !ok {
+		return w, nil, &usageError{fmt.Errorf("the API has no kind %q: `tidings kinds list` has all of them", kind)}
 	}
-	f, err := os.Open(args[0])
+	if generate != "" {
+		spec, err := all.EdgeSpec(k, generate)
+		if err != nil {
+			return w, nil, &usageError{fmt.Errorf("--generate: %w", err)}
+		}
+		return edgesLoading(l, k, load.WithAttributes(load.Generate(spec), k.Attributes, spec.Seed), spec.Edges), func() {}, nil
+	}
+	edges, total, done, err := p.edges(ctx, args[0], k)
+	return edgesLoading(l, k, edges, total), done, err
+}
+
+// edges opens an edge list. total is -1 where it is not known; done closes it.
+func (p Process) edges(ctx context.Context, file string, k load.EdgeKind) (edges iter.Seq2[load.Edge, error], total int64, done func(), err error) {
+	if file == "-" {
+		return load.Read(interruptible(ctx, p.Stdin), k.NoSelf()), -1, func() {}, nil
+	}
+	f, err := os.Open(file)
 	if err != nil {
 		return nil, 0, nil, &usageError{fmt.Errorf("open the edge list: %w", err)}
 	}
@@ -147,12 +161,12 @@ func (p Process) edges(ctx context.Context, args []string, generate string) (edg
 			return nil, 0, nil, errors.Join(fmt.Errorf("read the edge list again: %w", err), f.Close())
 		}
 	}
-	return load.Read(f), total, func() { _ = f.Close() }, nil // it was only read
+	return load.Read(f, k.NoSelf()), total, func() { _ = f.Close() }, nil // it was only read
 }
 
 // countEdges counts as far as the list can be read.
 func countEdges(r io.Reader) (n int64) {
-	for _, err := range load.Read(r) {
+	for _, err := range load.Read(r, false) {
 		if err != nil {
 			break
 		}
@@ -183,10 +197,10 @@ func terminal(w io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-func graphLoading(l *load.Loader, edges iter.Seq2[load.Edge, error], total int64) loading {
+func edgesLoading(l *load.Loader, k load.EdgeKind, edges iter.Seq2[load.Edge, error], total int64) loading {
 	return loading{
 		unit: "edges", total: total,
-		run: func(ctx context.Context) error { return l.Run(ctx, edges) },
+		run: func(ctx context.Context) error { return l.Run(ctx, k, edges) },
 		summary: func(s load.Stats, seconds float64, err string) (any, [][]string) {
 			r := loadResult{Edges: s.Done(), Created: s.Created, Existed: s.Existed, Retried: s.Retried, Seconds: seconds,
 				EdgesPerSecond: float64(s.Done()) / seconds, Error: err}
@@ -198,15 +212,15 @@ func graphLoading(l *load.Loader, edges iter.Seq2[load.Edge, error], total int64
 	}
 }
 
-func threadsLoading(l *load.Loader, threads *load.Threads) loading {
+func childrenLoading(l *load.Loader, k load.ChildKind, plan *load.Children) loading {
 	return loading{
-		unit: "requests", total: threads.Requests(),
-		run: func(ctx context.Context) error { return l.RunThreads(ctx, threads) },
+		unit: "requests", total: plan.Requests(),
+		run: func(ctx context.Context) error { return l.RunChildren(ctx, plan) },
 		summary: func(s load.Stats, seconds float64, err string) (any, [][]string) {
-			r := threadsResult{Requests: s.Done(), Created: s.Created, Changed: s.Changed, Existed: s.Existed, Refused: s.Refused, Retried: s.Retried,
+			r := childrenResult{Requests: s.Done(), Created: s.Created, Changed: s.Changed, Existed: s.Existed, Refused: s.Refused, Retried: s.Retried,
 				Seconds: seconds, RequestsPerSecond: float64(s.Done()) / seconds, Error: err}
 			return r, [][]string{
-				{"requests", count(r.Requests)}, {"comments created", count(r.Created)}, {"changes made", count(r.Changed)}, {"already there", count(r.Existed)},
+				{"requests", count(r.Requests)}, {k.Plural + " created", count(r.Created)}, {"changes made", count(r.Changed)}, {"already there", count(r.Existed)},
 				{"refused", count(r.Refused)}, {"retried", count(r.Retried)}, {"seconds", fmt.Sprintf("%.1f", r.Seconds)},
 				{"requests/s", count(int64(r.RequestsPerSecond))},
 			}

@@ -44,7 +44,7 @@ var damages = []string{
 func TestVerifyRepairMendsEveryDifferenceWhileWritesGoOn(t *testing.T) {
 	d := newDev(t)
 	d.start(t)
-	for _, generate := range [][]string{{"--generate", "users=80,edges=600,seed=1"}, {"--generate-threads", "posts=8,comments=200,seed=1"}} {
+	for _, generate := range [][]string{{"--generate", "users=80,edges=600,seed=1"}, {"--kind", "comment", "--generate", "posts=8,comments=200,seed=1"}} {
 		if code, stdout, stderr := run(t, nil, "", append([]string{"load", "--data", d.dir}, generate...)...); code != exitOK {
 			t.Fatalf("load: exit code %d\n%s\n%s", code, stdout, stderr)
 		}

@@ -45,7 +45,7 @@ func TestPartitionsAreResizedWhileEverythingRuns(t *testing.T) {
 	second := newDev(t, "DATABASE_URL="+in.DatabaseURL, "NATS_URL="+in.NATSURL, "DEV_TOKEN="+in.Token)
 	second.start(t)
 
-	spec := load.Spec{Users: 200, Edges: 4000, Seed: rand.Uint64()}
+	spec := followGraph(200, 4000, rand.Uint64())
 	t.Logf("seed %d", spec.Seed)
 	l, err := load.New(load.Config{URL: in.API, Token: in.Token, Concurrency: 8, RetryFor: time.Minute})
 	if err != nil {
@@ -54,7 +54,7 @@ func TestPartitionsAreResizedWhileEverythingRuns(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	loaded := make(chan error, 1)
-	go func() { loaded <- l.Run(ctx, sequence(spec)) }()
+	go func() { loaded <- l.Run(ctx, followKind, sequence(spec)) }()
 	for i, to := range []int{4, 2} {
 		testkit.Eventually(t, startWithin, "a quarter more is loaded", func() (bool, error) { return l.Stats().Done() >= spec.Edges/4*int64(i+1), nil })
 		if l.Stats().Done() == spec.Edges {

@@ -9,14 +9,13 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/tidings/tidings/internal/load"
 	"github.com/tidings/tidings/relay"
 )
 
 func TestRepairStreamBringsALostStreamBack(t *testing.T) {
 	d := newDev(t)
 	d.start(t)
-	spec := load.Spec{Users: 100, Edges: 1000, Seed: 3}
+	spec := followGraph(100, 1000, 3)
 	if code, stdout, stderr := run(t, nil, "", "load", "--generate", "users=100,edges=1000,seed=3", "--data", d.dir); code != exitOK {
 		t.Fatalf("load: exit code %d\n%s\n%s", code, stdout, stderr)
 	}

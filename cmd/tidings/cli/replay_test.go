@@ -5,14 +5,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tidings/tidings/internal/load"
 	"github.com/tidings/tidings/replay"
 )
 
 func TestReplayBuildsTheProjectionsOfARunningDevAnew(t *testing.T) {
 	d := newDev(t)
 	d.start(t)
-	spec := load.Spec{Users: 100, Edges: 1000, Seed: 5}
+	spec := followGraph(100, 1000, 5)
 	if code, stdout, stderr := run(t, nil, "", "load", "--generate", "users=100,edges=1000,seed=5", "--data", d.dir); code != exitOK {
 		t.Fatalf("load: exit code %d\n%s\n%s", code, stdout, stderr)
 	}

@@ -36,9 +36,9 @@ SELECT entity || ' ends at ' || coalesce(e.last::text, '-') || ', the truth is '
 func TestALoadOfThreadsSurvivesKills(t *testing.T) {
 	d := newDev(t)
 	d.start(t)
-	spec := load.ThreadSpec{Posts: 30, Comments: 600, Seed: rand.Uint64() >> 1}
+	spec := load.ChildSpec{Objects: 30, Children: 600, Seed: rand.Uint64() >> 1}
 	t.Logf("seed %d", spec.Seed)
-	threads := load.GenerateThreads(spec)
+	threads := load.GenerateChildren(commentKind, spec)
 	in := d.instance(t)
 	l, err := load.New(load.Config{URL: in.API, Token: in.Token, Concurrency: 16, RetryFor: time.Minute})
 	if err != nil {
@@ -47,8 +47,8 @@ func TestALoadOfThreadsSurvivesKills(t *testing.T) {
 	loaded := make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	go func() { loaded <- l.RunThreads(ctx, threads) }()
-	for _, part := range []int64{spec.Comments / 2, spec.Comments + (threads.Requests()-spec.Comments)/2} { // among the creates, and the changes
+	go func() { loaded <- l.RunChildren(ctx, threads) }()
+	for _, part := range []int64{spec.Children / 2, spec.Children + (threads.Requests()-spec.Children)/2} { // among the creates, and the changes
 		testkit.Eventually(t, startWithin, "the load to be at the kill", func() (bool, error) { return l.Stats().Done() >= part, nil })
 		if l.Stats().Done() == threads.Requests() {
 			t.Error("loaded before the kill: this run shows nothing")
@@ -63,13 +63,13 @@ func TestALoadOfThreadsSurvivesKills(t *testing.T) {
 		t.Errorf("%+v, want %d requests, some retried, none refused", s, threads.Requests())
 	}
 
-	code, stdout, stderr := run(t, nil, "", "load", "--generate-threads", fmt.Sprintf("posts=%d,comments=%d,seed=%d", spec.Posts, spec.Comments, spec.Seed), "--data", d.dir, "--json")
-	var got threadsResult
+	code, stdout, stderr := run(t, nil, "", "load", "--kind", "comment", "--generate", fmt.Sprintf("posts=%d,comments=%d,seed=%d", spec.Objects, spec.Children, spec.Seed), "--data", d.dir, "--json")
+	var got childrenResult
 	if err := json.Unmarshal([]byte(stdout), &got); code != exitOK || err != nil {
 		t.Fatalf("load: exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
 	}
 	got.Seconds, got.RequestsPerSecond = 0, 0
-	if want := (threadsResult{Requests: threads.Requests(), Existed: threads.Requests()}); got != want {
+	if want := (childrenResult{Requests: threads.Requests(), Existed: threads.Requests()}); got != want {
 		t.Errorf("the second load: %+v, want %+v", got, want)
 	}
 	d.verify(t)
@@ -85,8 +85,8 @@ func TestALoadOfThreadsSurvivesKills(t *testing.T) {
 		Scan(&comments, &events, &settings); err != nil {
 		t.Fatal(err)
 	}
-	if comments != spec.Comments || events != threads.Requests() {
-		t.Errorf("%d comments, %d events, settings %t: want %d and %d", comments, events, settings, spec.Comments, threads.Requests())
+	if comments != spec.Children || events != threads.Requests() {
+		t.Errorf("%d comments, %d events, settings %t: want %d and %d", comments, events, settings, spec.Children, threads.Requests())
 	}
 	rows, _ := conn.Query(t.Context(), wrongVersionsSQL)
 	wrong, err := pgx.CollectRows(rows, pgx.RowTo[string])

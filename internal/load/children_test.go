@@ -20,16 +20,16 @@ import (
 )
 
 func TestGeneratedThreadsAreThoseOfTheSpec(t *testing.T) {
-	spec := ThreadSpec{Posts: 100, Comments: 10_000, Seed: 7}
-	threads := GenerateThreads(spec)
-	sizes, depths := make([]int, spec.Posts), make([]int, spec.Comments)
+	spec := ChildSpec{Objects: 100, Children: 10_000, Seed: 7}
+	threads := GenerateChildren(comments, spec)
+	sizes, depths := make([]int, spec.Objects), make([]int, spec.Children)
 	kinds := map[string]int{}
-	for i := range threads.post {
-		sizes[threads.post[i]]++
+	for i := range threads.object {
+		sizes[threads.object[i]]++
 		depths[i] = 1
-		if p := threads.parent[i]; p != noComment {
-			if p >= int32(i) || threads.post[p] != threads.post[i] || threads.leaf[p] || threads.late(int(p)) {
-				t.Fatalf("comment %d of post %d answers %d", i, threads.post[i], p)
+		if p := threads.parent[i]; p != noChild {
+			if p >= int32(i) || threads.object[p] != threads.object[i] || threads.leaf[p] || threads.late(int(p)) {
+				t.Fatalf("comment %d of post %d answers %d", i, threads.object[i], p)
 			}
 			depths[i] = depths[p] + 1
 		}
@@ -51,23 +51,23 @@ func TestGeneratedThreadsAreThoseOfTheSpec(t *testing.T) {
 		t.Errorf("the largest thread has %d comments, the median %d", largest, median)
 	}
 	for _, kind := range []string{"PATCH", "DELETE", "PUT/moderation", "late"} {
-		if n := kinds[kind]; n < 10 || n > int(spec.Comments)/5 {
-			t.Errorf("%s: %d of %d comments", kind, n, spec.Comments)
+		if n := kinds[kind]; n < 10 || n > int(spec.Children)/5 {
+			t.Errorf("%s: %d of %d comments", kind, n, spec.Children)
 		}
 	}
-	again := GenerateThreads(spec)
-	if !slices.Equal(again.parent, threads.parent) || !slices.Equal(again.post, threads.post) || !cmp.Equal(again.content(5), threads.content(5)) ||
-		again.Requests() != threads.Requests() || again.Requests() <= spec.Comments {
+	again := GenerateChildren(comments, spec)
+	if !slices.Equal(again.parent, threads.parent) || !slices.Equal(again.object, threads.object) || !cmp.Equal(again.content(5), threads.content(5)) ||
+		again.Requests() != threads.Requests() || again.Requests() <= spec.Children {
 		t.Error("another plan the second time")
 	}
 	spec.Seed++
-	if slices.Equal(GenerateThreads(spec).parent, threads.parent) {
+	if slices.Equal(GenerateChildren(comments, spec).parent, threads.parent) {
 		t.Error("another seed makes the same plan")
 	}
-	deep := GenerateThreads(ThreadSpec{Posts: 1, Comments: 100_000, Seed: 1})
+	deep := GenerateChildren(comments, ChildSpec{Objects: 1, Children: 100_000, Seed: 1})
 	for i, p := range deep.parent {
 		depth := 1
-		for ; p != noComment; p = deep.parent[p] {
+		for ; p != noChild; p = deep.parent[p] {
 			depth++
 		}
 		if depth > maxDepth {
@@ -76,13 +76,13 @@ func TestGeneratedThreadsAreThoseOfTheSpec(t *testing.T) {
 	}
 }
 
-func TestParseThreadSpec(t *testing.T) {
-	got, err := ParseThreadSpec("posts=10,comments=20,seed=3")
-	if err != nil || got != (ThreadSpec{10, 20, 3}) {
+func TestSpecOfChildren(t *testing.T) {
+	got, err := comments.Spec("posts=10,comments=20,seed=3")
+	if err != nil || got != (ChildSpec{10, 20, 3}) {
 		t.Errorf("%v, %v", got, err)
 	}
 	for _, bad := range []string{"", "posts=10", "posts=0,comments=1", "posts=1,comments=0", "posts=x,comments=1", "users=3,comments=1", "posts=1,comments=20000001"} {
-		if got, err := ParseThreadSpec(bad); err == nil {
+		if got, err := comments.Spec(bad); err == nil {
 			t.Errorf("%q: %v, want an error", bad, got)
 		}
 	}
@@ -107,7 +107,7 @@ func (a *threadAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	part := strings.Split(r.URL.Path, "/")
 	entity := part[3]
 	if r.Method == http.MethodPost {
-		var c newComment
+		var c newChild
 		if err := json.NewDecoder(r.Body).Decode(&c); err != nil || c.ParentID != "" && a.versions[c.ParentID] == 0 {
 			w.WriteHeader(http.StatusUnprocessableEntity)
 			return
@@ -158,14 +158,14 @@ func TestThreadsAreWrittenOnceHoweverOftenTheyAreSent(t *testing.T) {
 		}
 	}))
 	defer srv.Close()
-	threads := GenerateThreads(ThreadSpec{Posts: 20, Comments: 300, Seed: 3})
+	threads := GenerateChildren(comments, ChildSpec{Objects: 20, Children: 300, Seed: 3})
 	stopped := loader(t, srv.URL, time.Minute)
-	if err := stopped.RunThreads(ctx, threads); !errors.Is(err, context.Canceled) {
+	if err := stopped.RunChildren(ctx, threads); !errors.Is(err, context.Canceled) {
 		t.Fatalf("got %v, want canceled", err)
 	}
 	for range 2 {
 		l := loader(t, srv.URL, time.Minute)
-		if err := l.RunThreads(t.Context(), threads); err != nil {
+		if err := l.RunChildren(t.Context(), threads); err != nil {
 			t.Fatal(err)
 		}
 		if s := l.Stats(); s.Done() != threads.Requests() || s.Refused > 0 {
@@ -176,7 +176,7 @@ func TestThreadsAreWrittenOnceHoweverOftenTheyAreSent(t *testing.T) {
 		t.Errorf("%d writes, %d comments: want %d and 300", len(a.log), len(a.byKey), threads.Requests())
 	}
 	l := loader(t, srv.URL, time.Minute)
-	if err := l.RunThreads(t.Context(), threads); err != nil {
+	if err := l.RunChildren(t.Context(), threads); err != nil {
 		t.Fatal(err)
 	}
 	if s := l.Stats(); s.Existed != threads.Requests() {
@@ -189,9 +189,9 @@ func TestRepliesToARefusedCommentAreNotSent(t *testing.T) {
 	a.refuse[""] = true // the first comments: nothing is left to answer
 	srv := httptest.NewServer(a)
 	defer srv.Close()
-	threads := GenerateThreads(ThreadSpec{Posts: 5, Comments: 100, Seed: 3})
+	threads := GenerateChildren(comments, ChildSpec{Objects: 5, Children: 100, Seed: 3})
 	l := loader(t, srv.URL, time.Minute)
-	if err := l.RunThreads(t.Context(), threads); err != nil {
+	if err := l.RunChildren(t.Context(), threads); err != nil {
 		t.Fatal(err)
 	}
 	if s := l.Stats(); s.Done() != threads.Requests() || s.Refused < 100 || s.Created != 0 {
@@ -202,8 +202,56 @@ func TestRepliesToARefusedCommentAreNotSent(t *testing.T) {
 func TestALoadOfThreadsEndsAtOnceWhenRefused(t *testing.T) {
 	srv := httptest.NewServer(&api{follows: map[string]bool{}})
 	defer srv.Close()
-	err := loader(t, srv.URL, time.Minute).RunThreads(t.Context(), GenerateThreads(ThreadSpec{Posts: 1, Comments: 100, Seed: 1}))
+	err := loader(t, srv.URL, time.Minute).RunChildren(t.Context(), GenerateChildren(comments, ChildSpec{Objects: 1, Children: 100, Seed: 1}))
 	if want := "the API refuses POST /v1/posts/1/comments with 401: no such token (unauthorized)"; err == nil || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)
+	}
+}
+
+// Flat children have neither replies nor moderation, and with one per author no author comes twice under one object. Attributes are those that the schema allows.
+func TestPlansFollowTheirKind(t *testing.T) {
+	least, most := int64(-2), int64(3)
+	k := ChildKind{Name: "verdict", Plural: "verdicts", Parents: "songs", OnePerAuthor: true, Attributes: Schema{Required: []string{"stars"}, Properties: map[string]Property{
+		"stars": {Type: "integer", Minimum: &least, Maximum: &most}, "mood": {Type: "string", Enum: []string{"calm", "loud"}},
+		"note": {Type: "string", MaxLength: 4}, "public": {Type: "boolean"}, "wide": {Type: "integer"},
+	}}}
+	plan := GenerateChildren(k, ChildSpec{Objects: 20, Children: 3000, Seed: 3})
+	type pair struct {
+		object int32
+		author int64
+	}
+	seen, stars, given := map[pair]bool{}, map[int64]int{}, map[string]int{}
+	check := func(all map[string]any) {
+		stars[all["stars"].(int64)]++
+		for name, v := range all {
+			given[name]++
+			if s, ok := v.(string); name == "mood" && s != "calm" && s != "loud" || ok && name == "note" && len(s) > 4 {
+				t.Fatalf("%s is %v", name, v)
+			}
+		}
+	}
+	for i := range plan.object {
+		c := plan.Child(i)
+		if p := (pair{plan.object[i], c.AuthorID}); seen[p] || c.Parent != -1 || plan.late(i) || c.AuthorID < 1 {
+			t.Fatalf("child %d is %+v of object %d", i, c, plan.object[i])
+		} else {
+			seen[p] = true
+		}
+		check(c.Attributes)
+		for _, change := range plan.changes(i) {
+			if e, ok := change.body.(edit); ok && e.Attributes != nil {
+				check(e.Attributes)
+			} else if change.path != "" {
+				t.Fatalf("child %d: %+v", i, change)
+			}
+		}
+	}
+	for n := int64(-5); n < 6; n++ {
+		if within := n >= least && n <= most; within != (stars[n] > 200) {
+			t.Errorf("%d stars %d times", n, stars[n])
+		}
+	}
+	if given["stars"] < 3000 || given["mood"] < 2000 || given["mood"] > 2900 || given["note"] == 0 || given["public"] == 0 || given["wide"] == 0 {
+		t.Errorf("given: %v", given)
 	}
 }

@@ -1,0 +1,457 @@
+package load
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"iter"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"sort"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// ChildSpec says which children to generate.
+type ChildSpec struct {
+	Objects  int64 // that they are under, with the ids 1 to Objects
+	Children int64 // in all
+	Seed     uint64
+}
+
+// Bounds of the generator's memory: it keeps about 30 bytes per child and 24 per object.
+const (
+	maxParents  = 10_000_000
+	maxChildren = 20_000_000
+)
+
+// Spec reads what is to be generated of a kind of children, in the plurals of its object and its own: "posts=N,comments=M,seed=S". The seed is 1 unless given.
+func (k ChildKind) Spec(s string) (ChildSpec, error) {
+	v, err := parseSpec(s, k.Parents, k.Plural)
+	if err != nil {
+		return ChildSpec{}, err
+	}
+	spec := ChildSpec{Objects: int64(v[k.Parents]), Children: int64(v[k.Plural]), Seed: v["seed"]}
+	if spec.Objects < 1 || spec.Objects > maxParents {
+		return spec, fmt.Errorf("%s is %d: want 1 to %d", k.Parents, spec.Objects, maxParents)
+	}
+	if spec.Children < 1 || spec.Children > maxChildren {
+		return spec, fmt.Errorf("%s is %d: want 1 to %d", k.Plural, spec.Children, maxChildren)
+	}
+	return spec, nil
+}
+
+// What children look like. Few objects have most of them. In threads many answer one of the last few, which makes chains, and
+// others one that was there early, which makes wide ones.
+const (
+	sizeSkew  = 0.9  // an object's weight is its place to this power, negative: see incomingSkew
+	topLevel  = 0.3  // share of those in threads that answer none
+	recent    = 0.55 // of the others, share that answers one of the last few
+	maxDepth  = 64   // the API's
+	perAuthor = 5    // children per author on average
+	maxWords  = 400
+	noChild   = -1
+	lateShare = 0.3 // of the leaves of a premoderated thread: those written after it became so
+	editAgain = 0.2
+)
+
+// Children is a plan: which children are written, which answers which, and what becomes of them. The same kind and spec make the same plan.
+type Children struct {
+	kind   ChildKind
+	spec   ChildSpec
+	object []int32 // of each child, from 0
+	place  []int32 // of each child among those of its object, from 0
+	parent []int32 // of each child: an earlier one of its object, or noChild
+	leaf   []bool  // none answers it
+	most   int64   // children of one object
+}
+
+// GenerateChildren makes the plan. spec must be one that the kind's Spec would return.
+func GenerateChildren(k ChildKind, spec ChildSpec) *Children {
+	rnd := rand.New(rand.NewPCG(spec.Seed, 0x7468_7265_6164_7321))
+	objects, n := int(spec.Objects), int(spec.Children)
+	places := rnd.Perm(objects)
+	cumulative, total := make([]float64, objects), 0.0
+	for i := range cumulative {
+		total += math.Pow(float64(i+1), -sizeSkew)
+		cumulative[i] = total
+	}
+	t := &Children{kind: k, spec: spec, object: make([]int32, n), place: make([]int32, n), parent: make([]int32, n), leaf: make([]bool, n)}
+	depth := make([]uint8, n)
+	written := make([][]int32, objects) // the children of each object so far
+	for i := range n {
+		p := places[min(sort.SearchFloat64s(cumulative, rnd.Float64()*total), objects-1)]
+		earlier := written[p]
+		parent := int32(noChild)
+		if k.Threaded && len(earlier) > 0 && rnd.Float64() >= topLevel {
+			k := 0
+			if u := rnd.Float64(); rnd.Float64() < recent {
+				k = max(len(earlier)-1-int(rnd.ExpFloat64()*3), 0)
+			} else {
+				k = int(u * u * float64(len(earlier)))
+			}
+			parent = earlier[k]
+			if depth[parent] == maxDepth {
+				parent = t.parent[parent]
+			}
+		}
+		t.object[i], t.place[i], t.parent[i], t.leaf[i], depth[i] = int32(p), int32(len(earlier)), parent, true, 1
+		t.most = max(t.most, int64(len(earlier))+1)
+		if parent != noChild {
+			t.leaf[parent], depth[i] = false, depth[parent]+1
+		}
+		written[p] = append(earlier, int32(i))
+	}
+	return t
+}
+
+// Each of these draws from a generator of its own, so that a child or an object can be looked at alone.
+const (
+	aboutContent = iota
+	aboutChanges
+	aboutLateness
+	aboutObject
+)
+
+func (t *Children) rand(about uint64, i int) *rand.Rand {
+	return rand.New(rand.NewPCG(t.spec.Seed<<2|about, uint64(i)))
+}
+
+// settings is what is set for an object: first before the late children, then at the end.
+type settings struct {
+	Title        string `json:"title,omitempty"`
+	Premoderated bool   `json:"premoderated,omitempty"`
+	Locked       bool   `json:"locked,omitempty"`
+}
+
+// settings are those at the end of the object's thread. Most objects have none, and all of a kind that is not moderated.
+func (t *Children) settings(object int) (s settings) {
+	if !t.kind.Moderated {
+		return s
+	}
+	rnd := t.rand(aboutObject, object)
+	if rnd.Float64() < 0.2 {
+		s.Title = words(rnd, 2+rnd.IntN(6))
+	}
+	s.Premoderated = rnd.Float64() < 0.05
+	s.Locked = rnd.Float64() < 0.04
+	return s
+}
+
+// late reports whether a child is written after its thread became premoderated.
+func (t *Children) late(i int) bool {
+	return t.leaf[i] && t.settings(int(t.object[i])).Premoderated && t.rand(aboutLateness, i).Float64() < lateShare
+}
+
+// change is a request about a child that is there: one that makes its next version.
+type change struct {
+	method, path string // path is below the child's
+	body         any
+}
+
+type edit struct {
+	Body       string         `json:"body"`
+	Attributes map[string]any `json:"attributes,omitempty"`
+}
+
+type decision struct {
+	State  string `json:"state"`
+	Reason string `json:"reason,omitempty"`
+}
+
+// changes is what becomes of a child after all are written. Each makes a version, so where one was made is where to go on.
+func (t *Children) changes(i int) (all []change) {
+	rnd := t.rand(aboutChanges, i)
+	late := t.late(i)
+	moderate := func(state, reason string) {
+		if !t.kind.Moderated {
+			return
+		}
+		all = append(all, change{http.MethodPut, "/moderation", decision{state, reason}})
+	}
+	if rnd.Float64() < 0.06 {
+		all = append(all, change{http.MethodPatch, "", edit{"Edited: " + words(rnd, 1+rnd.IntN(20)), t.kind.Attributes.generate(rnd)}})
+		if rnd.Float64() < editAgain {
+			all = append(all, change{http.MethodPatch, "", edit{Body: "Edited again: " + words(rnd, 1+rnd.IntN(20))}})
+		}
+	}
+	switch u := rnd.Float64(); {
+	case late && u < 0.75:
+		moderate("approved", "")
+	case late && u < 0.85:
+		moderate("hidden", "off topic")
+	case late: // it goes on waiting
+	case u < 0.02:
+		moderate("hidden", "spam")
+	case u < 0.025:
+		moderate("removed", "against the rules")
+	case u < 0.035:
+		moderate("hidden", "reported")
+		moderate("approved", "the report was wrong")
+	}
+	if rnd.Float64() < 0.04 {
+		all = append(all, change{http.MethodDelete, "", nil})
+	}
+	return all
+}
+
+// Requests is how many requests the plan takes, retries not counted.
+func (t *Children) Requests() int64 {
+	n := t.spec.Children
+	for i := range t.object {
+		n += int64(len(t.changes(i)))
+	}
+	for p := range int(t.spec.Objects) {
+		s := t.settings(p)
+		if s.Title != "" || s.Premoderated {
+			n++
+		}
+		if s.Locked {
+			n++
+		}
+	}
+	return n
+}
+
+var vocabulary = strings.Fields(`the a of and to in is it that this was for on with as not be have at by from we you they but what all so
+	if about more when there can no out just like good time people really think know see way well even because much before right same
+	question answer maybe agree thanks wrong point again never always world work idea reason story problem better`)
+
+// words is n words, the common ones more often.
+func words(rnd *rand.Rand, n int) string {
+	var b strings.Builder
+	for i := range n {
+		if i > 0 {
+			b.WriteByte(' ')
+		}
+		u := rnd.Float64()
+		b.WriteString(vocabulary[int(u*u*float64(len(vocabulary)))])
+	}
+	return b.String()
+}
+
+// newChild is the body of a create.
+type newChild struct {
+	AuthorID   string         `json:"author_id"`
+	Body       string         `json:"body"`
+	ParentID   string         `json:"parent_id,omitempty"`
+	Attributes map[string]any `json:"attributes,omitempty"`
+}
+
+// PlannedChild is one child of a plan.
+type PlannedChild struct {
+	Parent     int // the child that it answers, by its place in the plan, which is before its own; -1 when it answers none
+	AuthorID   int64
+	Body       string
+	Attributes map[string]any
+}
+
+// Child returns the child at place i of the plan, from 0. The same place is the same child.
+func (t *Children) Child(i int) PlannedChild {
+	rnd := t.rand(aboutContent, i)
+	authors, u := t.spec.Children/perAuthor+1, rnd.Float64()
+	author := int64(u * u * u * float64(authors)) // few write much
+	if t.kind.OnePerAuthor {                      // those of an object are in a row that begins anywhere
+		authors = max(authors, t.most)
+		author = (t.rand(aboutObject, int(t.object[i])).Int64N(authors) + int64(t.place[i])) % authors
+	}
+	return PlannedChild{
+		Parent:     int(t.parent[i]),
+		AuthorID:   1 + author,
+		Body:       words(rnd, min(1+int(math.Exp(2.5+0.9*rnd.NormFloat64())), maxWords)),
+		Attributes: t.kind.Attributes.generate(rnd),
+	}
+}
+
+// content is what a child's create says of its author, its text and its attributes.
+func (t *Children) content(i int) newChild {
+	c := t.Child(i)
+	return newChild{AuthorID: strconv.FormatInt(c.AuthorID, 10), Body: c.Body, Attributes: c.Attributes}
+}
+
+// RunChildren writes the plan: the children in their order, each after the one that it answers; then settings, and what is
+// written into premoderated threads; then what becomes of the children; then the locks. Every request is safe to repeat: a create
+// has an Idempotency-Key made of the spec, a change names the version that it is about. So a load may be run twice, and run
+// again after it was stopped anywhere. What somebody else did to a child or a thread stays. It ends as Run does.
+func (l *Loader) RunChildren(ctx context.Context, t *Children) error {
+	defer l.client.CloseIdleConnections()
+	run := childRun{l: l, t: t, ids: make([]uuid.UUID, len(t.object)), writing: make(map[int32]chan struct{})}
+	for _, phase := range []iter.Seq2[job, error]{run.creates(false), run.setAll(false), run.creates(true), run.changeAll(), run.setAll(true)} {
+		if err := l.run(ctx, phase); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+type childRun struct {
+	l   *Loader
+	t   *Children
+	ids []uuid.UUID // of the children that were written; nil of one that was refused
+
+	mu      sync.Mutex
+	writing map[int32]chan struct{} // closed when the child was written, or refused; it is not there any more then
+}
+
+// creates writes the children that are late, or those that are not. A parent's job is before its replies', so a worker that
+// waits for a parent waits for another worker.
+func (r *childRun) creates(late bool) iter.Seq2[job, error] {
+	return func(yield func(job, error) bool) {
+		for i := range r.t.object {
+			if r.t.late(i) != late {
+				continue
+			}
+			done := make(chan struct{})
+			r.mu.Lock()
+			r.writing[int32(i)] = done
+			parent := r.writing[r.t.parent[i]]
+			r.mu.Unlock()
+			if !yield(job{after: parent, do: func(ctx context.Context) (time.Duration, error) { return r.create(ctx, i, done) }}, nil) {
+				return
+			}
+		}
+	}
+}
+
+func (r *childRun) create(ctx context.Context, i int, done chan struct{}) (time.Duration, error) {
+	answered := func(id uuid.UUID) {
+		r.ids[i] = id
+		r.mu.Lock()
+		delete(r.writing, int32(i))
+		r.mu.Unlock()
+		close(done)
+	}
+	c := r.t.content(i)
+	if p := r.t.parent[i]; p != noChild {
+		if r.ids[p] == uuid.Nil {
+			r.l.refused.Add(1)
+			answered(uuid.Nil)
+			return 0, nil
+		}
+		c.ParentID = r.ids[p].String()
+	}
+	s := r.t.spec
+	header := http.Header{"Idempotency-Key": {fmt.Sprintf("load-%d-%d-%d-%d", s.Seed, s.Objects, s.Children, i)}}
+	path := fmt.Sprintf("/v1/%s/%d/%s", r.t.kind.Parents, r.t.object[i]+1, r.t.kind.Plural)
+	resp, body, after, err := r.request(ctx, http.MethodPost, path, header, c)
+	if err != nil {
+		return after, err
+	}
+	switch {
+	case resp.StatusCode == http.StatusConflict:
+		r.l.refused.Add(1)
+		answered(uuid.Nil)
+		return 0, nil
+	case resp.StatusCode != http.StatusCreated:
+		return 0, &RefusedError{What: "POST " + path, Status: resp.StatusCode, Reason: reason(resp, body)}
+	}
+	var made map[string]any
+	if err := json.Unmarshal(body, &made); err != nil {
+		return 0, fmt.Errorf("read a %s: %w", r.t.kind.Name, err)
+	}
+	text, _ := made[r.t.kind.Name+"_id"].(string)
+	id, err := uuid.Parse(text)
+	if err != nil {
+		return 0, fmt.Errorf("read a %s: its id: %w", r.t.kind.Name, err)
+	}
+	if resp.Header.Get("Idempotency-Replayed") == "true" {
+		r.l.existed.Add(1)
+	} else {
+		r.l.created.Add(1)
+	}
+	answered(id)
+	return 0, nil
+}
+
+// request is the loader's, with a body to encode.
+func (r *childRun) request(ctx context.Context, method, path string, header http.Header, body any) (*http.Response, []byte, time.Duration, error) {
+	var send []byte
+	if body != nil {
+		var err error
+		if send, err = json.Marshal(body); err != nil {
+			return nil, nil, 0, fmt.Errorf("encode the body of %s %s: %w", method, path, err)
+		}
+	}
+	return r.l.request(ctx, method, path, header, send)
+}
+
+// changeAll makes the changes of all children, those of one child in their order.
+func (r *childRun) changeAll() iter.Seq2[job, error] {
+	return func(yield func(job, error) bool) {
+		for i := range r.t.object {
+			var before chan struct{}
+			for n, c := range r.t.changes(i) {
+				done := make(chan struct{})
+				if !yield(job{after: before, do: func(ctx context.Context) (time.Duration, error) {
+					if r.ids[i] == uuid.Nil {
+						r.l.refused.Add(1)
+						close(done)
+						return 0, nil
+					}
+					header := http.Header{"If-Match": {fmt.Sprintf("%q", strconv.Itoa(n+1))}}
+					after, err := r.change(ctx, c.method, "/v1/"+r.t.kind.Plural+"/"+r.ids[i].String()+c.path, header, c.body)
+					if err == nil {
+						close(done)
+					}
+					return after, err
+				}}, nil) {
+					return
+				}
+				before = done
+			}
+		}
+	}
+}
+
+// change sends a change of what is there. A version that is later than the one that the change is about says that it was made.
+func (r *childRun) change(ctx context.Context, method, path string, header http.Header, body any) (time.Duration, error) {
+	resp, answer, after, err := r.request(ctx, method, path, header, body)
+	switch {
+	case err != nil:
+		return after, err
+	case resp.StatusCode == http.StatusPreconditionFailed:
+		r.l.existed.Add(1)
+	case resp.StatusCode == http.StatusConflict:
+		r.l.refused.Add(1)
+	case resp.StatusCode < 300:
+		r.l.changed.Add(1)
+	default:
+		return 0, &RefusedError{What: method + " " + path, Status: resp.StatusCode, Reason: reason(resp, answer)}
+	}
+	return 0, nil
+}
+
+// settingsPath is where the settings of an object's thread are.
+func (r *childRun) settingsPath(object int) string {
+	if r.t.kind.Name == "comment" {
+		return fmt.Sprintf("/v1/posts/%d/thread", object+1) // older than kinds
+	}
+	return fmt.Sprintf("/v1/%s/%d/%s/settings", r.t.kind.Parents, object+1, r.t.kind.Plural)
+}
+
+// setAll sets what holds for threads: at first without the locks, at last the locks.
+func (r *childRun) setAll(last bool) iter.Seq2[job, error] {
+	return func(yield func(job, error) bool) {
+		for object := range int(r.t.spec.Objects) {
+			s, header := r.t.settings(object), http.Header{"If-None-Match": {"*"}}
+			first := s.Title != "" || s.Premoderated
+			if last && first {
+				header = http.Header{"If-Match": {`"1"`}}
+			}
+			if last && !s.Locked || !last && !first {
+				continue
+			}
+			s.Locked = last
+			if !yield(job{do: func(ctx context.Context) (time.Duration, error) {
+				return r.change(ctx, http.MethodPut, r.settingsPath(object), header, s)
+			}}, nil) {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,153 @@
+package load
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"time"
+)
+
+// Kinds are the kinds that the API has.
+type Kinds struct {
+	Objects  []struct{ Name, Plural string }
+	Edges    []EdgeKind
+	Children []ChildKind
+}
+
+// EdgeKind is a kind of edges.
+type EdgeKind struct {
+	Name, Plural, From, To string
+	Self                   bool
+	Attributes             Schema
+}
+
+// ChildKind is a kind of children.
+type ChildKind struct {
+	Name, Plural, Parent string
+	Threaded, Moderated  bool
+	OnePerAuthor         bool `json:"one_per_author"`
+	Attributes           Schema
+
+	Parents string `json:"-"` // the plural of Parent
+}
+
+// NoSelf reports whether an edge cannot lead from an id to the same id.
+func (k EdgeKind) NoSelf() bool { return k.From == k.To && !k.Self }
+
+// Schema is the JSON Schema of a kind's attributes; the zero value of a kind without any.
+type Schema struct {
+	Properties map[string]Property
+	Required   []string
+}
+
+// Property is one attribute.
+type Property struct {
+	Type             string
+	Enum             []string
+	Minimum, Maximum *int64
+	MaxLength        int `json:"maxLength"`
+}
+
+// spread is how many integers a generator takes of those between wide bounds.
+const spread = 1000
+
+// generate makes values that the schema allows, the same ones for the same state of rnd: of every attribute that is required, and of most others.
+// It returns nil of a kind without attributes.
+func (s Schema) generate(rnd *rand.Rand) map[string]any {
+	if len(s.Properties) == 0 {
+		return nil
+	}
+	all := map[string]any{}
+	for _, name := range slices.Sorted(maps.Keys(s.Properties)) {
+		v := s.Properties[name].generate(rnd)
+		if rnd.Float64() < 0.8 || slices.Contains(s.Required, name) {
+			all[name] = v
+		}
+	}
+	return all
+}
+
+func (p Property) generate(rnd *rand.Rand) any {
+	switch {
+	case len(p.Enum) > 0:
+		u := rnd.Float64()
+		return p.Enum[int(u*u*float64(len(p.Enum)))] // the first ones more often
+	case p.Type == "boolean":
+		return rnd.IntN(2) == 0
+	case p.Type == "integer":
+		least, most := int64(math.MinInt32), int64(math.MaxInt32)
+		if p.Minimum != nil {
+			least = *p.Minimum
+		}
+		if p.Maximum != nil {
+			most = *p.Maximum
+		}
+		if least < 0 && most > 0 && most-least >= spread { // around zero
+			least = max(least, -spread/2)
+		}
+		return least + rnd.Int64N(min(most-least+1, spread))
+	}
+	text := words(rnd, 1+rnd.IntN(3))
+	if p.MaxLength > 0 {
+		text = text[:min(len(text), p.MaxLength)]
+	}
+	return text
+}
+
+// Edge returns the kind of edges with this name.
+func (k *Kinds) Edge(name string) (EdgeKind, bool) {
+	i := slices.IndexFunc(k.Edges, func(e EdgeKind) bool { return e.Name == name })
+	if i < 0 {
+		return EdgeKind{}, false
+	}
+	return k.Edges[i], true
+}
+
+// Child returns the kind of children with this name.
+func (k *Kinds) Child(name string) (ChildKind, bool) {
+	i := slices.IndexFunc(k.Children, func(c ChildKind) bool { return c.Name == name })
+	if i < 0 {
+		return ChildKind{}, false
+	}
+	c := k.Children[i]
+	c.Parents = k.plural(c.Parent)
+	return c, true
+}
+
+// plural is an object's.
+func (k *Kinds) plural(object string) string {
+	for _, o := range k.Objects {
+		if o.Name == object {
+			return o.Plural
+		}
+	}
+	return ""
+}
+
+// Kinds asks the API for its kinds, again and again as Run does. It needs the role read.
+func (l *Loader) Kinds(ctx context.Context) (*Kinds, error) {
+	var kinds Kinds
+	ask := job{do: func(ctx context.Context) (time.Duration, error) {
+		const path = "/v1/kinds"
+		resp, body, after, err := l.request(ctx, http.MethodGet, path, nil, nil)
+		switch {
+		case err != nil:
+			return after, err
+		case resp.StatusCode != http.StatusOK:
+			return 0, &RefusedError{What: "GET " + path, Status: resp.StatusCode, Reason: reason(resp, body)}
+		}
+		if err := json.Unmarshal(body, &kinds); err != nil {
+			return 0, &RefusedError{What: "GET " + path, Status: resp.StatusCode, Reason: fmt.Sprintf("the answer has no kinds: %v", err)}
+		}
+		return 0, nil
+	}}
+	if err := l.run(ctx, func(yield func(job, error) bool) { yield(ask, nil) }); err != nil {
+		return nil, fmt.Errorf("read the kinds: %w", err)
+	}
+	return &kinds, nil
+}
