@@ -20,9 +20,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
-	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/store"
-	"github.com/tidings/tidings/tokens"
 )
 
 const (
@@ -32,31 +30,6 @@ const (
 
 	batchLinger = 5 * time.Second // to take the end of an answer, after the request's own time
 )
-
-// CreateOperation writes a comment.
-type CreateOperation struct {
-	Op       string     `json:"op" enum:"create"`
-	PostID   userID     `json:"post_id"`
-	AuthorID userID     `json:"author_id"`
-	Body     string     `json:"body" doc:"1 to 16384 bytes of UTF-8 after trimming."`
-	ParentID *commentID `json:"parent_id,omitempty" doc:"The comment of the same post that this one replies to."`
-	Key      *string    `json:"idempotency_key,omitempty" nullable:"false" pattern:"^[!-~]{1,255}$" patternDescription:"1 to 255 visible ASCII characters" doc:"As the header Idempotency-Key."`
-}
-
-// EditOperation replaces a comment's body.
-type EditOperation struct {
-	Op        string    `json:"op" enum:"edit"`
-	CommentID commentID `json:"comment_id"`
-	Body      string    `json:"body" doc:"1 to 16384 bytes of UTF-8 after trimming."`
-	IfMatch   *ifMatch  `json:"if_match,omitempty" doc:"Required, as the header If-Match."`
-}
-
-// DeleteOperation withdraws a comment for its author.
-type DeleteOperation struct {
-	Op        string    `json:"op" enum:"delete"`
-	CommentID commentID `json:"comment_id"`
-	IfMatch   *ifMatch  `json:"if_match,omitempty" doc:"Required, as the header If-Match."`
-}
 
 // ifMatch is a version in a body, or store.AnyVersion.
 type ifMatch int64
@@ -88,26 +61,10 @@ func (v *ifMatch) UnmarshalJSON(b []byte) error {
 type BatchOutcome struct {
 	Line     int      `json:"line,omitempty" doc:"Of NDJSON alone: the line of the operation, from 1." example:"1"`
 	Status   int      `json:"status" doc:"What the operation's own route would have answered." example:"201"`
-	Entity   any      `json:"entity,omitempty" doc:"After a put: how it is now."`
-	Comment  *Comment `json:"comment,omitempty" doc:"After a create or an edit."`
+	Entity   any      `json:"entity,omitempty"`
 	Replayed bool     `json:"replayed,omitempty" doc:"An earlier create with this key had made the comment."`
 	Token    string   `json:"token,omitempty" doc:"The Tidings-Token of this write."`
 	Problem  *Problem `json:"problem,omitempty" doc:"Why the operation was refused; its pointers lead into the operation."`
-}
-
-// fields are those of every operation; its schema says which it has.
-type fields struct {
-	Op         string          `json:"op"`
-	PostID     userID          `json:"post_id"`
-	AuthorID   userID          `json:"author_id"`
-	ParentID   *commentID      `json:"parent_id"`
-	CommentID  commentID       `json:"comment_id"`
-	Body       string          `json:"body"`
-	Key        string          `json:"idempotency_key"`
-	IfMatch    *ifMatch        `json:"if_match"`
-	Attributes json.RawMessage `json:"attributes"`
-
-	object map[string]any // all of it, as it was sent
 }
 
 // operation is one of a batch on its way.
@@ -140,8 +97,8 @@ func inBody(p *Problem) *Problem {
 type kind struct {
 	name   string
 	schema *huma.Schema
-	// take makes of the fields what the store writes, and names what it touches.
-	take func(ctx context.Context, f fields) (in any, keys []string, err error)
+	// take makes of an operation that fits the schema what the store writes, and names what it touches.
+	take func(ctx context.Context, raw []byte) (in any, keys []string, err error)
 	// write writes operations of this kind in one transaction and fills in their outcomes. Its error is the transaction's.
 	write func(ctx context.Context, ops []*operation) error
 }
@@ -171,28 +128,11 @@ const batchDescription = "Each operation stands alone: it is refused alone, with
 	"their order; it is sent while the batch is being written. An operation that is answered 503 `unavailable` may have been done or not, and so may one without " +
 	"an outcome, when the answer breaks off: send it again, those after it too. With any other 503 it was not done. Actor and `traceparent` are the request's."
 
-func (s *server) batchRoutes() {
-	registry := s.api.OpenAPI().Components.Schemas
-	schemaOf := func(v any, name string) *huma.Schema { return registry.Schema(reflect.TypeOf(v), true, name) }
-	const comment = "0196b2d4-7c00-7000-8000-000000000001"
-	s.batchRoute("/v1/comments:batch", "batch-comments", "Comments", fmt.Sprintf("Write, edit and withdraw up to %d comments", maxBatch), []kind{
-		{"create", schemaOf(CreateOperation{}, "CreateOperation"), s.takeCreate, s.batchCreate},
-		{"edit", schemaOf(EditOperation{}, "EditOperation"), s.takeEdit, s.batchEdit},
-		{"delete", schemaOf(DeleteOperation{}, "DeleteOperation"), s.takeDelete, s.batchDelete},
-	}, []any{
-		map[string]any{"op": "create", "post_id": "5", "author_id": "3", "body": "Well said.", "idempotency_key": "import-1"},
-		map[string]any{"op": "edit", "comment_id": comment, "if_match": 1, "body": "Well put."},
-		map[string]any{"op": "delete", "comment_id": comment, "if_match": "*"},
-	})
-}
-
 // batchRoute registers a route and describes its bodies, which the framework does not read.
-func (s *server) batchRoute(path, id, tag, summary string, kinds []kind, example []any) {
-	register(s, route{
-		method: http.MethodPost, path: path, id: id, tag: tag, role: tokens.RoleWrite, status: http.StatusOK, summary: summary, description: batchDescription,
-		codes:   []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType, codeTooManyOperations},
-		maxBody: s.cfg.MaxBatchBytes,
-	}, func(ctx context.Context, in *batchInput) (*batchOutput, error) { return s.batch(ctx, path, kinds, in) })
+func (s *server) batchRoute(r route, kinds []kind, example []any) {
+	path := r.path
+	r.naming, r.codes, r.maxBody = nil, []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType, codeTooManyOperations}, s.cfg.MaxBatchBytes
+	register(s, r, func(ctx context.Context, in *batchInput) (*batchOutput, error) { return s.batch(ctx, path, kinds, in) })
 	var schemas []*huma.Schema
 	var lines bytes.Buffer
 	for _, k := range kinds {
@@ -444,13 +384,9 @@ func (s *server) takeOperation(ctx context.Context, kinds []kind, raw []byte) *o
 			}
 			return s.problems.fromHuma(e)
 		}
-		var f fields
-		if err := json.Unmarshal(raw, &f); err != nil { // what the schema cannot say: a version beyond 64 bits
-			return s.problems.problem(codeValidation, "validation failed", FieldError{Detail: err.Error(), Pointer: "#/if_match"})
-		}
 		var err error
-		op.kind, f.object = f.Op, object
-		op.in, op.keys, err = kinds[n].take(ctx, f)
+		op.kind = kinds[n].name
+		op.in, op.keys, err = kinds[n].take(ctx, raw)
 		return err
 	}()
 	if err != nil {
@@ -460,44 +396,12 @@ func (s *server) takeOperation(ctx context.Context, kinds []kind, raw []byte) *o
 	return op
 }
 
-func (s *server) takeCreate(ctx context.Context, f fields) (any, []string, error) {
-	post, err := s.parseID("#/post_id", string(f.PostID))
-	if err != nil {
-		return nil, nil, err
+// takeApart reads an operation by the kind's names.
+func (s *server) takeApart(n *naming, raw []byte, op any) error {
+	if err := n.decode(raw, op); err != nil { // what the schema cannot say: a version beyond 64 bits
+		return s.problems.problem(codeValidation, "validation failed", FieldError{Detail: err.Error(), Pointer: "#/if_match"})
 	}
-	author, err := s.parseID("#/author_id", string(f.AuthorID))
-	if err == nil {
-		err = s.limitAuthor(ctx, author)
-	}
-	c, keys := store.NewChild{Meta: callerOf(ctx).meta, Object: post, AuthorID: author, Body: f.Body, Key: f.Key}, []string(nil)
-	if f.ParentID != nil {
-		c.ReplyTo = f.ParentID.lower()
-		keys = append(keys, c.ReplyTo) // an earlier operation may delete it
-	}
-	if f.Key != "" {
-		keys = append(keys, string(f.AuthorID)+" "+f.Key)
-	}
-	return c, keys, err
-}
-
-func (s *server) takeEdit(ctx context.Context, f fields) (any, []string, error) {
-	version, err := s.inBodyVersion(f)
-	id := f.CommentID.lower()
-	return store.ChildEdit{Meta: callerOf(ctx).meta, ID: id, IfVersion: version, Body: &f.Body}, []string{id}, err
-}
-
-func (s *server) takeDelete(ctx context.Context, f fields) (any, []string, error) {
-	version, err := s.inBodyVersion(f)
-	id := f.CommentID.lower()
-	return store.ChildDelete{Meta: callerOf(ctx).meta, ID: id, IfVersion: version}, []string{id}, err
-}
-
-// inBodyVersion is ifVersion of an operation.
-func (s *server) inBodyVersion(f fields) (int64, error) {
-	if f.IfMatch == nil {
-		return 0, s.problems.problem(codeIfMatchMissing, "")
-	}
-	return int64(*f.IfMatch), nil
+	return nil
 }
 
 // writeAll hands operations to one of the store's functions and each outcome to tell, after the commit.
@@ -529,29 +433,4 @@ func (s *server) done(ctx context.Context, op *operation, err error, ref event.R
 		return
 	}
 	op.out = out
-}
-
-// ofComments is one of the store's functions for comments.
-func ofComments[W any](write func(context.Context, int64, kinds.Child, []W) ([]store.ChildOutcome, error)) func(context.Context, int64, []W) ([]store.ChildOutcome, error) {
-	return func(ctx context.Context, tenant int64, in []W) ([]store.ChildOutcome, error) {
-		return write(ctx, tenant, commentKind, in)
-	}
-}
-
-func (s *server) batchCreate(ctx context.Context, ops []*operation) error {
-	return writeAll(ctx, ops, ofComments(s.store.CreateChildren), func(op *operation, o store.ChildOutcome) {
-		s.done(ctx, op, o.Err, o.Child.Comment().Ref(), BatchOutcome{Status: http.StatusCreated, Comment: commentOf(o.Child.Comment()), Replayed: o.Replayed})
-	})
-}
-
-func (s *server) batchEdit(ctx context.Context, ops []*operation) error {
-	return writeAll(ctx, ops, ofComments(s.store.EditChildren), func(op *operation, o store.ChildOutcome) {
-		s.done(ctx, op, o.Err, o.Child.Comment().Ref(), BatchOutcome{Status: http.StatusOK, Comment: commentOf(o.Child.Comment())})
-	})
-}
-
-func (s *server) batchDelete(ctx context.Context, ops []*operation) error {
-	return writeAll(ctx, ops, ofComments(s.store.DeleteChildren), func(op *operation, o store.ChildOutcome) {
-		s.done(ctx, op, o.Err, o.Child.Comment().Ref(), BatchOutcome{Status: http.StatusNoContent})
-	})
 }

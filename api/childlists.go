@@ -2,12 +2,9 @@ package api
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"maps"
 	"net/http"
 	"slices"
-	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/jackc/pgx/v5"
@@ -16,25 +13,27 @@ import (
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/projections/threadcache"
-	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/tokens"
 	"github.com/tidings/tidings/versioned"
 )
 
 // childPage is one page of the children of an object.
 type childPage struct {
-	Items  []any        `json:"items" nullable:"false"`
-	Next   string       `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
-	Prev   string       `json:"prev,omitempty" doc:"The cursor of the page before, in the orders oldest and newest; absent on the first. What it leads to may be gone by then."`
-	Thread *ThreadState `json:"thread,omitempty"`
-	AsOf   event.Time   `json:"as_of" format:"date-time" doc:"Everything that was published up to then is in the page."`
+	Items  []any      `json:"items" nullable:"false"`
+	Next   string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
+	Prev   string     `json:"prev,omitempty" doc:"The cursor of the page before, in the orders oldest and newest; absent on the first. What it leads to may be gone by then."`
+	Thread any        `json:"thread,omitempty"`
+	AsOf   event.Time `json:"as_of" format:"date-time" doc:"Everything that was published up to then is in the page."`
 }
 
-// childList is one page of children of any objects.
-type childList struct {
-	Items []any      `json:"items" nullable:"false"`
-	Next  string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
-	AsOf  event.Time `json:"as_of" format:"date-time" doc:"Everything that was published up to then is in the list."`
+// childSummary is the children of an object in numbers.
+type childSummary struct {
+	Object         event.ID    `json:"object_id"`
+	Visible        int64       `json:"visible" example:"128" doc:"{Children} that are visible."`
+	Total          int64       `json:"total" example:"131" doc:"{Children} that were ever written, whatever became of them."`
+	LastActivityAt *event.Time `json:"last_activity_at,omitempty" format:"date-time" doc:"When the newest visible {child} was written; absent without any."`
+	Thread         any         `json:"thread,omitempty"`
+	AsOf           event.Time  `json:"as_of" format:"date-time" doc:"Everything that was published up to then is counted."`
 }
 
 // childVersion is a version of a child.
@@ -44,50 +43,60 @@ type childVersion struct {
 	Child  any    `json:"child"`
 }
 
-// childVersions is one page of a child's versions.
-type childVersions struct {
-	Items []any      `json:"items" nullable:"false" doc:"The newest first."`
-	Next  string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
-	AsOf  event.Time `json:"as_of" format:"date-time" doc:"Everything that was published up to then is in the history."`
-}
-
 // Place is where a page in the order of age begins.
 type Place struct {
-	Skip   int64     `query:"skip" minimum:"0" example:"200" doc:"Begin behind this many visible ones, in the orders oldest and newest. Not together with cursor or around."`
-	Around commentID `query:"around" doc:"The page with this one in its middle, the oldest first. Of one that is gone it is the page around its place. Not together with cursor or skip."`
+	Skip   int64   `query:"skip" minimum:"0" example:"200" doc:"Begin behind this many visible {children}, in the orders oldest and newest. Not together with cursor or around."`
+	Around childID `query:"around" doc:"The page with this {child} in its middle, the oldest first. Of a gone {child} it is the page around its place. Not together with cursor or skip."`
 	Page
 }
 
 type flatListInput struct {
 	UnderPath
-	Order string `query:"order" default:"oldest" enum:"oldest,newest" example:"newest" doc:"The visible ones by age."`
+	Order string `query:"order" default:"oldest" enum:"oldest,newest" example:"newest" doc:"Visible {children} by age."`
 	Place
 }
 
 type threadListInput struct {
 	UnderPath
-	Order string `query:"order" default:"oldest" enum:"oldest,newest,threaded" example:"newest" doc:"oldest and newest: the visible ones by age. threaded: each, then its replies; one that is gone with a visible one below it is a tombstone."`
+	Order string `query:"order" default:"oldest" enum:"oldest,newest,threaded" example:"newest" doc:"oldest and newest: visible {children} by age. threaded: each {child}, then its replies; a gone {child} with a visible one below it is a tombstone."`
 	Place
 }
 
-type pendingListInput struct {
-	Object id `query:"object_id" doc:"Only under this object."`
+type authorInput struct {
+	UserPath
 	Page
 }
 
+type childVersionsInput struct {
+	ChildPath
+	Page
+}
+
+// listing is a route that reads the projection.
+func (c *childRoutes) listing(operation, path string, answer *huma.Schema, w words, codes ...string) route {
+	r := c.route(operation, http.MethodGet, path, tokens.RoleRead, http.StatusOK, w)
+	r.projected, r.answer, r.codes = true, answer, codes
+	return r
+}
+
+// listItems gives a list its items.
+func listItems(of *huma.Schema, description string) func(*huma.Schema) {
+	return func(s *huma.Schema) { s.Properties["items"] = arrayOf(of, description) }
+}
+
+// threadOf gives an answer what is set for the children of the object, where the kind has that.
+func (c *childRoutes) threadOf(schema *huma.Schema) {
+	if c.k.Moderated {
+		property("thread", c.thread, true)(schema)
+	} else {
+		without("thread")(schema)
+	}
+}
+
 func (c *childRoutes) listRoutes() {
-	item := arrayOf(c.entity, "")
-	items := func(s *huma.Schema) { s.Properties["items"] = item }
-	r := c.route(http.MethodGet, c.under(), tokens.RoleRead, http.StatusOK, words{"list-" + strings.ReplaceAll(c.k.Plural, "_", "-"),
-		"List the " + c.k.Plural + " of " + a(c.k.Parent), fmt.Sprintf("From a projection. A %s that nobody knows has none.", c.k.Parent)})
-	r.projected, r.codes = true, []string{codeCursorInvalid, codeNotFound}
-	r.answer = c.schema(c.title+"Page", nil, childPage{}, items, func(s *huma.Schema) {
-		if c.k.Moderated {
-			property("thread", s.Properties["thread"], true)(s)
-		} else {
-			without("thread")(s)
-		}
-	})
+	page := c.schema("Page", childPage{}, listItems(c.entity, ""), c.threadOf)
+	r := c.listing("list", c.under(), page, words{"list-" + c.tagged, "List the {children} of {an object}", "From a projection. {An object} that nobody knows has none."},
+		codeCursorInvalid, codeNotFound)
 	if c.k.Threaded {
 		register(c.server, r, func(ctx context.Context, in *threadListInput) (*anyOutput, error) {
 			return c.list(ctx, in.Object.int64(), in.Order, in.Place)
@@ -97,38 +106,79 @@ func (c *childRoutes) listRoutes() {
 			return c.list(ctx, in.Object.int64(), in.Order, in.Place)
 		})
 	}
+	register(c.server, c.listing("summary", c.under()+"/summary", c.schema("Summary", childSummary{}, c.threadOf),
+		words{"get-" + c.dashed + "-summary", "Read the {children} of {an object} in numbers", "From a projection. {An object} that nobody knows has 0."}), c.summary)
 
-	answer := c.schema(c.title+"List", nil, childList{}, items)
-	authored := c.route(http.MethodGet, "/v1/"+c.kinds.Objects[authors]+"/{id}/"+c.k.Plural, tokens.RoleRead, http.StatusOK, words{"list-" + authors + "-" + strings.ReplaceAll(c.k.Plural, "_", "-"),
-		"List a " + authors + "'s visible " + c.k.Plural + ", newest first", "From a projection. A " + authors + " that nobody knows has none."})
-	authored.tag, authored.projected, authored.answer, authored.codes = "Users", true, answer, []string{codeCursorInvalid}
-	authored.naming = &naming{texts: map[string]string{"id": "The " + authors + "."}}
+	answer := c.schema("List", entityList{}, listItems(c.entity, ""))
+	authored := c.listing("authored", "/v1/"+c.kinds.Objects[authors]+"/{id}/"+c.k.Plural, answer,
+		words{"list-" + authors + "-" + c.tagged, "List a " + authors + "'s visible {children}, newest first", "From a projection. A " + authors + " that nobody knows has none."}, codeCursorInvalid)
+	authored.tag = "Users"
 	register(c.server, authored, func(ctx context.Context, in *authorInput) (*anyOutput, error) {
 		author := in.ID.int64()
 		return c.page(ctx, list{tenant: callerOf(ctx).TenantID, name: c.k.Plural + " of " + authors, of: author}, in.Page, func(tx pgx.Tx, after *threadcache.Key) ([]event.Child, error) {
 			return threadcache.ByAuthor(ctx, tx, c.k.Name, author, after, in.Limit+1)
 		})
 	})
-	if !c.k.Moderated {
-		return
+	if c.k.Moderated {
+		c.pendingRoute(answer)
 	}
-	pending := c.route(http.MethodGet, "/v1/moderation/"+c.k.Plural+"/pending", tokens.RoleModerate, http.StatusOK, words{"list-pending-" + strings.ReplaceAll(c.k.Plural, "_", "-"),
-		"List the " + c.k.Plural + " that wait for a moderator, oldest first", "From a projection, with their bodies."})
-	pending.tag, pending.projected, pending.answer, pending.codes = "Moderation", true, answer, []string{codeCursorInvalid}
-	register(c.server, pending, func(ctx context.Context, in *pendingListInput) (*anyOutput, error) {
-		object := in.Object.int64() // 0 when absent
-		return c.page(ctx, list{tenant: callerOf(ctx).TenantID, name: "pending " + c.k.Plural, of: object}, in.Page, func(tx pgx.Tx, after *threadcache.Key) ([]event.Child, error) {
-			return threadcache.Pending(ctx, tx, c.k.Name, object, after, in.Limit+1)
-		})
-	})
 }
 
 func (c *childRoutes) values(rows []event.Child) []any {
-	items := make([]any, len(rows))
+	items, bodies := make([]any, len(rows)), make([]childBody, len(rows))
 	for i, row := range rows {
-		items[i] = c.value(childBodyOf(row))
+		bodies[i] = childBodyOf(row)
+		items[i] = c.value(&bodies[i])
 	}
 	return items
+}
+
+// projectThread reads the children of an object, and what is set for them.
+func (c *childRoutes) projectThread(ctx context.Context, object int64, fn func(tx pgx.Tx) error) (thread any, asOf event.Time, err error) {
+	asOf, err = c.project(ctx, callerOf(ctx).TenantID, threadcache.Name, func(tx pgx.Tx) error {
+		if c.k.Moderated {
+			settings, err := threadcache.ReadSettings(ctx, tx, c.k.Name, object)
+			if err != nil {
+				return err
+			}
+			thread = threadState(settings)
+		}
+		return fn(tx)
+	})
+	return thread, asOf, err
+}
+
+func (s *server) notFound() error { return s.problems.problem(codeNotFound, "") }
+
+// placeCursor is what a cursor of a chronological page carries. Before asks for the page that ends there.
+type placeCursor struct {
+	At     event.Time `json:"t"`
+	ID     string     `json:"c"`
+	Before bool       `json:"b,omitempty"`
+}
+
+func cursorAt(c event.Child) placeCursor { return placeCursor{At: c.CreatedAt, ID: c.ID} }
+
+func (c placeCursor) key() *threadcache.Key {
+	return &threadcache.Key{CreatedAt: c.At.Time, ChildID: c.ID}
+}
+
+// checkPlace refuses parameters that ask for two places at once.
+func (s *server) checkPlace(order string, in Place) error {
+	refuse := func(parameter, detail string) error {
+		return s.problems.problem(codeValidation, "", FieldError{Detail: detail, Parameter: parameter})
+	}
+	switch {
+	case in.Skip > 0 && order == "threaded":
+		return refuse("skip", "want the order oldest or newest")
+	case in.Skip > 0 && (in.Cursor != "" || in.Around != ""):
+		return refuse("skip", "want skip alone, without cursor and around")
+	case in.Around != "" && order != "oldest":
+		return refuse("around", "want the order oldest")
+	case in.Around != "" && in.Cursor != "":
+		return refuse("around", "want around alone, without cursor and skip")
+	}
+	return nil
 }
 
 // list is a page of the children of an object.
@@ -137,60 +187,40 @@ func (c *childRoutes) list(ctx context.Context, object int64, order string, in P
 		return nil, err
 	}
 	l := list{tenant: callerOf(ctx).TenantID, name: c.k.Plural + " " + order, of: object}
-	var path string
+	if order == "threaded" {
+		return c.threadedPage(ctx, l, object, in.Page, func(tx pgx.Tx, after string) ([]event.Child, error) {
+			return threadcache.Threaded(ctx, tx, c.k.Name, object, after, in.Limit+1)
+		})
+	}
 	var cursor placeCursor
 	if in.Cursor != "" {
-		to := any(&cursor)
-		if order == "threaded" {
-			to = &path
-		}
-		if err := c.cursors.decode(l, in.Cursor, to); err != nil {
+		if err := c.cursors.decode(l, in.Cursor, &cursor); err != nil {
 			return nil, err
 		}
 	}
 	var rows []event.Child
-	var settings threadcache.Settings
 	var earlier, later bool // whether there are pages before and behind this one
-	asOf, err := c.project(ctx, l.tenant, threadcache.Name, func(tx pgx.Tx) (err error) {
-		if c.k.Moderated {
-			if settings, err = threadcache.ReadSettings(ctx, tx, c.k.Name, object); err != nil {
-				return err
-			}
-		}
-		switch {
-		case order == "threaded":
-			rows, err = threadcache.Threaded(ctx, tx, c.k.Name, object, path, in.Limit+1)
-			later = len(rows) > in.Limit
-			rows = rows[:min(len(rows), in.Limit)]
-		case in.Around != "":
-			child, found, err := threadcache.ByID(ctx, tx, c.k.Name, in.Around.lower())
-			if err == nil && (!found || int64(child.Parent) != object) {
-				err = c.notFound()
-			}
-			if err != nil {
-				return err
-			}
-			rows, earlier, later, err = threadcache.Around(ctx, tx, c.k.Name, child, in.Limit)
-			return err
-		default:
+	thread, asOf, err := c.projectThread(ctx, object, func(tx pgx.Tx) (err error) {
+		if in.Around == "" {
 			rows, earlier, later, err = chronological(ctx, tx, c.k.Name, object, threadcache.Order(order == "newest"), in, cursor)
+			return err
 		}
+		child, found, err := threadcache.ByID(ctx, tx, c.k.Name, in.Around.lower())
+		if err == nil && (!found || int64(child.Parent) != object) {
+			err = c.notFound()
+		}
+		if err != nil {
+			return err
+		}
+		rows, earlier, later, err = threadcache.Around(ctx, tx, c.k.Name, child, in.Limit)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	page := childPage{Items: c.values(rows), AsOf: asOf}
-	if c.k.Moderated {
-		page.Thread = (*ThreadState)(&settings)
-	}
+	page := childPage{Items: c.values(rows), Thread: thread, AsOf: asOf}
 	if later && len(rows) > 0 {
-		last := rows[len(rows)-1]
-		next := any(cursorAt(last))
-		if order == "threaded" {
-			next = last.Path
-		}
-		if page.Next, err = c.cursors.encode(l, next); err != nil {
+		if page.Next, err = c.cursors.encode(l, cursorAt(rows[len(rows)-1])); err != nil {
 			return nil, err
 		}
 	}
@@ -204,36 +234,92 @@ func (c *childRoutes) list(ctx context.Context, object int64, order string, in P
 	return &anyOutput{Body: page}, nil
 }
 
+// chronological reads a page from its beginning, from a cursor on either way, or behind a number of children.
+func chronological(ctx context.Context, tx pgx.Tx, kind string, object int64, order threadcache.Order, in Place, cursor placeCursor) (rows []event.Child, earlier, later bool, err error) {
+	switch {
+	case in.Skip > 0:
+		rows, err = threadcache.Skip(ctx, tx, kind, object, order, in.Skip, in.Limit+1)
+		earlier = true
+	case cursor.Before:
+		rows, err = threadcache.Page(ctx, tx, kind, object, !order, cursor.key(), in.Limit+1)
+		earlier, later = len(rows) > in.Limit, true
+		rows = rows[:min(len(rows), in.Limit)]
+		slices.Reverse(rows)
+		return rows, earlier, later, err
+	case in.Cursor != "":
+		rows, err = threadcache.Page(ctx, tx, kind, object, order, cursor.key(), in.Limit+1)
+		earlier = true
+	default:
+		rows, err = threadcache.Page(ctx, tx, kind, object, order, nil, in.Limit+1)
+	}
+	later = len(rows) > in.Limit
+	return rows[:min(len(rows), in.Limit)], earlier, later, err
+}
+
 // page is a page of children of any objects; read reads one more than the limit.
 func (c *childRoutes) page(ctx context.Context, l list, p Page, read func(tx pgx.Tx, after *threadcache.Key) ([]event.Child, error)) (*anyOutput, error) {
-	rows, next, asOf, err := c.childPage(ctx, l, p, read)
+	var after *threadcache.Key
+	if p.Cursor != "" {
+		var at placeCursor
+		if err := c.cursors.decode(l, p.Cursor, &at); err != nil {
+			return nil, err
+		}
+		after = at.key()
+	}
+	var rows []event.Child
+	asOf, err := c.project(ctx, l.tenant, threadcache.Name, func(tx pgx.Tx) (err error) {
+		rows, err = read(tx, after)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	return &anyOutput{Body: childList{Items: c.values(rows), Next: next, AsOf: asOf}}, nil
+	rows, next, err := newPage(c.server, l, p.Limit, rows, func(c event.Child) any { return cursorAt(c) })
+	if err != nil {
+		return nil, err
+	}
+	return &anyOutput{Body: entityList{Items: c.values(rows), Next: next, AsOf: asOf}}, nil
 }
 
-func (c *childRoutes) versionRoutes() {
-	r := c.route(http.MethodGet, c.one()+"/versions", tokens.RoleRead, http.StatusOK, words{"list-" + c.dashed + "-versions",
-		"List the versions of " + a(c.k.Name) + ", newest first", "Who did what, when. While it is gone no version of it shows author, body, attributes and actor, " +
-			"but to tokens that have the role moderate too; of an erased one to nobody." + fromTheHistory})
-	version := c.schema(c.title+"Version", c.naming, childVersion{}, property(c.k.Name, c.entity, true))
-	r.answer = c.schema(c.title+"Versions", nil, childVersions{}, func(s *huma.Schema) { s.Properties["items"].Items = version })
+func (c *childRoutes) summary(ctx context.Context, in *UnderPath) (*anyOutput, error) {
+	var sum threadcache.Summary
+	thread, asOf, err := c.projectThread(ctx, in.Object.int64(), func(tx pgx.Tx) (err error) {
+		sum, err = threadcache.ReadSummary(ctx, tx, c.k.Name, in.Object.int64())
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := childSummary{Object: in.Object.ID, Visible: sum.Visible, Total: sum.Total, Thread: thread, AsOf: asOf}
+	if sum.LastAt != nil {
+		out.LastActivityAt = &event.Time{Time: *sum.LastAt}
+	}
+	return &anyOutput{Body: c.value(out)}, nil
+}
+
+func (c *childRoutes) versionRoute() {
+	gone, shows := "deleted, erased", "author, body and actor"
+	if c.k.Moderated {
+		gone = "hidden, removed, " + gone
+	}
+	if len(c.k.Attributes) > 0 {
+		shows = "author, body, attributes and actor"
+	}
+	r := c.route("versions", http.MethodGet, c.one()+"/versions", tokens.RoleRead, http.StatusOK, words{"list-" + c.dashed + "-versions",
+		"List the versions of {a child}, newest first", "Who did what, when. While the {child} is gone (" + gone + ") no version of it shows " + shows +
+			", but to tokens that have the role moderate too; of an erased one to nobody." + fromTheHistory})
+	version := c.schema("Version", childVersion{}, property(c.of("child"),
+		refer(c.entity, c.text("As it was. Without author and body while the {child} is gone, but with the role moderate.")), true))
+	r.answer = c.schema("Versions", entityVersions{}, listItems(version, "The newest first."))
 	r.codes = []string{codeCursorInvalid, codeNotFound}
 	register(c.server, r, c.versions)
 }
 
-func (c *childRoutes) versions(ctx context.Context, in *commentVersionsInput) (*anyOutput, error) {
+func (c *childRoutes) versions(ctx context.Context, in *childVersionsInput) (*anyOutput, error) {
 	by, id := callerOf(ctx), in.ID.lower()
 	l := list{tenant: by.TenantID, name: "versions of " + c.k.Name + " " + id}
-	before, err := c.before(l, in.Cursor)
-	if err != nil {
-		return nil, err
-	}
-	var rows []versioned.Version[event.Child]
-	asOf, err := c.readHistory(ctx, by.TenantID, func(tx pgx.Tx) (err error) {
-		rows, err = history.Children(c.k).Recent(ctx, tx, by.TenantID, versioned.Key{id}, before, in.Limit+1)
-		return err
+	rows, next, asOf, err := past(ctx, c.server, l, in.Page, func(tx pgx.Tx, before int64) ([]versioned.Version[event.Child], error) {
+		return history.Children(c.k).Recent(ctx, tx, by.TenantID, versioned.Key{id}, before, in.Limit+1)
 	})
 	if err != nil {
 		return nil, err
@@ -244,10 +330,6 @@ func (c *childRoutes) versions(ctx context.Context, in *commentVersionsInput) (*
 		return nil, err
 	}
 	gone, moderator := !event.BodyTravels(now.AuthorState, now.ModerationState), by.Has(tokens.RoleModerate)
-	rows, next, err := newPage(c.server, l, in.Limit, rows, position)
-	if err != nil {
-		return nil, err
-	}
 	items := make([]any, len(rows))
 	for i, v := range rows {
 		item, child := childVersion{VersionInfo: infoOf(v, v.Object.Version)}, childBodyOf(v.Object)
@@ -260,126 +342,7 @@ func (c *childRoutes) versions(ctx context.Context, in *commentVersionsInput) (*
 		item.Child = c.value(child)
 		items[i] = c.value(item)
 	}
-	return &anyOutput{Body: childVersions{Items: items, Next: next, AsOf: asOf}}, nil
-}
-
-// childSettings are what holds for the children of one object.
-type childSettings struct {
-	Object       event.ID    `json:"object_id"`
-	Locked       bool        `json:"locked" doc:"It takes no more."`
-	Premoderated bool        `json:"premoderated" doc:"New ones start pending."`
-	Title        string      `json:"title,omitempty"`
-	Version      int64       `json:"version" doc:"Rises by one with each change; also the ETag. 0 while nothing was set."`
-	UpdatedAt    *event.Time `json:"updated_at,omitempty" format:"date-time" doc:"Absent while nothing was set."`
-}
-
-func childSettingsOf(t event.Thread) childSettings {
-	v := threadSettingsOf(t)
-	return childSettings{Object: v.PostID, Locked: v.Locked, Premoderated: v.Premoderated, Title: v.Title, Version: v.Version, UpdatedAt: v.UpdatedAt}
-}
-
-// settingsVersion is a version of the settings.
-type settingsVersion struct {
-	VersionInfo
-	Settings any `json:"settings"`
-}
-
-// settingsVersions is one page of the versions of the settings.
-type settingsVersions struct {
-	Items []any  `json:"items" nullable:"false" doc:"The newest first."`
-	Next  string `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
-}
-
-type underGetInput struct {
-	UnderPath
-	IfNoneMatch string `header:"If-None-Match" doc:"An ETag: 304 while it is still the one."`
-}
-
-type underPutInput struct {
-	UnderPath
-	SettingsChange
-}
-
-type underVersionsInput struct {
-	UnderPath
-	Page
-}
-
-type childSettingsOutput struct {
-	Status int
-	ETag   string `header:"ETag" doc:"Absent while nothing was set."`
-	WriteToken
-	Body any
-}
-
-func (c *childRoutes) settingsOutput(out *settingsOutput, t event.Thread) *childSettingsOutput {
-	return &childSettingsOutput{Status: out.Status, ETag: out.ETag, WriteToken: out.WriteToken, Body: c.value(childSettingsOf(t))}
-}
-
-func (c *childRoutes) moderationRoutes() {
-	body := []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType, codeVersionStale, codeIfMatchMissing}
-	of := "for the " + c.k.Plural + " of " + a(c.k.Parent)
-	path := c.under() + "/settings"
-	schema := c.schema(c.title+"Settings", c.naming, childSettings{})
-	c.settings = append(c.settings, schema)
-
-	get := c.route(http.MethodGet, path, tokens.RoleRead, http.StatusOK, words{"get-" + c.dashed + "-settings",
-		"Read the settings " + of, "From the truth. Where nothing was set they are the defaults, at version 0."})
-	get.tag, get.answer, get.also = "Moderation", schema, map[int]string{http.StatusNotModified: "If-None-Match names the version."}
-	register(c.server, get, func(ctx context.Context, in *underGetInput) (*childSettingsOutput, error) {
-		out, t, err := c.readSettings(ctx, c.k, in.Object.int64(), in.IfNoneMatch)
-		if err != nil {
-			return nil, err
-		}
-		return c.settingsOutput(out, t), nil
-	})
-
-	put := c.route(http.MethodPut, path, tokens.RoleModerate, http.StatusOK, words{"put-" + c.dashed + "-settings", "Set the settings " + of,
-		"All of them: what is absent becomes false, or no title. Where it is locked there are no new " + c.k.Plural + "; those that are there may still be edited, deleted and " +
-			"moderated. Settings that hold already change nothing: 200 with the same version, and no event."})
-	put.tag, put.answer, put.codes = "Moderation", schema, body
-	register(c.server, put, func(ctx context.Context, in *underPutInput) (*childSettingsOutput, error) {
-		out, t, err := c.writeSettings(ctx, c.k, in.Object.int64(), in.SettingsChange)
-		var stale *store.StaleThreadError
-		if errors.As(err, &stale) {
-			p := c.problems.problem(codeVersionStale, fmt.Sprintf("the settings are at version %d", stale.Current.Version))
-			p.Current = &Current{c.value(childSettingsOf(stale.Current))}
-			return nil, p
-		}
-		if err != nil {
-			return nil, err
-		}
-		return c.settingsOutput(out, t), nil
-	})
-
-	versions := c.route(http.MethodGet, path+"/versions", tokens.RoleRead, http.StatusOK, words{"list-" + c.dashed + "-settings-versions",
-		"List the versions of the settings " + of + ", newest first", "Who set what, when. From the truth. Where nothing was set there are none."})
-	version := c.schema(c.title+"SettingsVersion", nil, settingsVersion{}, property("settings", schema, true))
-	versions.tag, versions.codes = "Moderation", []string{codeCursorInvalid}
-	versions.answer = c.schema(c.title+"SettingsVersions", nil, settingsVersions{}, func(s *huma.Schema) { s.Properties["items"].Items = version })
-	register(c.server, versions, func(ctx context.Context, in *underVersionsInput) (*anyOutput, error) {
-		rows, next, err := c.settingsPage(ctx, c.k, list{name: "versions of settings of " + c.k.Plural, of: in.Object.int64()}, in.Page)
-		if err != nil {
-			return nil, err
-		}
-		items := make([]any, len(rows))
-		for i, v := range rows {
-			items[i] = settingsVersion{infoOf(v, v.Object.Version), c.value(childSettingsOf(v.Object))}
-		}
-		return &anyOutput{Body: settingsVersions{Items: items, Next: next}}, nil
-	})
-
-	moderate := c.route(http.MethodPut, c.one()+"/moderation", tokens.RoleModerate, http.StatusOK, words{"moderate-" + c.dashed, "Approve, hide or remove " + a(c.k.Name),
-		"Approving undoes what moderation did. The state that it has changes nothing: 200 with the same version, and no event. What its author deleted stays deleted."})
-	moderate.tag, moderate.answer, moderate.codes = "Moderation", c.entity, append(slices.Clone(body), codeNotFound, codeChildGone)
-	register(c.server, moderate, func(ctx context.Context, in *moderateInput) (*childOutput, error) {
-		w, err := c.moderation(ctx, in)
-		if err != nil {
-			return nil, err
-		}
-		out, err := c.store.ModerateChildren(ctx, callerOf(ctx).TenantID, c.k, []store.ChildModeration{w})
-		return c.answer(ctx, http.StatusOK, out, err)
-	})
+	return &anyOutput{Body: entityVersions{Items: items, Next: next, AsOf: asOf}}, nil
 }
 
 // aggregateCount is an attribute of the visible children of an object in numbers; sum by count is its average.

@@ -1,12 +1,13 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -17,20 +18,25 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// childBody is how a child looks. One that is gone is a tombstone: it says why, but has neither author, body nor attributes.
+// childBody is how a child looks. One that is gone (hidden, removed, deleted, erased) is a tombstone: it says why, but has neither author, body nor attributes.
 type childBody struct {
 	ID         string          `json:"child_id" format:"uuid"`
 	Object     event.ID        `json:"object_id"`
-	ParentID   string          `json:"parent_id,omitempty" format:"uuid" doc:"The one that this one replies to; absent on a first one."`
+	ParentID   string          `json:"parent_id,omitempty" format:"uuid" doc:"Absent on a first {child}."`
 	AuthorID   event.ID        `json:"author_id,omitempty" doc:"Absent on a tombstone."`
-	Slug       string          `json:"slug,omitempty" doc:"Short and unique under its object: the permalink."`
-	Depth      int             `json:"depth,omitempty" doc:"1 for a first one."`
+	Slug       string          `json:"slug,omitempty" doc:"Short and unique within the {object}: the permalink."`
+	Depth      int             `json:"depth,omitempty" doc:"1 for a first {child}."`
 	Body       string          `json:"body,omitempty" doc:"Absent on a tombstone."`
 	State      string          `json:"state"`
 	Version    int64           `json:"version" doc:"Rises by one with each change; also the ETag."`
 	CreatedAt  event.Time      `json:"created_at" format:"date-time"`
 	UpdatedAt  event.Time      `json:"updated_at" format:"date-time"`
 	Attributes json.RawMessage `json:"attributes,omitempty"`
+
+	// In a tree, and behind a permalink (childthreads.go):
+	Replies []any       `json:"replies,omitempty"`
+	Thread  any         `json:"thread,omitempty"`
+	AsOf    *event.Time `json:"as_of,omitempty" format:"date-time" doc:"Everything that was published up to then has been looked at."`
 }
 
 func childBodyOf(c event.Child) childBody {
@@ -51,7 +57,7 @@ func childBodyOf(c event.Child) childBody {
 type newChild struct {
 	AuthorID   userID          `json:"author_id"`
 	Body       string          `json:"body" doc:"1 to 16384 bytes of UTF-8 after trimming."`
-	ParentID   *commentID      `json:"parent_id,omitempty" doc:"The one of the same object that this one replies to."`
+	ParentID   *childID        `json:"parent_id,omitempty" doc:"The {child} of the same {object} that this one replies to."`
 	Attributes json.RawMessage `json:"attributes,omitempty"`
 }
 
@@ -66,6 +72,16 @@ type UnderPath struct {
 	Object id `path:"object_id"`
 }
 
+// ChildPath names a child.
+type ChildPath struct {
+	ID childID `path:"id"`
+}
+
+type childGetInput struct {
+	ChildPath
+	IfNoneMatch string `header:"If-None-Match" doc:"An ETag: 304 while it is still the one."`
+}
+
 type newChildInput struct {
 	UnderPath
 	Key  string           `header:"Idempotency-Key" pattern:"^[!-~]{1,255}$" patternDescription:"1 to 255 visible ASCII characters" doc:"Makes the create safe to repeat: with the same author and key the first answer is given again."`
@@ -73,58 +89,72 @@ type newChildInput struct {
 }
 
 type changeInput struct {
-	CommentPath
-	IfMatch string           `header:"If-Match" doc:"Required: the ETag that the change is about, or *."`
+	ChildPath
+	IfMatch string           `header:"If-Match" doc:"Required: the ETag that the edit is about, or *."`
 	Body    *json.RawMessage // as the kind says
+}
+
+type deleteInput struct {
+	ChildPath
+	IfMatch string `header:"If-Match" doc:"Required: the ETag that the deletion is about, or *."`
 }
 
 type childOutput struct {
 	Status   int
 	ETag     string `header:"ETag"`
 	Location string `header:"Location"`
-	Replayed string `header:"Idempotency-Replayed" doc:"true when an earlier request with this key had made it."`
+	Replayed string `header:"Idempotency-Replayed" doc:"true when an earlier request with this key had made the {child}."`
 	WriteToken
 	Body any
 }
 
 // childRoutes are the routes of one kind of children.
 type childRoutes struct {
-	*server
-	*naming
+	archetype
 	k      kinds.Child
-	title  string // in names of schemas
-	dashed string // in operationIds
-	entity *huma.Schema
+	thread *huma.Schema // what is set for the children of an object, of a moderated kind
 }
 
 // addChildRoutes registers all routes of a kind of children, but for the counts of objects.
 func (s *server) addChildRoutes(k kinds.Child) {
-	c := &childRoutes{server: s, naming: childNaming(k), k: k, title: camel(k.Name), dashed: strings.ReplaceAll(k.Name, "_", "-")}
-	c.entity = c.schema(c.title, c.naming, childBody{}, c.looks)
+	c := &childRoutes{archetype: newArchetype(s, k.Name, k.Plural, childNaming(k)), k: k}
+	c.names["settings"] = c.word("settings")
+	c.entity = c.schema("", childBody{}, c.looks())
 	s.entities[k.Name] = c.entity
-	c.singleRoutes()
-	c.batchRoutes()
-	c.listRoutes()
-	c.versionRoutes()
+	s.current = append(s.current, c.entity)
 	if k.Moderated {
 		c.moderationRoutes()
 	}
+	c.singleRoutes()
+	c.batchRoutes()
+	c.listRoutes()
+	if k.Threaded {
+		c.threadRoutes()
+	}
+	c.versionRoute()
 }
 
-// looks gives the schema of a child what its kind has.
-func (c *childRoutes) looks(schema *huma.Schema) {
-	state := &huma.Schema{Type: huma.TypeString, Enum: []any{"visible", "deleted", "erased"}}
-	if c.k.Moderated {
-		state.Enum = []any{"visible", "pending", "hidden", "removed", "deleted", "erased"}
+// looks gives the schema of a child what its kind has, and these members that it has in some places.
+func (c *childRoutes) looks(also ...string) func(*huma.Schema) {
+	return func(schema *huma.Schema) {
+		state := &huma.Schema{Type: huma.TypeString, Enum: []any{"visible", "deleted", "erased"}}
+		if c.k.Moderated {
+			state.Enum = []any{"visible", "pending", "hidden", "removed", "deleted", "erased"}
+		}
+		property("state", state, true)(schema)
+		if c.k.Threaded {
+			property("slug", schema.Properties["slug"], true)(schema)
+			property("depth", schema.Properties["depth"], true)(schema)
+		} else {
+			without("parent_id", "slug", "depth")(schema)
+		}
+		for _, name := range []string{"replies", "thread", "as_of"} {
+			if !slices.Contains(also, name) {
+				without(name)(schema)
+			}
+		}
+		c.attributes(answered)(schema)
 	}
-	property("state", state, true)(schema)
-	if c.k.Threaded {
-		property("slug", schema.Properties["slug"], true)(schema)
-		property("depth", schema.Properties["depth"], true)(schema)
-	} else {
-		without("parent_id", "slug", "depth")(schema)
-	}
-	c.attributes(answered)(schema)
 }
 
 // attributes gives a schema the attributes of the kind, if it has any. A tombstone has none.
@@ -152,11 +182,6 @@ func (c *childRoutes) change(schema *huma.Schema) {
 	}
 }
 
-func (c *childRoutes) route(method, path, role string, status int, w words) route {
-	return route{method: method, path: path, id: w.id, summary: w.summary, description: w.description, role: role, status: status,
-		tag: strings.ToUpper(c.k.Plural[:1]) + c.k.Plural[1:], naming: c.naming}
-}
-
 // under is the path of an object's children, one that of a child.
 func (c *childRoutes) under() string {
 	return "/v1/" + c.kinds.Objects[c.k.Parent] + "/{object_id}/" + c.k.Plural
@@ -165,49 +190,61 @@ func (c *childRoutes) one() string { return "/v1/" + c.k.Plural + "/{id}" }
 
 func (c *childRoutes) location(id string) string { return "/v1/" + c.k.Plural + "/" + id }
 
+// writing are the codes of a route that takes a body.
+func writing(more ...string) []string {
+	return append([]string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType}, more...)
+}
+
 func (c *childRoutes) singleRoutes() {
-	kind := a(c.k.Name)
-	body := []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType, codeBodyEmpty, codeBodyTooLong, codeBodyInvalid}
-	create := c.route(http.MethodPost, c.under(), tokens.RoleWrite, http.StatusCreated, words{"create-" + c.dashed, "Write " + kind, ""})
-	create.codes, create.answer = append(body[:len(body):len(body)], codeKeyReused), c.entity
-	if c.k.Threaded {
-		create.summary += ", or a reply"
-		create.codes = append(create.codes, codeParentUnknown, codeParentGone, codeTooDeep)
+	c.createRoute()
+	get := c.route("get", http.MethodGet, c.one(), tokens.RoleRead, http.StatusOK, words{"get-" + c.dashed, "Read {a child}",
+		"From the truth. {A child} that is gone is a tombstone: its state, but neither author nor body."})
+	get.codes, get.answer, get.also = []string{codeNotFound}, c.entity, map[int]string{http.StatusNotModified: "If-None-Match names the version."}
+	register(c.server, get, c.get)
+
+	edit := c.route("edit", http.MethodPatch, c.one(), tokens.RoleWrite, http.StatusOK, words{"edit-" + c.dashed, "Replace {a child}'s body",
+		"An edit to the body that it has changes nothing: 200 with the same version, and no event."})
+	if len(c.k.Attributes) > 0 {
+		edit.summary = "Edit {a child}"
+		edit.description = "The body has what changes: the text, attributes (RFC 7396: null takes one away, or back to its default), or both. " +
+			"An edit to what it has changes nothing: 200 with the same version, and no event."
 	}
+	edit.codes = writing(codeBodyEmpty, codeBodyTooLong, codeBodyInvalid, codeNotFound, c.code(codeChildGone), codeVersionStale, codeIfMatchMissing)
+	edit.answer, edit.body = c.entity, jsonBody(c.schema("Edit", childEdit{}, c.change), true)
+	register(c.server, edit, c.edit)
+
+	remove := c.route("delete", http.MethodDelete, c.one(), tokens.RoleWrite, http.StatusNoContent, words{"delete-" + c.dashed, "Withdraw {a child} for its author", "Final."})
+	if c.k.Threaded {
+		remove.description += " Replies stay."
+	}
+	remove.codes = []string{codeNotFound, c.code(codeChildGone), codeVersionStale, codeIfMatchMissing}
+	register(c.server, remove, c.remove)
+}
+
+func (c *childRoutes) createRoute() {
+	r := c.route("create", http.MethodPost, c.under(), tokens.RoleWrite, http.StatusCreated, words{"create-" + c.dashed, "Write {a child}", ""})
+	r.codes, r.answer = writing(codeBodyEmpty, codeBodyTooLong, codeBodyInvalid, codeKeyReused), c.entity
+	if c.k.Threaded {
+		r.summary += ", or a reply"
+		r.codes = append(r.codes, codeParentUnknown, codeParentGone, codeTooDeep)
+	}
+	var notes []string
 	if c.k.Moderated {
-		create.description += "In a premoderated thread it starts pending. "
-		create.codes = append(create.codes, codeThreadLocked)
+		notes = append(notes, "In a premoderated thread the {child} starts pending.")
+		r.codes = append(r.codes, codeThreadLocked)
 	}
 	if c.k.OnePerAuthor {
-		create.description += fmt.Sprintf("An author has at most one %s of %s that is not deleted: a second one is refused with `%s`, and `current` and Location name the first. ",
-			c.k.Name, a(c.k.Parent), codeAlreadyWritten)
-		create.codes = append(create.codes, codeAlreadyWritten)
+		notes = append(notes, "An author has at most one {child} of {an object} that is not deleted: a second one is refused with `"+codeAlreadyWritten+
+			"`, and `current` and Location name the first.")
+		r.codes = append(r.codes, codeAlreadyWritten)
 	}
-	create.body = jsonBody(c.schema(c.title+"Input", c.naming, newChild{}, c.input), true)
-	create.description = strings.TrimSpace(create.description)
-	register(c.server, create, c.create)
+	r.description = strings.Join(notes, " ")
+	r.body = jsonBody(c.schema("Input", newChild{}, c.input), true)
+	register(c.server, r, c.create)
 	if c.k.OnePerAuthor {
 		refusal := c.operation(http.MethodPost, c.path(c.under())).Responses["409"]
 		refusal.Headers = map[string]*huma.Param{"Location": {Schema: &huma.Schema{Type: huma.TypeString}, Description: "Of `" + codeAlreadyWritten + "`: where the first is."}}
 	}
-
-	get := c.route(http.MethodGet, c.one(), tokens.RoleRead, http.StatusOK, words{"get-" + c.dashed, "Read " + kind,
-		"From the truth. One that is gone is a tombstone: its state, but neither author nor body."})
-	get.codes, get.answer, get.also = []string{codeNotFound}, c.entity, map[int]string{http.StatusNotModified: "If-None-Match names the version."}
-	register(c.server, get, c.get)
-
-	edit := c.route(http.MethodPatch, c.one(), tokens.RoleWrite, http.StatusOK, words{"edit-" + c.dashed, "Edit " + kind,
-		"An edit to what it has changes nothing: 200 with the same version, and no event."})
-	if len(c.k.Attributes) > 0 {
-		edit.description = "The body has what changes: the text, attributes (RFC 7396: null takes one away, or back to its default), or both. " + edit.description
-	}
-	edit.codes, edit.answer = append(body[:len(body):len(body)], codeNotFound, codeChildGone, codeVersionStale, codeIfMatchMissing), c.entity
-	edit.body = jsonBody(c.schema(c.title+"Edit", c.naming, childEdit{}, c.change), true)
-	register(c.server, edit, c.edit)
-
-	remove := c.route(http.MethodDelete, c.one(), tokens.RoleWrite, http.StatusNoContent, words{"delete-" + c.dashed, "Withdraw " + kind + " for its author", "Final."})
-	remove.codes = []string{codeNotFound, codeChildGone, codeVersionStale, codeIfMatchMissing}
-	register(c.server, remove, c.remove)
 }
 
 func (c *childRoutes) create(ctx context.Context, in *newChildInput) (*childOutput, error) {
@@ -267,7 +304,7 @@ func (c *childRoutes) refused(err error) error {
 	case errors.As(err, &stale):
 		return c.about(codeVersionStale, fmt.Sprintf("the %s is at version %d", c.k.Name, stale.Current.Version), stale.Current)
 	case errors.As(err, &state):
-		return c.about(codeChildGone, "the "+c.k.Name+" is "+state.Current.State(), state.Current)
+		return c.about(c.code(codeChildGone), "the "+c.k.Name+" is "+state.Current.State(), state.Current)
 	case errors.As(err, &taken):
 		p := c.about(codeAlreadyWritten, fmt.Sprintf("the author has %s of this %s already: %s", a(c.k.Name), c.k.Parent, taken.Child.ID), taken.Child)
 		p.location = c.location(taken.Child.ID)
@@ -288,7 +325,7 @@ func (c *childRoutes) about(code, detail string, current event.Child) *Problem {
 	return p
 }
 
-func (c *childRoutes) get(ctx context.Context, in *commentGetInput) (*childOutput, error) {
+func (c *childRoutes) get(ctx context.Context, in *childGetInput) (*childOutput, error) {
 	child, err := c.store.GetChild(ctx, callerOf(ctx).TenantID, c.k, in.ID.lower())
 	if err != nil {
 		return nil, err
@@ -309,66 +346,28 @@ func (c *childRoutes) edit(ctx context.Context, in *changeInput) (*childOutput, 
 	if err != nil {
 		return nil, err
 	}
-	out, err := c.editChildren(ctx, callerOf(ctx).TenantID, []store.ChildEdit{w})
+	out, err := c.store.EditChildren(ctx, callerOf(ctx).TenantID, c.k, []store.ChildEdit{w})
 	return c.answer(ctx, http.StatusOK, out, err)
 }
 
-// childEdit is what the store writes for an edit; its attributes are those that change.
+// ifVersion reads the If-Match that a write needs.
+func (s *server) ifVersion(ifMatch string) (int64, error) {
+	if ifMatch == "" {
+		return 0, s.problems.problem(codeIfMatchMissing, "")
+	}
+	v, ok := versionOf(ifMatch)
+	if !ok {
+		return 0, s.problems.problem(codeHeaderInvalid, "", FieldError{Detail: `want one ETag, such as "3", or *`, Header: "If-Match"})
+	}
+	return v, nil
+}
+
+// childEdit is what the store writes for an edit.
 func (c *childRoutes) childEdit(ctx context.Context, id string, version int64, body childEdit) (store.ChildEdit, error) {
 	if body.Body == nil && body.Attributes == nil {
 		return store.ChildEdit{}, c.problems.problem(codeValidation, "validation failed", FieldError{Detail: "want body, attributes or both", Pointer: "#"})
 	}
 	return store.ChildEdit{Meta: callerOf(ctx).meta, ID: id, IfVersion: version, Body: body.Body, Attributes: body.Attributes}, nil
-}
-
-// editChildren merges the attributes that change into those that a child has, and writes. Edits with attributes go one by one: each needs what is there.
-func (c *childRoutes) editChildren(ctx context.Context, tenant int64, in []store.ChildEdit) ([]store.ChildOutcome, error) {
-	merges := false
-	for _, w := range in {
-		merges = merges || w.Attributes != nil
-	}
-	if !merges {
-		return c.store.EditChildren(ctx, tenant, c.k, in)
-	}
-	out := make([]store.ChildOutcome, len(in))
-	for i, w := range in {
-		var err error
-		if out[i], err = c.merge(ctx, tenant, w); err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
-}
-
-// merge is an edit with attributes that change. Of whatever version there is it is tried again when another edit came first.
-func (c *childRoutes) merge(ctx context.Context, tenant int64, w store.ChildEdit) (store.ChildOutcome, error) {
-	for try := 1; ; try++ {
-		next := w
-		if w.Attributes != nil {
-			now, err := c.store.GetChild(ctx, tenant, c.k, w.ID)
-			switch {
-			case errors.Is(err, store.ErrNotFound):
-				return store.ChildOutcome{Err: err}, nil
-			case err != nil:
-				return store.ChildOutcome{}, err
-			case w.IfVersion != store.AnyVersion && w.IfVersion != now.Version:
-				return store.ChildOutcome{Err: &store.StaleError{Current: now}}, nil
-			}
-			if next.Attributes, err = c.k.Patch(now.Attributes, w.Attributes); err != nil {
-				return store.ChildOutcome{Err: err}, nil
-			}
-			next.IfVersion = now.Version
-		}
-		out, err := c.store.EditChildren(ctx, tenant, c.k, []store.ChildEdit{next})
-		if err != nil {
-			return store.ChildOutcome{}, err
-		}
-		var stale *store.StaleError
-		if w.IfVersion == store.AnyVersion && try < patchTries && errors.As(out[0].Err, &stale) {
-			continue
-		}
-		return out[0], nil
-	}
 }
 
 func (c *childRoutes) remove(ctx context.Context, in *deleteInput) (*noContent, error) {
@@ -387,11 +386,11 @@ func (c *childRoutes) remove(ctx context.Context, in *deleteInput) (*noContent, 
 // childOperation are the members of the operations of a batch; a kind's schemas say which an operation has.
 type childOperation struct {
 	Op         string          `json:"op"`
-	ID         commentID       `json:"child_id"`
+	ID         childID         `json:"child_id"`
 	Object     userID          `json:"object_id"`
 	AuthorID   userID          `json:"author_id"`
 	Body       *string         `json:"body,omitempty" nullable:"false" doc:"1 to 16384 bytes of UTF-8 after trimming."`
-	ParentID   *commentID      `json:"parent_id,omitempty" doc:"The one of the same object that this one replies to."`
+	ParentID   *childID        `json:"parent_id,omitempty" doc:"The {child} of the same {object} that this one replies to."`
 	Attributes json.RawMessage `json:"attributes,omitempty"`
 	Key        *string         `json:"idempotency_key,omitempty" nullable:"false" pattern:"^[!-~]{1,255}$" patternDescription:"1 to 255 visible ASCII characters" doc:"As the header Idempotency-Key."`
 	IfMatch    *ifMatch        `json:"if_match,omitempty" doc:"Required, as the header If-Match."`
@@ -399,8 +398,7 @@ type childOperation struct {
 
 func (c *childRoutes) batchRoutes() {
 	op := func(name string, change func(*huma.Schema), drop ...string) *huma.Schema {
-		return c.schema(c.title+camel(name)+"Operation", c.naming, childOperation{},
-			property("op", &huma.Schema{Type: huma.TypeString, Enum: []any{name}}, true), change, without(drop...))
+		return c.schema(camel(name)+"Operation", childOperation{}, property("op", &huma.Schema{Type: huma.TypeString, Enum: []any{name}}, true), change, without(drop...))
 	}
 	child, object := c.of("child_id"), c.of("object_id")
 	create := op("create", func(s *huma.Schema) {
@@ -414,40 +412,26 @@ func (c *childRoutes) batchRoutes() {
 	if attributes := attributesSchema(c.k.Attributes, written); len(attributes.Properties) > 0 {
 		first["attributes"], _ = e.of("attributes", attributes) // every attribute has an example
 	}
-	c.batchRoute("/v1/"+c.k.Plural+":batch", "batch-"+strings.ReplaceAll(c.k.Plural, "_", "-"), strings.ToUpper(c.k.Plural[:1])+c.k.Plural[1:],
-		fmt.Sprintf("Write, edit and withdraw up to %d %s", maxBatch, c.k.Plural), []kind{
-			{"create", create, c.takeCreate, c.batchCreate},
-			{"edit", edit, c.takeEdit, c.batchEdit},
-			{"delete", remove, c.takeDelete, c.batchDelete},
-		}, []any{
-			first,
-			map[string]any{"op": "edit", child: exampleUUID, "if_match": 1, "body": "Well put."},
-			map[string]any{"op": "delete", child: exampleUUID, "if_match": "*"},
-		})
+	r := c.route("batch", http.MethodPost, "/v1/"+c.k.Plural+":batch", tokens.RoleWrite, http.StatusOK,
+		words{"batch-" + c.tagged, fmt.Sprintf("Write, edit and withdraw up to %d %s", maxBatch, c.k.Plural), batchDescription})
+	c.batchRoute(r, []kind{{"create", create, c.takeCreate, c.batchCreate}, {"edit", edit, c.takeEdit, c.batchEdit}, {"delete", remove, c.takeDelete, c.batchDelete}}, []any{
+		first,
+		map[string]any{"op": "edit", child: exampleUUID, "if_match": 1, "body": "Well put."},
+		map[string]any{"op": "delete", child: exampleUUID, "if_match": "*"},
+	})
 }
 
-// take reads an operation by the kind's names.
-func (c *childRoutes) take(f fields) (op childOperation, err error) {
-	object := maps.Clone(f.object)
-	delete(object, "if_match") // f has it, exactly
-	raw, err := json.Marshal(object)
-	if err == nil {
-		err = c.decode(raw, &op)
-	}
-	op.Attributes = f.Attributes // as it was sent
-	return op, err
-}
-
-func (c *childRoutes) takeCreate(ctx context.Context, f fields) (any, []string, error) {
-	op, err := c.take(f)
-	if err != nil {
+func (c *childRoutes) takeCreate(ctx context.Context, raw []byte) (any, []string, error) {
+	var op childOperation
+	if err := c.takeApart(c.naming, raw, &op); err != nil {
 		return nil, nil, err
 	}
 	object, err := c.parseID("#/"+c.of("object_id"), string(op.Object))
 	if err != nil {
 		return nil, nil, err
 	}
-	w, err := c.newChild(ctx, object, newChild{AuthorID: op.AuthorID, Body: f.Body, ParentID: op.ParentID, Attributes: op.Attributes}, f.Key)
+	body := newChild{AuthorID: op.AuthorID, Body: *op.Body, ParentID: op.ParentID, Attributes: op.Attributes}
+	w, err := c.newChild(ctx, object, body, *cmp.Or(op.Key, new("")))
 	var keys []string
 	if w.ReplyTo != "" {
 		keys = append(keys, w.ReplyTo) // an earlier operation may delete it
@@ -461,12 +445,16 @@ func (c *childRoutes) takeCreate(ctx context.Context, f fields) (any, []string, 
 	return w, keys, err
 }
 
-func (c *childRoutes) takeEdit(ctx context.Context, f fields) (any, []string, error) {
-	op, err := c.take(f)
-	if err != nil {
-		return nil, nil, err
+// takeChange reads an operation on a child, and the version that it is about.
+func (c *childRoutes) takeChange(raw []byte) (op childOperation, version int64, err error) {
+	if err = c.takeApart(c.naming, raw, &op); err == nil && op.IfMatch == nil {
+		err = c.problems.problem(codeIfMatchMissing, "")
 	}
-	version, err := c.inBodyVersion(f)
+	return op, int64(*cmp.Or(op.IfMatch, new(ifMatch))), err
+}
+
+func (c *childRoutes) takeEdit(ctx context.Context, raw []byte) (any, []string, error) {
+	op, version, err := c.takeChange(raw)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -474,14 +462,10 @@ func (c *childRoutes) takeEdit(ctx context.Context, f fields) (any, []string, er
 	return w, []string{w.ID}, err
 }
 
-func (c *childRoutes) takeDelete(ctx context.Context, f fields) (any, []string, error) {
-	op, err := c.take(f)
-	if err != nil {
-		return nil, nil, err
-	}
-	version, err := c.inBodyVersion(f)
-	id := op.ID.lower()
-	return store.ChildDelete{Meta: callerOf(ctx).meta, ID: id, IfVersion: version}, []string{id}, err
+func (c *childRoutes) takeDelete(ctx context.Context, raw []byte) (any, []string, error) {
+	op, version, err := c.takeChange(raw)
+	w := store.ChildDelete{Meta: callerOf(ctx).meta, ID: op.ID.lower(), IfVersion: version}
+	return w, []string{w.ID}, err
 }
 
 func (c *childRoutes) batchCreate(ctx context.Context, ops []*operation) error {
@@ -491,7 +475,9 @@ func (c *childRoutes) batchCreate(ctx context.Context, ops []*operation) error {
 }
 
 func (c *childRoutes) batchEdit(ctx context.Context, ops []*operation) error {
-	return writeAll(ctx, ops, c.editChildren, func(op *operation, o store.ChildOutcome) { c.outcome(ctx, op, o, http.StatusOK) })
+	return writeAll(ctx, ops, func(ctx context.Context, tenant int64, in []store.ChildEdit) ([]store.ChildOutcome, error) {
+		return c.store.EditChildren(ctx, tenant, c.k, in)
+	}, func(op *operation, o store.ChildOutcome) { c.outcome(ctx, op, o, http.StatusOK) })
 }
 
 func (c *childRoutes) batchDelete(ctx context.Context, ops []*operation) error {

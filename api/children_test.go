@@ -17,9 +17,6 @@ func TestChildrenOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 	stranger := f
 	stranger.token = f.newToken(t, tenant+1, "stranger", tokens.Roles()...)
 	for _, k := range set.AllChildren() {
-		if k.Name == "comment" {
-			continue // whose tests are in files of their own
-		}
 		t.Run(k.Name, func(t *testing.T) {
 			n, attributes := k.Names(), map[string]string{"review": `,"attributes":{"rating":4}`, "report": `,"attributes":{"stars":4}`}[k.Name]
 			object := "/v1/" + set.Objects[k.Parent] + "/42"
@@ -138,7 +135,8 @@ func TestChildrenOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 			if tombstone := f.want(t, 200, "GET", one, ""); tombstone.text("state") != "deleted" || tombstone.json["body"] != nil || tombstone.json["author_id"] != nil || tombstone.json["attributes"] != nil {
 				t.Errorf("a tombstone: %s", tombstone.body)
 			}
-			if again := f.want(t, 409, "PATCH", one, `{"body":"x"}`, "If-Match: *"); again.text("code") != "child-gone" {
+			code := map[bool]string{true: "comment-gone", false: "child-gone"}[k.Name == "comment"]
+			if again := f.want(t, 409, "PATCH", one, `{"body":"x"}`, "If-Match: *"); again.text("code") != code {
 				t.Errorf("an edit of a deleted one: %s", again.body)
 			}
 			// The token shows the deletion before the projection has it.
@@ -180,6 +178,20 @@ func TestAttributesOfAChild(t *testing.T) {
 	if same := f.want(t, 200, "PATCH", one, `{"attributes":{"stars":5}}`, `If-Match: *`); same.json["version"] != 3.0 {
 		t.Errorf("the same again: %s", same.body)
 	}
+	id := strings.TrimPrefix(one, "/v1/reports/")
+	batch := f.want(t, 200, "POST", "/v1/reports:batch", fmt.Sprintf(`{"operations":[
+		{"op":"edit","report_id":%[1]q,"attributes":{"stars":2},"if_match":3}, {"op":"edit","report_id":%[1]q,"attributes":{"again":null},"if_match":"*"},
+		{"op":"edit","report_id":%[1]q,"attributes":{"stars":null},"body":"z","if_match":"*"}, {"op":"edit","report_id":%[1]q,"attributes":{"stars":6},"if_match":"*"},
+		{"op":"edit","report_id":%[1]q,"attributes":{"stars":5},"if_match":"*"}]}`, id))
+	var changes []string
+	for _, item := range itemsOf(batch) {
+		entity, _ := item["report"].(map[string]any)
+		changes = append(changes, fmt.Sprintf("%v %v %v %v", item["status"], entity["version"], entity["attributes"], entity["body"]))
+	}
+	if diff := cmp.Diff([]string{"200 4 map[again:true mood:calm stars:2] y", "200 5 map[mood:calm stars:2] y", "200 6 map[mood:calm] z", "422 <nil> <nil> <nil>",
+		"200 7 map[mood:calm stars:5] z"}, changes); diff != "" {
+		t.Errorf("a batch of edits (-want +got):\n%s in %s", diff, batch.body)
+	}
 	for body, at := range map[string]string{
 		`{"author_id":"9","body":"x","attributes":{"stars":6}}`:      "#/attributes/stars",
 		`{"author_id":"9","body":"x","attributes":{"mood":"merry"}}`: "#/attributes/mood",
@@ -196,6 +208,89 @@ func TestAttributesOfAChild(t *testing.T) {
 	f.want(t, 422, "POST", "/v1/conversations/42/messages", `{"author_id":"9","body":"x","attributes":{}}`)
 	if a := f.want(t, 412, "PATCH", one, `{"attributes":{"stars":1}}`, `If-Match: "1"`); !strings.Contains(a.body, `"stars":5`) {
 		t.Errorf("an old version: %s", a.body)
+	}
+}
+
+// TestThreadsOfEveryKind reads threads in all ways that a kind has, and finds none of them in a kind without replies.
+func TestThreadsOfEveryKind(t *testing.T) {
+	f, set, applied := openKinds(t, true)
+	for _, k := range set.AllChildren() {
+		t.Run(k.Name, func(t *testing.T) {
+			id, object := k.Names().ID, "/v1/"+set.Objects[k.Parent]+"/42"
+			under, summary := object+"/"+k.Plural, object+"/"+k.Plural+"/summary"
+			if k.Name == "comment" {
+				summary = object + "/summary"
+			}
+			attributes := map[string]string{"review": `,"attributes":{"rating":4}`}[k.Name]
+			if none := f.want(t, 200, "GET", summary, ""); none.json["total"] != 0.0 || none.json["last_activity_at"] != nil {
+				t.Errorf("the summary of nothing: %s", none.body)
+			}
+			write := func(author int, parent string) answer {
+				t.Helper()
+				if parent != "" {
+					parent = fmt.Sprintf(`,"parent_id":%q`, parent)
+				}
+				return f.want(t, 201, "POST", under, fmt.Sprintf(`{"author_id":"%d","body":"by %[1]d"%s%s}`, author, parent, attributes))
+			}
+			first := write(31, "")
+			if !k.Threaded {
+				write(32, "")
+				f.catchUpWith(t, applied.Now)
+				for _, path := range []string{under + "/tree", under + "/by-slug/abcd2345", "/v1/" + k.Plural + "/" + first.text(id) + "/replies"} {
+					if a := f.want(t, 404, "GET", path, ""); a.text("code") != "not-found" || a.text("detail") != "there is no such route" {
+						t.Errorf("%s: %s", path, a.body)
+					}
+				}
+			} else {
+				reply := write(32, first.text(id))
+				below := write(33, reply.text(id))
+				write(34, "")
+				f.want(t, 204, "DELETE", "/v1/"+k.Plural+"/"+reply.text(id), "", "If-Match: *")
+				f.catchUpWith(t, applied.Now)
+				thread := func(a answer) {
+					t.Helper()
+					state, _ := a.json["thread"].(map[string]any)
+					if (state != nil) != k.Moderated || k.Moderated && state["locked"] != false || a.text("as_of") == "" {
+						t.Errorf("its thread: %s", a.body)
+					}
+				}
+				tree := f.want(t, 200, "GET", under+"/tree", "")
+				thread(tree)
+				var shape func(items []any) string
+				shape = func(items []any) (s string) {
+					for _, item := range items {
+						node := item.(map[string]any)
+						replies, _ := node["replies"].([]any)
+						s += fmt.Sprintf("(%v %v %v%s)", node["author_id"], node["depth"], node["state"], shape(replies))
+					}
+					return s
+				}
+				if got := shape(tree.json["items"].([]any)); got != "(31 1 visible(<nil> 2 deleted(33 3 visible)))(34 1 visible)" {
+					t.Errorf("tree: %s in %s", got, tree.body)
+				}
+				replies := f.want(t, 200, "GET", "/v1/"+k.Plural+"/"+first.text(id)+"/replies?limit=1", "")
+				thread(replies)
+				rest := f.want(t, 200, "GET", "/v1/"+k.Plural+"/"+first.text(id)+"/replies?cursor="+replies.text("next"), "")
+				if len(itemsOf(replies)) != 1 || itemsOf(replies)[0][id] != reply.text(id) || len(itemsOf(rest)) != 1 || itemsOf(rest)[0][id] != below.text(id) || rest.text("next") != "" {
+					t.Errorf("replies: %s, then %s", replies.body, rest.body)
+				}
+				f.want(t, 400, "GET", under+"?order=threaded&cursor="+replies.text("next"), "")
+				f.want(t, 404, "GET", "/v1/"+k.Plural+"/0196b2d4-7c00-7000-8000-000000000001/replies", "")
+				linked := f.want(t, 200, "GET", under+"/by-slug/"+below.text("slug"), "")
+				thread(linked)
+				if linked.text(id) != below.text(id) || linked.text(k.Names().Parent) != "42" || linked.text("body") != "by 33" || linked.Header.Get("ETag") != "" {
+					t.Errorf("by slug: %s", linked.body)
+				}
+				f.want(t, 404, "GET", strings.Replace(under, "42", "43", 1)+"/by-slug/"+below.text("slug"), "")
+				thread(f.want(t, 200, "GET", under+"?order=threaded", ""))
+			}
+			sum := f.want(t, 200, "GET", summary, "")
+			total := map[bool]float64{true: 4, false: 2}[k.Threaded]
+			if sum.text(k.Names().Parent) != "42" || sum.json["total"] != total || sum.json["visible"] != total-total/4*map[bool]float64{true: 1}[k.Threaded] || sum.text("last_activity_at") == "" ||
+				(sum.json["thread"] != nil) != k.Moderated {
+				t.Errorf("summary: %s", sum.body)
+			}
+		})
 	}
 }
 
@@ -225,6 +320,9 @@ func TestAModeratedKindOfATestsOwn(t *testing.T) {
 		t.Errorf("premoderated: %s", first.body)
 	}
 	f.catchUpWith(t, applied.Now)
+	if alias := f.want(t, 422, "GET", "/v1/moderation/reports/pending?object_id=42", ""); !strings.Contains(alias.body, `"parameter":"object_id"`) {
+		t.Errorf("the framework's name of the parameter: %s", alias.body)
+	}
 	for _, query := range []string{"", "?place_id=42"} {
 		if pending := itemsOf(f.want(t, 200, "GET", "/v1/moderation/reports/pending"+query, "")); len(pending) != 1 || pending[0]["report_id"] != id {
 			t.Errorf("pending%s: %v", query, pending)

@@ -250,7 +250,7 @@ func parametersOf(op map[string]any) (all []map[string]any) {
 
 // TestEveryOperationHasExamplesThatHold looks at every example by its schema, and sends the requests made of them.
 func TestEveryOperationHasExamplesThatHold(t *testing.T) {
-	f := open(t)
+	f, _, _ := openKinds(t, true)
 	d := f.document(t)
 	for code, e := range d.ref("#/components/examples") {
 		if wrong := d.check("", d.ref("#/components/schemas/Problem"), e.(map[string]any)["value"]); len(wrong) > 0 {

@@ -14,6 +14,7 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/projections/threadcache"
 )
@@ -23,7 +24,7 @@ func (f fixture) catchUp(t *testing.T) { f.catchUpWith(t, kinds.Builtin) }
 
 func (f fixture) catchUpWith(t *testing.T, now func() *kinds.Set) {
 	t.Helper()
-	h, threads := history.New(now), threadcache.New(now)
+	all := []projections.Projection{history.New(now), threadcache.New(now), followercounts.New(now)}
 	err := postgres.InTx(t.Context(), f.system, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		rows, _ := tx.Query(context.Background(), `
 			WITH taken AS (UPDATE outbox_messages SET processed_at = now() WHERE processed_at IS NULL RETURNING *)
@@ -35,13 +36,13 @@ func (f fixture) catchUpWith(t *testing.T, now func() *kinds.Set) {
 		if err != nil {
 			return err
 		}
-		wanted := func(p projections.Projection) []event.Event {
-			return slices.DeleteFunc(slices.Clone(events), func(e event.Event) bool { return !p.Wants(e.AggregateType) })
+		for _, p := range all {
+			wanted := slices.DeleteFunc(slices.Clone(events), func(e event.Event) bool { return !p.Wants(e.AggregateType) })
+			if err := p.Apply(t.Context(), tx, wanted); err != nil {
+				return err
+			}
 		}
-		if err := h.Apply(t.Context(), tx, wanted(h)); err != nil {
-			return err
-		}
-		return threads.Apply(t.Context(), tx, wanted(threads))
+		return nil
 	})
 	if err != nil {
 		t.Fatal(err)

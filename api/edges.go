@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,7 +9,6 @@ import (
 	"net/http"
 	"reflect"
 	"slices"
-	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/jackc/pgx/v5"
@@ -59,13 +59,6 @@ type edgeVersion struct {
 	Edge any `json:"edge"`
 }
 
-// edgeVersions is one page of an edge's versions.
-type edgeVersions struct {
-	Items []any      `json:"items" nullable:"false" doc:"The newest first."`
-	Next  string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
-	AsOf  event.Time `json:"as_of" format:"date-time" doc:"Everything that was published up to then is in the history."`
-}
-
 // edgePair names an edge in a body.
 type edgePair struct {
 	From userID `json:"from_id" example:"7"`
@@ -77,11 +70,13 @@ type edgePairs struct {
 	Pairs []json.RawMessage `json:"pairs" minItems:"1" maxItems:"500" nullable:"false" doc:"1 to 500. A pair may come twice, and is then answered twice."`
 }
 
-// edgeOperation puts or removes an edge.
+// edgeOperation puts or removes an edge; a kind's schemas say which members it has.
 type edgeOperation struct {
-	Op   string `json:"op"`
-	From userID `json:"from_id" example:"7"`
-	To   userID `json:"to_id" example:"42"`
+	Op         string          `json:"op"`
+	From       userID          `json:"from_id" example:"7"`
+	To         userID          `json:"to_id" example:"42"`
+	Attributes json.RawMessage `json:"attributes,omitempty"`
+	IfMatch    *ifMatch        `json:"if_match,omitempty"`
 }
 
 // edgeRelation is how the two ends of a pair stand to each other.
@@ -104,13 +99,6 @@ type edgeItem struct {
 	Object       event.ID        `json:"object_id"`
 	PositionedAt event.Time      `json:"positioned_at" format:"date-time" doc:"When the pair last became active: the list's order, newest first."`
 	Attributes   json.RawMessage `json:"attributes,omitempty"`
-}
-
-// edgeList is one page.
-type edgeList struct {
-	Items []any      `json:"items" nullable:"false"`
-	Next  string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
-	AsOf  event.Time `json:"as_of" format:"date-time" doc:"Everything that was published up to then is in the list."`
 }
 
 // PairPath names an edge.
@@ -162,57 +150,29 @@ type edgeVersionsInput struct {
 
 type anyOutput struct{ Body any }
 
-// words are what the document says of an operation.
-type words struct{ id, summary, description string }
-
-// edgeWords are a kind's words, by operation, where they are other than those of every kind.
-type edgeWords struct {
-	operations map[string]words
-	schemas    map[string]string // names by those that other kinds have
-	texts      map[string]string // descriptions of members
-	names      map[string]string // of members, operations of a batch and lists
-	selfCode   string            // of the problem of an edge of an object to itself
-}
-
 // edgeRoutes are the routes of one kind of edges.
 type edgeRoutes struct {
-	*server
-	*naming
-	k      kinds.Edge
-	words  edgeWords
-	entity *huma.Schema
+	archetype
+	k kinds.Edge
 }
 
 // addEdgeRoutes registers all routes of a kind of edges, but for the counts of objects.
 func (s *server) addEdgeRoutes(k kinds.Edge) {
-	e := &edgeRoutes{server: s, naming: edgeNaming(k), k: k, words: wordsOfEdges()[k.Name]}
+	e := &edgeRoutes{archetype: newArchetype(s, k.Name, k.Plural, edgeNaming(k)), k: k}
 	for _, name := range []string{"active", "reversed"} {
 		e.names[name] = e.word(name)
 	}
-	e.names["entity"] = k.Name
-	title := camel(k.Name)
-	e.entity = s.schema(title, e.naming, edgeBody{}, e.attributes(answered))
+	e.entity = e.schema("", edgeBody{}, e.attributes(answered))
 	s.entities[k.Name] = e.entity
-	e.singleRoutes(title)
+	if len(k.Attributes) > 0 {
+		s.current = append(s.current, e.entity)
+	}
+	e.singleRoutes()
 	e.attributeRoutes()
-	e.batchRoutes(title)
-	e.checkRoute(title)
-	e.listRoutes(title)
-	e.versionRoute(title)
-}
-
-func (e *edgeRoutes) word(name string) string {
-	if own, ok := e.words.names[name]; ok {
-		return own
-	}
-	return name
-}
-
-func (e *edgeRoutes) schemaName(name string) string {
-	if own, ok := e.words.schemas[name]; ok {
-		return own
-	}
-	return camel(e.k.Name) + name
+	e.batchRoutes()
+	e.checkRoute()
+	e.listRoutes()
+	e.versionRoute()
 }
 
 // attributes gives a schema the attributes of the kind, if it has any.
@@ -223,24 +183,6 @@ func (e *edgeRoutes) attributes(in attributesOf) func(*huma.Schema) {
 	return property("attributes", attributesSchema(e.k.Attributes, in), in == answered)
 }
 
-// describe gives members the kind's own descriptions.
-func (e *edgeRoutes) describe(schema *huma.Schema) {
-	for name, text := range e.words.texts {
-		if p := schema.Properties[name]; p != nil {
-			p.Description = text
-		}
-	}
-}
-
-// route is one of the kind's.
-func (e *edgeRoutes) route(operation, method, path, role string, status int, w words) route {
-	if own, ok := e.words.operations[operation]; ok {
-		w = own
-	}
-	return route{method: method, path: path, id: w.id, summary: w.summary, description: w.description, role: role, status: status,
-		tag: strings.ToUpper(e.k.Plural[:1]) + e.k.Plural[1:], naming: e.naming}
-}
-
 func (e *edgeRoutes) path() string { return "/v1/" + e.k.Plural + "/{from_id}/{to_id}" }
 
 // self is the code of the problem of an edge of an object to itself, if the kind has none.
@@ -248,30 +190,16 @@ func (e *edgeRoutes) self() []string {
 	if !e.k.NoSelf() {
 		return nil
 	}
-	if e.words.selfCode != "" {
-		return []string{e.words.selfCode}
-	}
-	return []string{codeSelfEdge}
+	return []string{e.code(codeSelfEdge)}
 }
 
-// a is a word with its article.
-func a(word string) string {
-	if strings.ContainsRune("aeiou", rune(word[0])) {
-		return "an " + word
-	}
-	return "a " + word
-}
-
-func (e *edgeRoutes) singleRoutes(string) {
-	kind, dashed := a(e.k.Name), strings.ReplaceAll(e.k.Name, "_", "-")
-	put := e.route("put", http.MethodPut, e.path(), tokens.RoleWrite, http.StatusCreated, words{"put-" + dashed, "Put " + kind,
+func (e *edgeRoutes) singleRoutes() {
+	kind := a(e.k.Name)
+	put := e.route("put", http.MethodPut, e.path(), tokens.RoleWrite, http.StatusCreated, words{"put-" + e.dashed, "Put " + kind,
 		"201 when there was none, 200 when there was; without a change there is no event."})
 	put.codes, put.answer = e.self(), e.entity
-	put.also = map[int]string{http.StatusOK: "There was one."}
-	if also, ok := e.words.texts["put 200"]; ok {
-		put.also[http.StatusOK] = also
-	}
-	remove := e.route("remove", http.MethodDelete, e.path(), tokens.RoleWrite, http.StatusNoContent, words{"remove-" + dashed, "Remove " + kind,
+	put.also = map[int]string{http.StatusOK: cmp.Or(e.words.texts["put 200"], "There was one.")}
+	remove := e.route("remove", http.MethodDelete, e.path(), tokens.RoleWrite, http.StatusNoContent, words{"remove-" + e.dashed, "Remove " + kind,
 		"204 also when there was none; then there is no event."})
 	remove.codes = e.self()
 	if len(e.k.Attributes) == 0 {
@@ -284,7 +212,7 @@ func (e *edgeRoutes) singleRoutes(string) {
 			return e.put(ctx, in.PairPath, in.Body, in.IfMatch)
 		})
 	}
-	get := e.route("get", http.MethodGet, e.path(), tokens.RoleRead, http.StatusOK, words{"get-" + dashed, "Read " + kind,
+	get := e.route("get", http.MethodGet, e.path(), tokens.RoleRead, http.StatusOK, words{"get-" + e.dashed, "Read " + kind,
 		"From the truth. 404 when there is none, whether or not there ever was."})
 	get.codes, get.answer, get.also = []string{codeNotFound}, e.entity, map[int]string{http.StatusNotModified: "If-None-Match names the version."}
 	register(e.server, get, e.get)
@@ -302,7 +230,7 @@ func (e *edgeRoutes) attributeRoutes() {
 	if len(e.k.Attributes) == 0 {
 		return
 	}
-	r := e.route("patch", http.MethodPatch, e.path(), tokens.RoleWrite, http.StatusOK, words{"patch-" + strings.ReplaceAll(e.k.Name, "_", "-"),
+	r := e.route("patch", http.MethodPatch, e.path(), tokens.RoleWrite, http.StatusOK, words{"patch-" + e.dashed,
 		"Change attributes of " + a(e.k.Name), "The body has those that change (RFC 7396: null takes one away, or back to its default). Without a change there is no event."})
 	r.answer = e.entity
 	r.body = jsonBody(attributesSchema(e.k.Attributes, changed), true)
@@ -422,91 +350,59 @@ func (e *edgeRoutes) remove(ctx context.Context, at PairPath, ifMatch string) (*
 	return &noContent{token}, err
 }
 
-// patchTries is how often a change of whatever version there is is merged again when another one came first.
-const patchTries = 5
-
 func (e *edgeRoutes) patch(ctx context.Context, in *attributesPatch) (*edgeOutput, error) {
-	wanted, err := e.ifVersion(in.IfMatch)
+	version, err := e.ifVersion(in.IfMatch)
 	if err != nil {
 		return nil, err
 	}
-	tenant, from, to := callerOf(ctx).TenantID, in.From.int64(), in.To.int64()
-	for try := 1; ; try++ {
-		edge, err := e.store.GetEdge(ctx, tenant, e.k, from, to)
-		if err != nil {
-			return nil, err
-		}
-		if !edge.Active() {
-			return nil, store.ErrNotFound
-		}
-		if wanted != store.AnyVersion && wanted != edge.Version {
-			return nil, e.refused(&store.StaleEdgeError{Kind: e.k, Current: edge}, "#")
-		}
-		merged, err := e.k.Patch(edge.Attributes, *in.Body)
-		if err != nil {
-			return nil, e.refused(err, "#")
-		}
-		out, err := e.store.PutEdges(ctx, tenant, e.k, []store.EdgeWrite{{Meta: callerOf(ctx).meta, From: from, To: to, Attributes: merged, IfVersion: edge.Version}})
-		if err != nil {
-			return nil, err
-		}
-		var stale *store.StaleEdgeError
-		if wanted == store.AnyVersion && try < patchTries && errors.As(out[0].Err, &stale) {
-			continue
-		}
-		return e.answerTo(ctx, out[0])
+	out, err := e.store.PutEdges(ctx, callerOf(ctx).TenantID, e.k, []store.EdgeWrite{
+		{Meta: callerOf(ctx).meta, From: in.From.int64(), To: in.To.int64(), Attributes: *in.Body, Merge: true, IfVersion: version},
+	})
+	if err != nil {
+		return nil, err
 	}
+	return e.answerTo(ctx, out[0])
 }
 
-func (e *edgeRoutes) batchRoutes(title string) {
-	registry := e.api.OpenAPI().Components.Schemas
+func (e *edgeRoutes) batchRoutes() {
 	put, remove := e.word("put"), e.word("remove")
-	op := func(names ...any) func(*huma.Schema) {
-		return property("op", &huma.Schema{Type: huma.TypeString, Enum: names}, true)
-	}
-	guard := func(*huma.Schema) {}
-	if len(e.k.Attributes) > 0 {
-		guard = property("if_match", registry.Schema(reflect.TypeFor[ifMatch](), false, ""), false)
+	op := func(name string, change func(*huma.Schema), names ...any) *huma.Schema {
+		return e.schema(name, edgeOperation{}, property("op", &huma.Schema{Type: huma.TypeString, Enum: names}, true), change)
 	}
 	var ops []kind
 	if len(e.k.Attributes) == 0 {
-		both := e.schema(e.schemaName("Operation"), e.naming, edgeOperation{}, op(put, remove))
+		both := op("Operation", without("attributes", "if_match"), put, remove)
 		ops = []kind{{put, both, e.take, e.batchPut}, {remove, both, e.take, e.batchRemove}}
 	} else {
 		ops = []kind{
-			{put, e.schema(title+"Put", e.naming, edgeOperation{}, op(put), e.attributes(written), guard), e.take, e.batchPut},
-			{remove, e.schema(title+"Remove", e.naming, edgeOperation{}, op(remove), guard), e.take, e.batchRemove},
+			{put, op("Put", e.attributes(written), put), e.take, e.batchPut},
+			{remove, op("Remove", without("attributes"), remove), e.take, e.batchRemove},
 		}
 	}
-	w := words{"batch-" + strings.ReplaceAll(e.k.Plural, "_", "-"), fmt.Sprintf("Put and remove up to %d %s", maxBatch, e.k.Plural), ""}
-	if own, ok := e.words.operations["batch"]; ok {
-		w = own
-	}
+	r := e.route("batch", http.MethodPost, "/v1/"+e.k.Plural+":batch", tokens.RoleWrite, http.StatusOK,
+		words{"batch-" + e.tagged, fmt.Sprintf("Put and remove up to %d %s", maxBatch, e.k.Plural), batchDescription})
 	example := map[string]any{"op": put, e.of("from_id"): "7", e.of("to_id"): "42"}
-	e.batchRoute("/v1/"+e.k.Plural+":batch", w.id, strings.ToUpper(e.k.Plural[:1])+e.k.Plural[1:], w.summary, ops, []any{
-		example, map[string]any{"op": remove, e.of("from_id"): "7", e.of("to_id"): "43"},
-	})
+	e.batchRoute(r, ops, []any{example, map[string]any{"op": remove, e.of("from_id"): "7", e.of("to_id"): "43"}})
 }
 
-func (e *edgeRoutes) take(ctx context.Context, f fields) (any, []string, error) {
-	name := func(end string) (string, int64, error) {
-		text, _ := f.object[e.of(end)].(string)
-		n, err := e.parseID("#/"+e.of(end), text)
-		return text, n, err
+func (e *edgeRoutes) take(ctx context.Context, raw []byte) (any, []string, error) {
+	var op edgeOperation
+	if err := e.takeApart(e.naming, raw, &op); err != nil {
+		return nil, nil, err
 	}
-	from, fromID, err := name("from_id")
+	from, err := e.parseID("#/"+e.of("from_id"), string(op.From))
 	if err != nil {
 		return nil, nil, err
 	}
-	to, toID, err := name("to_id")
-	if err == nil && f.Op == e.word("put") {
-		err = e.creates(ctx, fromID)
+	to, err := e.parseID("#/"+e.of("to_id"), string(op.To))
+	if err == nil && op.Op == e.word("put") {
+		err = e.creates(ctx, from)
 	}
-	w := store.EdgeWrite{Meta: callerOf(ctx).meta, From: fromID, To: toID, Attributes: f.Attributes}
-	if f.IfMatch != nil {
-		w.IfVersion = int64(*f.IfMatch)
+	w := store.EdgeWrite{Meta: callerOf(ctx).meta, From: from, To: to, Attributes: op.Attributes}
+	if op.IfMatch != nil {
+		w.IfVersion = int64(*op.IfMatch)
 	}
-	return w, []string{from + "/" + to}, err
+	return w, []string{string(op.From + "/" + op.To)}, err
 }
 
 func (e *edgeRoutes) batchPut(ctx context.Context, ops []*operation) error {
@@ -534,27 +430,22 @@ func (e *edgeRoutes) removeEdges(ctx context.Context, tenant int64, in []store.E
 	return e.store.RemoveEdges(ctx, tenant, e.k, in)
 }
 
-func (e *edgeRoutes) checkRoute(string) {
-	r := e.route("check", http.MethodPost, "/v1/"+e.k.Plural+":check", tokens.RoleRead, http.StatusOK, words{"check-" + strings.ReplaceAll(e.k.Plural, "_", "-"),
+func (e *edgeRoutes) checkRoute() {
+	r := e.route("check", http.MethodPost, "/v1/"+e.k.Plural+":check", tokens.RoleRead, http.StatusOK, words{"check-" + e.tagged,
 		"Ask of up to 500 pairs whether there is " + a(e.k.Name), "From a projection. Of a pair that nobody knows there is none."})
 	r.projected, r.codes = true, []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType}
-	pair := e.schema(e.schemaName("Pair"), e.naming, edgePair{})
-	pairs := e.server.schema(e.schemaName("CheckInputBody"), nil, edgePairs{}, func(s *huma.Schema) { s.Properties["pairs"].Items = pair })
-	relation := e.schema(e.schemaName("Relation"), e.naming, edgeRelation{}, func(s *huma.Schema) {
+	pair := e.schema("Pair", edgePair{})
+	pairs := e.schema("CheckInputBody", edgePairs{}, func(s *huma.Schema) { s.Properties["pairs"].Items = pair })
+	relation := e.schema("Relation", edgeRelation{}, func(s *huma.Schema) {
 		if e.k.From != e.k.To {
 			without("reversed")(s)
 		} else {
 			s.Required = slices.Insert(s.Required, slices.Index(s.Required, e.of("active"))+1, e.of("reversed"))
 		}
 	}, e.describe)
-	r.answer = e.server.schema(e.schemaName("RelationList"), nil, edgeRelations{}, func(s *huma.Schema) { s.Properties["items"].Items = relation })
+	r.answer = e.schema("RelationList", edgeRelations{}, func(s *huma.Schema) { s.Properties["items"].Items = relation })
 	r.body = jsonBody(pairs, true)
 	register(e.server, r, e.check)
-}
-
-// schema is that of the server, of the kind.
-func (e *edgeRoutes) schema(name string, n *naming, of any, change ...func(*huma.Schema)) *huma.Schema {
-	return e.server.schema(name, n, of, change...)
 }
 
 func (e *edgeRoutes) check(ctx context.Context, in *edgeCheckInput) (*anyOutput, error) {
@@ -599,12 +490,12 @@ func (e *edgeRoutes) check(ctx context.Context, in *edgeCheckInput) (*anyOutput,
 	return &anyOutput{Body: edgeRelations{Items: items, AsOf: asOf}}, nil
 }
 
-func (e *edgeRoutes) versionRoute(title string) {
-	r := e.route("versions", http.MethodGet, e.path()+"/versions", tokens.RoleRead, http.StatusOK, words{"list-" + strings.ReplaceAll(e.k.Name, "_", "-") + "-versions",
+func (e *edgeRoutes) versionRoute() {
+	r := e.route("versions", http.MethodGet, e.path()+"/versions", tokens.RoleRead, http.StatusOK, words{"list-" + e.dashed + "-versions",
 		"List the versions of " + a(e.k.Name) + ", newest first", "Who did what, when. A pair that never was has none." + fromTheHistory})
-	past := e.schema("Past"+title, e.naming, pastEdge{}, e.attributes(answered))
-	item := e.schema(title+"Version", e.naming, edgeVersion{}, property(e.of("edge"), past, true))
-	r.answer = e.schema(title+"Versions", nil, edgeVersions{}, func(s *huma.Schema) { s.Properties["items"].Items = item })
+	past := e.server.schema("Past"+e.title, e.naming, pastEdge{}, e.attributes(answered))
+	item := e.schema("Version", edgeVersion{}, property(e.of("edge"), past, true))
+	r.answer = e.schema("Versions", entityVersions{}, func(s *huma.Schema) { s.Properties["items"].Items = item })
 	r.codes = []string{codeCursorInvalid}
 	register(e.server, r, e.versions)
 }
@@ -612,19 +503,9 @@ func (e *edgeRoutes) versionRoute(title string) {
 func (e *edgeRoutes) versions(ctx context.Context, in *edgeVersionsInput) (*anyOutput, error) {
 	tenant, from, to := callerOf(ctx).TenantID, in.From.int64(), in.To.int64()
 	l := list{tenant: tenant, name: fmt.Sprint("versions of ", e.k.Name, " ", from), of: to}
-	before, err := e.before(l, in.Cursor)
-	if err != nil {
-		return nil, err
-	}
-	var rows []versioned.Version[event.Edge]
-	asOf, err := e.readHistory(ctx, tenant, func(tx pgx.Tx) (err error) {
-		rows, err = history.Edges(e.k).Recent(ctx, tx, tenant, versioned.Key{from, to}, before, in.Limit+1)
-		return err
+	rows, next, asOf, err := past(ctx, e.server, l, in.Page, func(tx pgx.Tx, before int64) ([]versioned.Version[event.Edge], error) {
+		return history.Edges(e.k).Recent(ctx, tx, tenant, versioned.Key{from, to}, before, in.Limit+1)
 	})
-	if err != nil {
-		return nil, err
-	}
-	rows, next, err := newPage(e.server, l, in.Limit, rows, position)
 	if err != nil {
 		return nil, err
 	}
@@ -634,7 +515,7 @@ func (e *edgeRoutes) versions(ctx context.Context, in *edgeVersionsInput) (*anyO
 		items[i] = e.value(edgeVersion{infoOf(v, f.Version), e.value(pastEdge{From: f.From, To: f.To, Status: f.Status, Version: f.Version,
 			CreatedAt: f.CreatedAt, PositionedAt: f.PositionedAt, UpdatedAt: f.UpdatedAt, Attributes: f.Attributes})})
 	}
-	return &anyOutput{Body: edgeVersions{Items: items, Next: next, AsOf: asOf}}, nil
+	return &anyOutput{Body: entityVersions{Items: items, Next: next, AsOf: asOf}}, nil
 }
 
 const (
@@ -665,24 +546,23 @@ type filteredInput struct {
 	Filter map[string]string `query:"filter,deepObject"`
 }
 
-func (e *edgeRoutes) listRoutes(title string) {
+func (e *edgeRoutes) listRoutes() {
 	for _, d := range []direction{
 		{name: listReverse, list: e.k.Reverse, of: e.k.To, to: e.k.From},
 		{name: listForward, list: e.k.Forward, of: e.k.From, to: e.k.To},
 	} {
 		r := e.route(d.name, http.MethodGet, "/v1/"+e.kinds.Objects[d.of]+"/{id}/"+d.list, tokens.RoleRead, http.StatusOK, words{
-			"list-" + strings.ReplaceAll(d.of+"-"+d.list, "_", "-"), "List the " + d.list + " of " + a(d.of) + ", newest first",
-			fromAProjection + " " + strings.ToUpper(a(d.of)[:1]) + a(d.of)[1:] + " that nobody knows has none."})
-		objects := e.kinds.Objects[d.of]
-		r.tag = strings.ToUpper(objects[:1]) + objects[1:]
+			"list-" + dashed(d.of+"-"+d.list), "List the " + d.list + " of " + a(d.of) + ", newest first",
+			fromAProjection + " " + capital(a(d.of)) + " that nobody knows has none."})
+		r.tag = capital(e.kinds.Objects[d.of])
 		r.projected, r.codes = true, []string{codeCursorInvalid}
 		r.naming = &naming{names: map[string]string{"object_id": d.to + "_id"}, texts: map[string]string{"id": "The " + d.of + "."}, filters: filters(e.k)}
 		if name, ok := e.words.schemas["EdgeList"]; ok {
 			r.answer = e.api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[EdgeList](), true, name)
 		} else {
 			end := map[string]string{"reverse": "Origin", "forward": "Target"}[d.name]
-			item := e.schema(title+end, r.naming, edgeItem{}, e.attributes(answered))
-			r.answer = e.schema(title+end+"s", nil, edgeList{}, func(s *huma.Schema) { s.Properties["items"].Items = item })
+			item := e.server.schema(e.title+end, r.naming, edgeItem{}, e.attributes(answered))
+			r.answer = e.schema(end+"s", entityList{}, func(s *huma.Schema) { s.Properties["items"].Items = item })
 		}
 		if len(r.naming.filters) > 0 && d.name == listReverse {
 			register(e.server, r, func(ctx context.Context, in *filteredInput) (*anyOutput, error) {
@@ -724,5 +604,5 @@ func (e *edgeRoutes) list(ctx context.Context, d direction, n *naming, of int64,
 	for i, item := range page.Items {
 		items[i] = n.value(edgeItem{Object: item.UserID, PositionedAt: item.PositionedAt, Attributes: item.attributes})
 	}
-	return &anyOutput{Body: edgeList{Items: items, Next: page.Next, AsOf: page.AsOf}}, nil
+	return &anyOutput{Body: entityList{Items: items, Next: page.Next, AsOf: page.AsOf}}, nil
 }

@@ -52,6 +52,7 @@ children:
       stars: {type: integer, minimum: 1, maximum: 5, aggregate: true}
       mood: {enum: [calm, cross], default: calm}
       again: {type: boolean}
+  note: {plural: notes, parent: place, threaded: true}
 `
 
 // applied are kinds that change while the API runs. Refresh brings what was applied into force.

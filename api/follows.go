@@ -1,9 +1,8 @@
 package api
 
-// wordsOfEdges are the words, names and codes of kinds whose routes were there before kinds were data.
-func wordsOfEdges() map[string]edgeWords {
+func wordsOfFollows() kindWords {
 	const nobody = "From a projection. A user that nobody knows has none."
-	return map[string]edgeWords{"follow": {
+	return kindWords{
 		operations: map[string]words{
 			"put":    {"follow", "Make one user follow another", "201 when that changed something, 200 when they did already; then there is no event."},
 			"get":    {"get-follow", "Read a follow", "From the truth. 404 when the one does not follow the other, whether or not they ever did."},
@@ -22,6 +21,6 @@ func wordsOfEdges() map[string]edgeWords {
 		names: map[string]string{"active": "following", "reversed": "followed_by", "put": "follow", "remove": "unfollow"},
 		texts: map[string]string{"put 200": "They did already.", "outcome": "After a follow: the pair.", "following": "follower_id follows followee_id.", "followed_by": "followee_id follows follower_id.",
 			"positioned_at": "When following last became true; absent unless it is."},
-		selfCode: codeSelfFollow,
-	}}
+		codes: map[string]string{codeSelfEdge: codeSelfFollow},
+	}
 }

@@ -161,7 +161,7 @@ func FuzzPath(f *testing.F) {
 			if id, err := event.ParseID(segment); err == nil && (id <= 0 || id.String() != segment) {
 				t.Fatalf("%q is the id %d", segment, id)
 			}
-			if c := commentID(segment); uuidForm.MatchString(segment) {
+			if c := childID(segment); uuidForm.MatchString(segment) {
 				if parsed, err := uuid.Parse(segment); err != nil || parsed.String() != c.lower() {
 					t.Fatalf("%q is a UUID here, and %v elsewhere: %v", segment, parsed, err)
 				}
@@ -231,10 +231,11 @@ func countMembers(v any) (n int) {
 func FuzzBatchLines(f *testing.F) {
 	s := offline(f)
 	schema := func(name string) *huma.Schema { return s.api.OpenAPI().Components.Schemas.Map()[name] }
-	follows := &edgeRoutes{server: s, naming: edgeNaming(kinds.Builtin().Edges["follow"]), k: kinds.Builtin().Edges["follow"], words: wordsOfEdges()["follow"]}
+	follows := &edgeRoutes{archetype: newArchetype(s, "follow", "follows", edgeNaming(kinds.Builtin().Edges["follow"])), k: kinds.Builtin().Edges["follow"]}
+	comments := &childRoutes{archetype: newArchetype(s, "comment", "comments", childNaming(kinds.Builtin().Children["comment"])), k: kinds.Builtin().Children["comment"]}
 	operations := []kind{
 		{"follow", schema("FollowOperation"), follows.take, nil}, {"unfollow", schema("FollowOperation"), follows.take, nil},
-		{"create", schema("CreateOperation"), s.takeCreate, nil}, {"edit", schema("EditOperation"), s.takeEdit, nil}, {"delete", schema("DeleteOperation"), s.takeDelete, nil},
+		{"create", schema("CreateOperation"), comments.takeCreate, nil}, {"edit", schema("EditOperation"), comments.takeEdit, nil}, {"delete", schema("DeleteOperation"), comments.takeDelete, nil},
 	}
 	for _, line := range []string{
 		`{"op":"follow","follower_id":"7","followee_id":"42"}`, `{"op":"unfollow","follower_id":"7","followee_id":"7"}`, `{"op":"create","post_id":"5","author_id":"3","body":"x","idempotency_key":"k"}`,

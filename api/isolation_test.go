@@ -230,20 +230,17 @@ func (f fixture) populate(t *testing.T, secret string) world {
 	put(201, "PUT", "/v1/follows/$user/$followee", "")
 	put(204, "DELETE", "/v1/follows/$user/$followee", "")
 	w["token"] = put(201, "PUT", "/v1/follows/$user/$followee", "").Header.Get("Tidings-Token")
+	for _, pair := range []string{"$user/1", "$user/7000000000008", "1/$followee", "7000000000008/$followee", "1/$user", "2/$user"} {
+		put(201, "PUT", "/v1/follows/"+pair, "") // so that every list has a second page
+	}
 	for _, k := range kinds.Builtin().AllEdges() {
-		if k.Name == "follow" {
-			continue
+		if k.Name != "follow" {
+			put(201, "PUT", "/v1/"+k.Plural+"/$user/$post", "")
+			put(204, "DELETE", "/v1/"+k.Plural+"/$user/$post", "")
+			for _, pair := range []string{"$user/$post", "$followee/$post", "$user/$followee"} {
+				put(201, "PUT", "/v1/"+k.Plural+"/"+pair, "")
+			}
 		}
-		put(201, "PUT", "/v1/"+k.Plural+"/$user/$post", "")
-		put(204, "DELETE", "/v1/"+k.Plural+"/$user/$post", "")
-		put(201, "PUT", "/v1/"+k.Plural+"/$user/$post", "")
-		var filter, attributes *string
-		if _, ok := k.Filter(); ok {
-			filter, attributes = new("member"), new(`{"role":"member"}`)
-		}
-		f.exec(t, `INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at, filter, attributes)
-			SELECT $1, $2, origin, target, true, 3, now(), $5, $6::jsonb FROM (VALUES ($3::bigint, $4::bigint), ($3, 1), (1, $4)) e (origin, target)`,
-			tenant, k.Name, w["user"], w["post"], filter, attributes)
 	}
 	first := put(201, "POST", "/v1/posts/$post/comments", `{"author_id":"$user","body":"body `+secret+`"}`, w.fill("Idempotency-Key: $key"))
 	w["comment"], w["slug"] = first.text("comment_id"), first.text("slug")
@@ -273,12 +270,6 @@ func (f fixture) populate(t *testing.T, secret string) world {
 	f.bury(t, tenant, 7000001, 2)
 	f.exec(t, `UPDATE outbox_messages_dlq SET last_error = $1, payload = jsonb_build_object('comment_id', gen_random_uuid(), 'post_id', $2::bigint::text, 'author_id', '1', 'body', $1::text), aggregate_type = 'comment', event_type = 'created', aggregate_id = $2`, secret, w["post"])
 	f.catchUp(t)
-	f.exec(t, `INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at)
-		SELECT $1, 'follow', follower, followee, true, 3, now() FROM (VALUES ($2::bigint, $3::bigint), ($2, 1), (1, $3), ($2, $2 + 7), ($2 + 7, $3)) e (follower, followee)`,
-		tenant, w["user"], w["followee"])
-	f.exec(t, `INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at) VALUES ($1, 'follow', 1, $2, true, 1, now()), ($1, 'follow', 2, $2, true, 1, now())`,
-		tenant, w["user"]) // so that the lists of the user have a second page
-	f.exec(t, `INSERT INTO edge_counts (tenant_id, kind, object_id, incoming, outgoing) VALUES ($1, 'follow', $2, 2, 3), ($1, 'follow', $3, 3, 0)`, tenant, w["user"], w["followee"])
 	f.exec(t, `INSERT INTO edge_shards (tenant_id, kind, object_id, shards) VALUES ($1, 'follow', $2, 4)`, tenant, w["followee"])
 	return w
 }

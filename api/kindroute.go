@@ -15,6 +15,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/kinds"
 )
 
@@ -29,12 +30,13 @@ type naming struct {
 	names   map[string]string       // a kind's by the archetype's
 	texts   map[string]string       // what parameters are, by the archetype's names
 	filters map[string]*huma.Schema // parameters of the query, which the framework reads as members of its parameter filter
+	nouns   *strings.Replacer       // of descriptions, or nil: {a child}, {children}, {an object} and the like
 	prose   *strings.Replacer       // of titles of problems, or nil
 	shapes  sync.Map                // reflect.Type to reflect.Type
 }
 
 func edgeNaming(k kinds.Edge) *naming {
-	return &naming{names: map[string]string{"from_id": k.Ends[0], "to_id": k.Ends[1], "edge": k.Name}}
+	return &naming{names: map[string]string{"from_id": k.Ends[0], "to_id": k.Ends[1], "edge": k.Name, "entity": k.Name}}
 }
 
 // childNaming is that of children. Words of problems that are about comments of a post are about the kind's instead.
@@ -42,10 +44,104 @@ func childNaming(k kinds.Child) *naming {
 	n := k.Names()
 	return &naming{
 		names: map[string]string{"child_id": n.ID, "object_id": n.Parent, "entity": k.Name, "child": k.Name},
-		texts: map[string]string{"object_id": "The " + k.Parent + ".", "id": "The " + k.Name + "."},
+		nouns: strings.NewReplacer("{child}", k.Name, "{a child}", a(k.Name), "{A child}", capital(a(k.Name)), "{children}", k.Plural, "{Children}", capital(k.Plural),
+			"{object}", k.Parent, "{an object}", a(k.Parent), "{An object}", capital(a(k.Parent))),
 		prose: strings.NewReplacer("comment", k.Name, "post", k.Parent),
 	}
 }
+
+// kindWords are a kind's words, names and codes where they are other than those of every kind.
+type kindWords struct {
+	operations map[string]words  // by operation; what is empty there is as in every kind
+	paths      map[string]string // likewise
+	schemas    map[string]string // names by what other kinds put behind their own name
+	texts      map[string]string // descriptions of members
+	names      map[string]string // of members, operations of a batch and lists
+	codes      map[string]string // of problems
+}
+
+// words are what the document says of an operation.
+type words struct{ id, summary, description string }
+
+// wordsOf are those of the kinds whose routes were there before kinds were data.
+func wordsOf(kind string) kindWords {
+	switch kind {
+	case event.AggregateFollow:
+		return wordsOfFollows()
+	case event.AggregateComment:
+		return wordsOfComments()
+	}
+	return kindWords{}
+}
+
+// entityList is one page of edges or children.
+type entityList struct {
+	Items []any      `json:"items" nullable:"false"`
+	Next  string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
+	AsOf  event.Time `json:"as_of" format:"date-time" doc:"Everything that was published up to then is in the list."`
+}
+
+// entityVersions is one page of the versions of an edge or a child.
+type entityVersions struct {
+	Items []any      `json:"items" nullable:"false" doc:"The newest first."`
+	Next  string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
+	AsOf  event.Time `json:"as_of" format:"date-time" doc:"Everything that was published up to then is in the history."`
+}
+
+// archetype is what the routes of edges and of children have in common.
+type archetype struct {
+	*server
+	*naming
+	words          kindWords
+	plural, title  string // in paths; in names of schemas
+	dashed, tagged string // name and plural in operationIds
+	entity         *huma.Schema
+}
+
+func newArchetype(s *server, name, plural string, n *naming) archetype {
+	return archetype{server: s, naming: n, words: wordsOf(name), plural: plural, title: camel(name), dashed: dashed(name), tagged: dashed(plural)}
+}
+
+// route is one of the kind's.
+func (k archetype) route(operation, method, path, role string, status int, w words) route {
+	own := k.words.operations[operation]
+	return route{method: method, path: cmp.Or(k.words.paths[operation], path), id: cmp.Or(own.id, w.id), summary: cmp.Or(own.summary, w.summary),
+		description: cmp.Or(own.description, w.description), role: role, status: status, tag: capital(k.plural), naming: k.naming}
+}
+
+// word is a name of the kind for one of the archetype's that is no member of the archetype's types.
+func (k archetype) word(name string) string { return cmp.Or(k.words.names[name], name) }
+
+// code is the kind's code of a problem.
+func (k archetype) code(code string) string { return cmp.Or(k.words.codes[code], code) }
+
+func (k archetype) schemaName(name string) string { return cmp.Or(k.words.schemas[name], k.title+name) }
+
+// schema makes a schema with the kind's names: see server.schema.
+func (k archetype) schema(name string, of any, change ...func(*huma.Schema)) *huma.Schema {
+	return k.server.schema(k.schemaName(name), k.naming, of, change...)
+}
+
+// describe gives members the kind's own descriptions.
+func (k archetype) describe(schema *huma.Schema) {
+	for name, text := range k.words.texts {
+		if p := schema.Properties[name]; p != nil {
+			p.Description = text
+		}
+	}
+}
+
+// a is a word with its article.
+func a(word string) string {
+	if strings.ContainsRune("aeiou", rune(word[0])) {
+		return "an " + word
+	}
+	return "a " + word
+}
+
+func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
+
+func dashed(name string) string { return strings.ReplaceAll(name, "_", "-") }
 
 // of returns the kind's name for one of the archetype's, which is also the name of whatever has no other.
 func (n *naming) of(name string) string {
@@ -55,9 +151,13 @@ func (n *naming) of(name string) string {
 	return cmp.Or(n.names[name], name)
 }
 
-// value returns the struct v with the kind's names for its members in JSON. Structs within it keep theirs.
+// value returns the struct v, or what v points to, with the kind's names for its members in JSON. Structs within it keep theirs. A pointer costs no copy.
 func (n *naming) value(v any) any {
-	return reflect.ValueOf(v).Convert(n.shape(reflect.TypeOf(v))).Interface()
+	of := reflect.ValueOf(v)
+	if of.Kind() == reflect.Pointer {
+		return of.Convert(reflect.PointerTo(n.shape(of.Type().Elem()))).Interface()
+	}
+	return of.Convert(n.shape(of.Type())).Interface()
 }
 
 // decode reads JSON with the kind's names into the struct that v points to.
@@ -116,23 +216,37 @@ func (n *naming) enter(ctx huma.Context, next func(huma.Context)) {
 		}
 	}
 	if r.URL.RawQuery != "" {
-		given, query := r.URL.Query(), make(url.Values)
-		for name, values := range given {
-			for archetype, renamed := range n.names {
-				if name == renamed {
-					name = archetype
-				}
-			}
-			if n.filters[name] != nil {
-				name = "filter[" + name + "]"
-			}
-			query[name] = values
+		query, other := make(url.Values), false
+		for given, values := range r.URL.Query() {
+			name := n.inQuery(given)
+			query[name], other = values, other || name != given
 		}
-		u := *r.URL
-		u.RawQuery = query.Encode()
-		r.URL = &u
+		if other {
+			u := *r.URL
+			u.RawQuery = query.Encode()
+			r.URL = &u
+		}
 	}
 	next(ctx)
+}
+
+// strange marks a parameter that has a name of the framework's: the framework does not know it under the mark, so it is refused, as any other unknown one.
+const strange = "?"
+
+// inQuery is what the framework calls a parameter of the query.
+func (n *naming) inQuery(name string) string {
+	for archetype, renamed := range n.names {
+		if name == renamed {
+			return archetype
+		}
+	}
+	switch {
+	case n.filters[name] != nil:
+		return "filter[" + name + "]"
+	case n.names[name] != "" || strings.HasPrefix(name, "filter["):
+		return strange + name
+	}
+	return name
 }
 
 // document describes the parameters of an operation by the kind's names.
@@ -142,14 +256,27 @@ func (n *naming) document(op *huma.Operation) {
 	}
 	op.Parameters = slices.DeleteFunc(op.Parameters, func(p *huma.Param) bool { return p.Name == "filter" })
 	for _, p := range op.Parameters {
-		if text, ok := n.texts[p.Name]; ok {
+		if text := cmp.Or(n.texts[p.Name], n.text(p.Description)); text != p.Description {
 			p.Description, p.Schema.Description = text, text
 		}
 		p.Name = n.of(p.Name)
 	}
+	for _, answer := range op.Responses {
+		for _, h := range answer.Headers {
+			h.Description, h.Schema.Description = n.text(h.Description), n.text(h.Schema.Description)
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(n.filters)) {
 		op.Parameters = append(op.Parameters, &huma.Param{Name: name, In: "query", Schema: n.filters[name], Description: "Only those with this attribute."})
 	}
+}
+
+// text is a description with the kind's nouns.
+func (n *naming) text(text string) string {
+	if n == nil || n.nouns == nil {
+		return text
+	}
+	return n.nouns.Replace(text)
 }
 
 // title is a title of a problem as the kind has it.
@@ -167,7 +294,10 @@ func (n *naming) tell(p *Problem) {
 	}
 	p.Title = n.title(p.Title)
 	for i := range p.Errors {
-		p.Errors[i].Parameter = n.of(p.Errors[i].Parameter)
+		unknown, ok := strings.CutPrefix(p.Errors[i].Parameter, strange)
+		if p.Errors[i].Parameter = n.of(unknown); ok {
+			p.Errors[i].Parameter = unknown
+		}
 	}
 }
 
@@ -186,7 +316,9 @@ func namingOf(ctx huma.Context) *naming {
 func camel(name string) string {
 	var b strings.Builder
 	for part := range strings.SplitSeq(name, "_") {
-		b.WriteString(strings.ToUpper(part[:min(1, len(part))]) + part[min(1, len(part)):])
+		if part != "" {
+			b.WriteString(capital(part))
+		}
 	}
 	return b.String()
 }
@@ -201,6 +333,7 @@ func (s *server) schema(name string, n *naming, of any, change ...func(*huma.Sch
 	schema := huma.SchemaFromType(registry, reflect.TypeOf(of))
 	properties := make(map[string]*huma.Schema, len(schema.Properties))
 	for member, property := range schema.Properties {
+		property.Description = n.text(property.Description)
 		properties[n.of(member)] = property
 	}
 	schema.Properties = properties
@@ -223,6 +356,11 @@ func property(name string, of *huma.Schema, required bool) func(*huma.Schema) {
 			s.Required = append(s.Required, name)
 		}
 	}
+}
+
+// refer is a reference to a schema that says what it is there.
+func refer(to *huma.Schema, description string) *huma.Schema {
+	return &huma.Schema{Ref: to.Ref, Description: description}
 }
 
 // without takes members out of a schema.

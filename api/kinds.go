@@ -14,8 +14,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/danielgtaylor/huma/v2"
-
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/tokens"
 )
@@ -203,20 +201,12 @@ func (s *server) describeEntities() {
 	registry := s.api.OpenAPI().Components.Schemas
 	outcome := registry.Map()["BatchOutcome"]
 	delete(outcome.Properties, "entity")
-	var current *huma.Schema
-	if problem := registry.Map()["Problem"]; problem != nil {
-		current = problem.Properties["current"]
-	}
 	for _, name := range slices.Sorted(maps.Keys(s.entities)) {
-		_, child := s.kinds.Child(name)
 		after := "After a put: how it is now."
-		if child {
+		if _, child := s.kinds.Child(name); child {
 			after = "After a create or an edit."
 		}
-		outcome.Properties[name] = &huma.Schema{Ref: s.entities[name].Ref, Description: cmp.Or(wordsOfEdges()[name].texts["outcome"], after)}
-		if child || len(s.kinds.Edges[name].Attributes) > 0 {
-			current.OneOf = append(current.OneOf, s.entities[name])
-		}
+		outcome.Properties[name] = refer(s.entities[name], cmp.Or(wordsOf(name).texts["outcome"], after))
 	}
-	current.OneOf = append(current.OneOf, s.settings...)
+	registry.Map()["Problem"].Properties["current"].OneOf = s.current
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"reflect"
 	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -36,14 +35,9 @@ type Current struct{ entity any }
 // MarshalJSON writes it as its own route does.
 func (c Current) MarshalJSON() ([]byte, error) { return json.Marshal(c.entity) }
 
-// Schema says that it is one of those that have versions to be named.
-func (Current) Schema(r huma.Registry) *huma.Schema {
-	return &huma.Schema{
-		Description: "The comment, or the thread's settings, as they are now: where the version or the state did not fit.",
-		OneOf: []*huma.Schema{
-			r.Schema(reflect.TypeFor[Comment](), true, "Comment"), r.Schema(reflect.TypeFor[ThreadSettings](), true, "ThreadSettings"),
-		},
-	}
+// Schema says that it is one of those that have versions to be named: describeEntities adds those of every kind.
+func (Current) Schema(huma.Registry) *huma.Schema {
+	return &huma.Schema{Description: "The comment, or the thread's settings, as they are now: where the version or the state did not fit."}
 }
 
 // FieldError says what was wrong, and where: in the body, in a parameter of path or query, or in a header.
@@ -178,23 +172,7 @@ func (t problemTable) problem(code, detail string, at ...FieldError) *Problem {
 
 // of finds the problem that an error stands for. logged says that the error itself is for the log and not for the client.
 func (t problemTable) of(err error) (p *Problem, logged bool) {
-	var stale *store.StaleError
-	var staleThread *store.StaleThreadError
-	var state *store.StateError
-	switch {
-	case errors.As(err, &p):
-		return p, false
-	case errors.As(err, &stale):
-		p = t.problem(codeVersionStale, fmt.Sprintf("the comment is at version %d", stale.Current.Version))
-		p.Current = &Current{commentOf(stale.Current.Comment())}
-		return p, false
-	case errors.As(err, &staleThread):
-		p = t.problem(codeVersionStale, fmt.Sprintf("the thread's settings are at version %d", staleThread.Current.Version))
-		p.Current = &Current{threadSettingsOf(staleThread.Current)}
-		return p, false
-	case errors.As(err, &state):
-		p = t.problem(codeCommentGone, "the comment is "+state.Current.State())
-		p.Current = &Current{commentOf(state.Current.Comment())}
+	if errors.As(err, &p) {
 		return p, false
 	}
 	for _, k := range t.kinds {

@@ -70,7 +70,7 @@ type server struct {
 	// Of the kinds that are in force; the rest is shared.
 	kinds    *kinds.Set
 	entities map[string]*huma.Schema // how an entity of a kind looks, by the kind's name
-	settings []*huma.Schema          // of moderated kinds
+	current  []*huma.Schema          // of what has versions to be named
 	mux      *http.ServeMux
 	api      huma.API
 }
@@ -132,20 +132,13 @@ func (s *server) routes() error {
 		Transformers:                 []huma.Transformer{s.transform},
 	})
 	s.relationRoutes()
-	s.commentRoutes()
-	s.discussionRoutes()
-	s.moderationRoutes()
-	s.versionRoutes()
-	s.batchRoutes()
 	s.dlqRoutes()
-	s.entities, s.settings = make(map[string]*huma.Schema), nil
+	s.entities, s.current = make(map[string]*huma.Schema), nil
+	for _, k := range s.kinds.AllChildren() {
+		s.addChildRoutes(k)
+	}
 	for _, k := range s.kinds.AllEdges() {
 		s.addEdgeRoutes(k)
-	}
-	for _, k := range s.kinds.AllChildren() {
-		if k.Name != commentKind.Name { // whose routes are in files of their own
-			s.addChildRoutes(k)
-		}
 	}
 	s.countRoutes()
 	s.kindRoutes()
@@ -398,7 +391,7 @@ func register[I, O any](s *server, r route, handle func(ctx context.Context, in 
 	r.path = r.naming.path(r.path)
 	codes := append([]string{codeBadRequest, codeHeaderInvalid, codeUnauthenticated, codeRoleMissing, codeRateLimited, codeValidation, codeInternal, codeOverloaded, codeUnavailable}, r.codes...)
 	op := huma.Operation{
-		Method: r.method, Path: r.path, OperationID: r.id, Summary: r.summary, Description: r.description + " Needs the role `" + r.role + "`.", Tags: []string{r.tag},
+		Method: r.method, Path: r.path, OperationID: r.id, Summary: r.naming.text(r.summary), Description: r.naming.text(r.description) + " Needs the role `" + r.role + "`.", Tags: []string{r.tag},
 		DefaultStatus: r.status, Security: []map[string][]string{{"token": {r.role}}}, Responses: s.problemResponses(codes, r.naming),
 		BodyReadTimeout: -1, MaxBodyBytes: -1, // guard has read it
 		RequestBody: r.body,

@@ -17,6 +17,12 @@ type id struct{ event.ID }
 // Schema describes the id.
 func (id) Schema(huma.Registry) *huma.Schema { return idSchema() }
 
+// userID is an id in a body.
+type userID string
+
+// Schema describes the id.
+func (userID) Schema(huma.Registry) *huma.Schema { return idSchema() }
+
 func idSchema() *huma.Schema {
 	return &huma.Schema{
 		Type: huma.TypeString, Pattern: "^[1-9][0-9]{0,18}$",
@@ -37,15 +43,15 @@ func (i id) int64() int64 { return int64(i.ID) }
 // uuidPattern is the form that the API writes; it reads upper case too.
 const uuidPattern = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
 
-// commentID is a comment's id in a path or a body.
-type commentID string
+// childID is a child's id in a path or a body.
+type childID string
 
-// Schema describes the comment's id.
-func (commentID) Schema(huma.Registry) *huma.Schema {
+// Schema describes the child's id.
+func (childID) Schema(huma.Registry) *huma.Schema {
 	return &huma.Schema{Type: huma.TypeString, Pattern: uuidPattern, PatternDescription: "a UUID", Format: "uuid"}
 }
 
-func (c commentID) lower() string { return strings.ToLower(string(c)) }
+func (c childID) lower() string { return strings.ToLower(string(c)) }
 
 func etag(version int64) string { return `"` + strconv.FormatInt(version, 10) + `"` }
 

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -111,10 +110,10 @@ func edgesOf(rows []followercounts.Edge) []Edge {
 func (s *server) countRoutes() {
 	for _, object := range slices.Sorted(maps.Keys(s.kinds.Objects)) {
 		var ends []counted
-		own := words{"get-" + strings.ReplaceAll(object, "_", "-") + "-counts", "Count the edges of " + a(object), fromAProjection + " What nobody knows has 0."}
+		own := words{"get-" + dashed(object) + "-counts", "Count the edges of " + a(object), fromAProjection + " What nobody knows has 0."}
 		schema := camel(object) + "Counts"
 		for _, k := range s.kinds.AllEdges() {
-			w := wordsOfEdges()[k.Name]
+			w := wordsOf(k.Name)
 			if k.To == object {
 				ends = append(ends, counted{k, k.Reverse, func(c followercounts.Counts) int64 { return c.Incoming }})
 			}
@@ -142,7 +141,7 @@ func (s *server) countRoutes() {
 			}
 		})
 		register(s, route{
-			method: http.MethodGet, path: "/v1/" + plural + "/{id}/counts", id: own.id, tag: strings.ToUpper(plural[:1]) + plural[1:], role: tokens.RoleRead, status: http.StatusOK,
+			method: http.MethodGet, path: "/v1/" + plural + "/{id}/counts", id: own.id, tag: capital(plural), role: tokens.RoleRead, status: http.StatusOK,
 			summary: own.summary, description: own.description, projected: true, answer: answer, naming: &naming{texts: map[string]string{"id": "The " + object + "."}},
 		}, func(ctx context.Context, in *ObjectPath) (*anyOutput, error) {
 			return s.counts(ctx, ends, under, in.ID.int64())

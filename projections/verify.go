@@ -197,6 +197,22 @@ func Kinds[K, T any](all []K, name func(K) string, after any, limit int, window 
 	return checked, nil, nil
 }
 
+// Differ reports members that differ, of what the difference is about.
+func (d Difference) Differ(report func(Difference), field string, want, got any) {
+	if want != got {
+		d.Field, d.Want, d.Got = field, fmt.Sprint(want), fmt.Sprint(got)
+		report(d)
+	}
+}
+
+// Present is how a difference tells whether a row is there.
+func Present(there bool) string {
+	if there {
+		return "present"
+	}
+	return "absent"
+}
+
 // Concat yields what the sequences yield, one after the other, up to the first error.
 func Concat[T any](all ...iter.Seq2[T, error]) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {

@@ -163,34 +163,21 @@ type authorKey struct {
 
 func (s *Store) create(ctx context.Context, tenant int64, k *childKind, children []NewChild, at place) ([]ChildOutcome, error) {
 	todo := make([]creation, len(children))
-	out := make([]ChildOutcome, len(children))
 	type key struct {
 		authorKey
 		alone int // tells items without a key apart
 	}
-	turns := rounds(len(children), func(i int) (key, bool) {
+	out, err := inTurns(ctx, s, tenant, len(children), at, func(i int, o *ChildOutcome) (key, bool) {
 		todo[i].in = children[i]
-		out[i].Err = todo[i].prepare(k)
+		o.Err = todo[i].prepare(k)
 		of := key{authorKey: authorKey{children[i].AuthorID, children[i].Key}}
 		if of.key == "" {
 			of.alone = i
 		}
-		return of, out[i].Err == nil
-	})
-	if len(turns) == 0 {
-		return out, nil
-	}
-	err := s.write(ctx, tenant, at, func(tx *unit) error {
-		for _, turn := range turns {
-			for _, i := range turn {
-				out[i] = ChildOutcome{} // a second attempt starts afresh
-			}
-			if err := s.createTurn(ctx, tx, tenant, k, todo, turn, out); err != nil {
-				return err
-			}
-		}
-		return inOrder(turns, out)
-	})
+		return of, o.Err == nil
+	}, func(tx *unit, turn []int, out []ChildOutcome) error {
+		return s.createTurn(ctx, tx, tenant, k, todo, turn, out)
+	}, inOrder)
 	if err != nil {
 		return nil, fmt.Errorf("create %d children of the kind %s of tenant %d: %w", len(children), k.Kind, tenant, err)
 	}

@@ -36,6 +36,7 @@ type EdgeWrite struct {
 	Meta
 	From, To   int64
 	Attributes json.RawMessage // of a put: all of them. nil leaves those of an ACTIVE edge; another one gets the defaults
+	Merge      bool            // of a put: Attributes are those that change of an ACTIVE edge (RFC 7396); another one is ErrNotFound
 	IfVersion  int64           // the version of the ACTIVE edge that the writer saw, or AnyVersion
 }
 
@@ -53,7 +54,7 @@ type pair struct{ from, to int64 }
 type edgeWrite struct {
 	EdgeWrite
 	kind     kinds.Edge
-	defaults json.RawMessage
+	defaults json.RawMessage // what a new edge gets; of a merge what there is, merged
 }
 
 func (w edgeWrite) entity() any { return pair{w.From, w.To} }
@@ -69,8 +70,10 @@ func (w *edgeWrite) check(put bool) error {
 	case w.From == w.To && w.kind.NoSelf():
 		return ErrSelf
 	case !put || len(w.kind.Attributes) == 0:
-		w.Attributes = nil
+		w.Attributes, w.Merge = nil, false
 		return nil
+	case w.Merge:
+		return nil // they are checked when they are merged
 	}
 	var err error
 	if w.Attributes != nil {
@@ -198,25 +201,10 @@ type edgeTurn func(ctx context.Context, tx *unit, tenant int64, writes []edgeWri
 // writer makes of a turn what the lanes run.
 func (s *Store) writer(put bool, write edgeTurn) func(context.Context, int64, []edgeWrite, place) ([]EdgeOutcome, error) {
 	return func(ctx context.Context, tenant int64, writes []edgeWrite, at place) ([]EdgeOutcome, error) {
-		out := make([]EdgeOutcome, len(writes))
-		turns := rounds(len(writes), func(i int) (pair, bool) {
-			out[i].Err = writes[i].check(put)
-			return pair{writes[i].From, writes[i].To}, out[i].Err == nil
-		})
-		if len(turns) == 0 {
-			return out, nil
-		}
-		err := s.write(ctx, tenant, at, func(tx *unit) error {
-			for _, turn := range turns {
-				for _, i := range turn {
-					out[i] = EdgeOutcome{} // a second attempt starts afresh
-				}
-				if err := write(ctx, tx, tenant, writes, turn, out); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
+		out, err := inTurns(ctx, s, tenant, len(writes), at, func(i int, o *EdgeOutcome) (pair, bool) {
+			o.Err = writes[i].check(put)
+			return pair{writes[i].From, writes[i].To}, o.Err == nil
+		}, func(tx *unit, turn []int, out []EdgeOutcome) error { return write(ctx, tx, tenant, writes, turn, out) }, nil)
 		if err != nil {
 			return nil, fmt.Errorf("write %d edges of kind %s, tenant %d: %w", len(writes), writes[0].kind.Name, tenant, err)
 		}
@@ -227,7 +215,7 @@ func (s *Store) writer(put bool, write edgeTurn) func(context.Context, int64, []
 // putAll is a turn of puts. Without attributes and guards the statement decides.
 func (k *edgeKind) putAll(ctx context.Context, tx *unit, tenant int64, writes []edgeWrite, turn []int, out []EdgeOutcome) error {
 	for _, i := range turn {
-		if writes[i].defaults != nil || writes[i].IfVersion != AnyVersion {
+		if writes[i].defaults != nil || writes[i].Merge || writes[i].IfVersion != AnyVersion {
 			return k.putGuarded(ctx, tx, tenant, writes, turn, out)
 		}
 	}
@@ -261,6 +249,14 @@ func (w edgeWrite) guard(out *EdgeOutcome) bool {
 		out.Err = ErrNotFound
 	case out.Edge.Version != w.IfVersion:
 		out.Err = &StaleEdgeError{Kind: w.kind, Current: out.Edge}
+	}
+	return out.Err == nil
+}
+
+// merge makes of the attributes that change all of them, or says why it cannot.
+func (w *edgeWrite) merge(out *EdgeOutcome) bool {
+	if out.Err = ErrNotFound; out.Edge.Active() {
+		w.defaults, out.Err = w.kind.Patch(out.Edge.Attributes, w.Attributes)
 	}
 	return out.Err == nil
 }
@@ -310,12 +306,15 @@ func (k *edgeKind) putGuarded(ctx context.Context, tx *unit, tenant int64, write
 			if !w.guard(&out[i]) {
 				continue
 			}
+			if w.Merge && !w.merge(&out[i]) {
+				continue
+			}
 			switch {
 			case e.Version == 0:
 				missing = append(missing, i)
 			case !e.Active():
 				revived = append(revived, i)
-			case w.Attributes != nil && !bytes.Equal(w.Attributes, e.Attributes):
+			case w.Attributes != nil && !bytes.Equal(w.defaults, e.Attributes):
 				updated = append(updated, i)
 			}
 		}

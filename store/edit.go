@@ -19,16 +19,19 @@ import (
 // AnyVersion as IfVersion writes whatever version the child has.
 const AnyVersion = 0
 
-// ChildEdit replaces a child's body, its attributes, or both.
+// ChildEdit replaces a child's body, changes its attributes, or both.
 type ChildEdit struct {
 	Meta
 	ID         string          // a UUID in lower case
 	IfVersion  int64           // the version that the writer saw, or AnyVersion
 	Body       *string         // trimmed before it is kept; nil leaves it
-	Attributes json.RawMessage // all of them, checked as in a create; nil leaves them
+	Attributes json.RawMessage // those that change (RFC 7396: null takes one away, or back to its default); nil leaves them
 
-	err error // what is wrong with the attributes
+	merge mergeAttributes // of Attributes
 }
+
+// mergeAttributes are the attributes of a child that has these at present.
+type mergeAttributes func(present json.RawMessage) (json.RawMessage, error)
 
 // ChildDelete is an author's withdrawal of a child. It is final.
 type ChildDelete struct {
@@ -65,13 +68,13 @@ UPDATE /* store.child_edit */ {{.Table}} c
    AND {{if .Attributes}}(c.body <> h.value OR h.attributes IS NOT NULL AND c.attributes IS DISTINCT FROM h.attributes::jsonb){{else}}c.body <> h.value{{end}}
 RETURNING ` + childColumns
 
-// EditChildren replaces the bodies and attributes of children. The outcome's error is ErrNotFound, a *StaleError, a *StateError, or says what is wrong
+// EditChildren replaces the bodies of children and changes their attributes. The outcome's error is ErrNotFound, a *StaleError, a *StateError, or says what is wrong
 // with the body or the attributes (*kinds.AttributeError). An edit to what the child has changes nothing and makes no event.
 func (s *Store) EditChildren(ctx context.Context, tenant int64, k kinds.Child, edits []ChildEdit) ([]ChildOutcome, error) {
 	c, todo := s.children(k), slices.Clone(edits)
 	for i := range todo {
-		if todo[i].Attributes != nil {
-			todo[i].Attributes, todo[i].err = checkAttributes(k, todo[i].Attributes)
+		if change := todo[i].Attributes; change != nil {
+			todo[i].merge = func(present json.RawMessage) (json.RawMessage, error) { return k.Patch(present, change) }
 		}
 	}
 	return bringingBack(ctx, s, tenant, c, todo, c.edit.do)
@@ -80,15 +83,15 @@ func (s *Store) EditChildren(ctx context.Context, tenant int64, k kinds.Child, e
 func (s *Store) edit(ctx context.Context, tenant int64, k *childKind, edits []ChildEdit, at place) ([]ChildOutcome, error) {
 	changes := make([]change, len(edits))
 	for i, e := range edits {
-		c := change{meta: e.Meta, id: e.ID, ifVersion: e.IfVersion, attributes: e.Attributes, err: e.err}
+		c := change{meta: e.Meta, id: e.ID, ifVersion: e.IfVersion, merge: e.merge}
 		switch {
+		case e.merge != nil && !k.Attributes:
+			c.err = fmt.Errorf("%w: a %s has no attributes", ErrInvalid, k.Kind)
 		case e.Body != nil:
-			body, err := trimBody(*e.Body)
+			var body string
+			body, c.err = trimBody(*e.Body)
 			c.value = &body
-			if c.err == nil {
-				c.err = err
-			}
-		case e.Attributes == nil && c.err == nil:
+		case e.merge == nil:
 			c.err = fmt.Errorf("%w: an edit of nothing", ErrInvalid)
 		}
 		changes[i] = c
@@ -201,7 +204,8 @@ type change struct {
 	id         string
 	ifVersion  int64
 	value      *string // what the child is to be given: a body, a moderation state
-	attributes json.RawMessage
+	merge      mergeAttributes
+	attributes json.RawMessage // what merge made
 	reason     string
 	err        error
 }
@@ -226,32 +230,68 @@ type changeKind struct {
 
 // change runs one guarded transition.
 func (s *Store) change(ctx context.Context, tenant int64, k *childKind, changes []change, at place, kind changeKind) ([]ChildOutcome, error) {
-	out := make([]ChildOutcome, len(changes))
-	turns := rounds(len(changes), func(i int) (string, bool) {
-		out[i].Err = changes[i].check()
-		return changes[i].id, out[i].Err == nil
-	})
-	if len(turns) == 0 {
-		return out, nil
-	}
-	err := s.write(ctx, tenant, at, func(tx *unit) error {
-		for _, turn := range turns {
-			for _, i := range turn {
-				out[i] = ChildOutcome{} // a second attempt starts afresh
-			}
-			if err := k.changeTurn(ctx, tx, tenant, changes, turn, kind, out); err != nil {
-				return err
-			}
-		}
-		return inOrder(turns, out)
-	})
+	out, err := inTurns(ctx, s, tenant, len(changes), at, func(i int, o *ChildOutcome) (string, bool) {
+		o.Err = changes[i].check()
+		return changes[i].id, o.Err == nil
+	}, func(tx *unit, turn []int, out []ChildOutcome) error {
+		return k.changeTurn(ctx, tx, tenant, changes, turn, kind, out)
+	}, inOrder)
 	if err != nil {
 		return nil, fmt.Errorf("%s %s, %d of tenant %d: %w", k.Kind, kind.event, len(changes), tenant, err)
 	}
 	return out, nil
 }
 
+// childLockSQL locks children and reads them.
+// Index: children_KIND_pkey.   Locks: the children, in key order.
+const childLockSQL = `
+SELECT /* store.child_lock */ ` + childColumns + `
+  FROM {{.Table}} c WHERE c.tenant_id = @tenant::bigint AND c.child_id = ANY(@child_ids::uuid[])
+ ORDER BY c.child_id
+   FOR NO KEY UPDATE OF c`
+
+// mergeTurn merges the attributes that change into those that the children have, which it locks, and returns the changes that are left: attributes that do not
+// fit are the outcome of theirs. Where version or state forbids a change it is left as it is, for the statement to refuse.
+func (s childShape) mergeTurn(ctx context.Context, tx *unit, tenant int64, changes []change, turn []int, kind changeKind, out []ChildOutcome) (left []int, err error) {
+	if !slices.ContainsFunc(turn, func(i int) bool { return changes[i].merge != nil }) {
+		return turn, nil
+	}
+	ids := make([]string, len(turn)) // all of them: the statement finds its locks taken, so they are in key order
+	for n, i := range turn {
+		ids[n] = changes[i].id
+	}
+	rows, _ := tx.Query(ctx, s.sql(childLockSQL), pgx.StrictNamedArgs{"tenant": tenant, "child_ids": ids})
+	locked, err := pgx.CollectRows(rows, pgx.RowToStructByPos[childRow])
+	if err != nil {
+		return nil, fmt.Errorf("lock %d children: %w", len(turn), err)
+	}
+	byID := make(map[string]childRow)
+	if len(locked) < len(ids) { // some are archived, or unknown
+		if byID, err = s.get(ctx, tx, tenant, ids); err != nil {
+			return nil, err
+		}
+	}
+	for _, r := range locked {
+		byID[r.ID] = r
+	}
+	for _, i := range turn {
+		c := &changes[i]
+		row, ok := byID[c.id]
+		if now := row.wire(); ok && c.merge != nil && (c.ifVersion == AnyVersion || c.ifVersion == now.Version) && kind.allowed(now) {
+			if c.attributes, out[i].Err = c.merge(now.Attributes); out[i].Err != nil {
+				continue
+			}
+		}
+		left = append(left, i)
+	}
+	return left, nil
+}
+
 func (s childShape) changeTurn(ctx context.Context, tx *unit, tenant int64, changes []change, turn []int, kind changeKind, out []ChildOutcome) error {
+	turn, err := s.mergeTurn(ctx, tx, tenant, changes, turn, kind, out)
+	if err != nil || len(turn) == 0 {
+		return err
+	}
 	n := len(turn)
 	ids, versions, values := make([]string, n), make([]int64, n), make([]*string, n)
 	index := make(map[string]int, n)

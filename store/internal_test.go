@@ -27,7 +27,7 @@ func makeKinds(t *testing.T, db *testkit.DB, set *kinds.Set) {
 
 // childSQL are the statements about children, as templates.
 var childSQL = map[string]string{
-	"childGet": childGetSQL, "childSurroundings": childSurroundingsSQL, "childKeys": childKeysSQL, "childReplay": childReplaySQL, "childRelease": childReleaseSQL,
+	"childGet": childGetSQL, "childLock": childLockSQL, "childSurroundings": childSurroundingsSQL, "childKeys": childKeysSQL, "childReplay": childReplaySQL, "childRelease": childReleaseSQL,
 	"childCreate": childCreateSQL, "childTaken": childTakenSQL, "childEdit": childEditSQL, "childDelete": childDeleteSQL, "childModerate": childModerateSQL,
 	"returnLock": returnLockSQL, "returnMove": returnMoveSQL, "returnState": returnStateSQL, "archived": archivedSQL,
 	"walked": walkedSQL, "look": lookSQL, "quiet": quietSQL, "mark": markSQL, "walk": walkSQL, "moveLock": moveLockSQL, "move": moveSQL,
@@ -178,6 +178,7 @@ func TestHotStatementsUseTheirIndexes(t *testing.T) {
 		}
 		for _, s := range []statement{
 			{"childGet", childGetSQL, `1, ` + id},
+			{"childLock", childLockSQL, `1, ` + id},
 			{"childEdit", childEditSQL, id + `, '{1}', ` + given + `, 1`},
 			{"childDelete", childDeleteSQL, id + `, '{1}', ` + given + `, 1`},
 			{"childModerate", childModerateSQL, id + `, '{1}', ` + strings.Replace(given, "x", "HIDDEN", 1) + `, 1`},

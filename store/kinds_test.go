@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
@@ -378,6 +379,62 @@ func TestWhatThePolicyOfWritersCosts(t *testing.T) {
 			if err != nil {
 				t.Errorf("%s of %s: %v", role, kind, err)
 			}
+		}
+	}
+}
+
+// TestMergesOfAttributesLoseNone changes two attributes of the same children at once, in groups whose order differs. Each change is of what is there, so none undoes
+// another; what does not fit is refused alone.
+func TestMergesOfAttributesLoseNone(t *testing.T) {
+	db := testkit.Postgres(t)
+	makeKinds(t, db, testSet)
+	s, k := New(db.Pool(t, postgres.RoleAPI), nil), testSet.Children["answer"]
+	const children, rounds = 10, 20
+	var ids []string
+	for author := range children {
+		out, err := s.CreateChildren(t.Context(), 1, k, []NewChild{{Meta: tester, Object: 5, AuthorID: int64(author + 1), Body: "x", Attributes: json.RawMessage(`{"score":0}`)}})
+		if err != nil || out[0].Err != nil {
+			t.Fatal(out, err)
+		}
+		ids = append(ids, out[0].Child.ID)
+	}
+	var g errgroup.Group
+	for worker := range 4 {
+		g.Go(func() error {
+			for round := range rounds {
+				var edits []ChildEdit
+				for n := range children {
+					change := fmt.Sprintf(`{"score":%d}`, round+1)
+					if worker%2 == 1 {
+						n, change = children-1-n, fmt.Sprintf(`{"draft":%t}`, round%2 == 1)
+					}
+					edits = append(edits, ChildEdit{Meta: tester, ID: ids[n], Attributes: json.RawMessage(change)})
+				}
+				out, err := s.EditChildren(t.Context(), 1, k, append(edits, ChildEdit{Meta: tester, ID: ids[0], Attributes: json.RawMessage(`{"score":"x"}`)},
+					ChildEdit{Meta: tester, ID: ids[1], Attributes: json.RawMessage(`{"score":1}`), IfVersion: 1 << 40}))
+				if err != nil {
+					return err
+				}
+				var unfit *kinds.AttributeError
+				var stale *StaleError
+				if !errors.As(out[children].Err, &unfit) || !errors.As(out[children+1].Err, &stale) {
+					return fmt.Errorf("what does not fit: %v, %v", out[children].Err, out[children+1].Err)
+				}
+				for _, o := range out[:children] {
+					if o.Err != nil {
+						return o.Err
+					}
+				}
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range ids {
+		if c, err := s.GetChild(t.Context(), 1, k, id); err != nil || string(c.Attributes) != fmt.Sprintf(`{"draft":true,"score":%d}`, rounds) {
+			t.Errorf("%s, %v", c.Attributes, err)
 		}
 	}
 }

@@ -129,6 +129,32 @@ func rounds[K comparable](n int, key func(i int) (k K, ok bool)) [][]int {
 	return all
 }
 
+// inTurns writes n items in one transaction, round by round. check names an item's entity, or leaves the item out with the outcome that it fills in. write
+// fills in the outcomes of a round; end, unless it is nil, may undo them all.
+func inTurns[K comparable, O any](ctx context.Context, s *Store, tenant int64, n int, at place, check func(i int, o *O) (of K, ok bool),
+	write func(tx *unit, turn []int, out []O) error, end func(turns [][]int, out []O) error) ([]O, error) {
+	out := make([]O, n)
+	turns := rounds(n, func(i int) (K, bool) { return check(i, &out[i]) })
+	if len(turns) == 0 {
+		return out, nil
+	}
+	err := s.write(ctx, tenant, at, func(tx *unit) error {
+		for _, turn := range turns {
+			for _, i := range turn {
+				out[i] = *new(O) // a second attempt starts afresh
+			}
+			if err := write(tx, turn, out); err != nil {
+				return err
+			}
+		}
+		if end == nil {
+			return nil
+		}
+		return end(turns, out)
+	})
+	return out, err
+}
+
 func checkMeta(m Meta) error {
 	if !ValidActor(m.Actor) {
 		return fmt.Errorf("%w: actor %.80q", ErrInvalid, m.Actor)

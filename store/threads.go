@@ -76,25 +76,15 @@ func (s *Store) SetThreads(ctx context.Context, tenant int64, k kinds.Child, set
 }
 
 func (s *Store) set(ctx context.Context, tenant int64, k *childKind, settings []ThreadSettings, at place) ([]ThreadOutcome, error) {
-	out := make([]ThreadOutcome, len(settings))
-	turns := rounds(len(settings), func(i int) (int64, bool) {
-		out[i].Err = settings[i].check()
+	out, err := inTurns(ctx, s, tenant, len(settings), at, func(i int, o *ThreadOutcome) (int64, bool) {
+		o.Err = settings[i].check()
 		if !k.Moderated {
-			out[i].Err = fmt.Errorf("%w: nobody moderates a %s", ErrInvalid, k.Kind)
+			o.Err = fmt.Errorf("%w: nobody moderates a %s", ErrInvalid, k.Kind)
 		}
-		return settings[i].Object, out[i].Err == nil
-	})
-	if len(turns) == 0 {
-		return out, nil
-	}
-	err := s.write(ctx, tenant, at, func(tx *unit) error {
-		for _, turn := range turns {
-			if err := s.setTurn(ctx, tx, tenant, k, settings, turn, out); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+		return settings[i].Object, o.Err == nil
+	}, func(tx *unit, turn []int, out []ThreadOutcome) error {
+		return s.setTurn(ctx, tx, tenant, k, settings, turn, out)
+	}, nil)
 	if err != nil {
 		return nil, fmt.Errorf("set %d threads of tenant %d: %w", len(settings), tenant, err)
 	}

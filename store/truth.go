@@ -152,46 +152,53 @@ func (s *Store) States(ctx context.Context, tenant int64, set *kinds.Set, refs [
 
 // States returns what events would say of the entities now, whatever versions the refs name; nothing of entities that the tenant does not
 // have, or whose kind set has not. It reads as q may.
-func States(ctx context.Context, q querier, tenant int64, set *kinds.Set, refs []event.Ref) (events []event.Event, err error) {
-	if err := appendEdges(ctx, q, tenant, set, refs, &events); err != nil {
-		return nil, err
-	}
-	if err := appendChildren(ctx, q, tenant, set, refs, &events); err != nil {
-		return nil, err
-	}
+func States(ctx context.Context, q querier, tenant int64, set *kinds.Set, refs []event.Ref) ([]event.Event, error) {
+	return StatesBy(ctx, q, tenant, set, refs, "")
+}
+
+// StatesBy is States with an actor of the children and edges.
+func StatesBy(ctx context.Context, q querier, tenant int64, set *kinds.Set, refs []event.Ref, actor string) (events []event.Event, err error) {
 	settings, err := GetSettings(ctx, q, tenant, refs)
-	if err != nil {
+	if events, err = appendEvents(nil, settings, SettingsEvent, err); err != nil {
 		return nil, err
 	}
-	for i := range settings {
-		e, err := SettingsEvent(&settings[i])
+	seen := make(map[string]bool)
+	for _, r := range refs {
+		if seen[r.Type] {
+			continue
+		}
+		seen[r.Type] = true
+		if k, ok := set.Edge(r.Type); ok {
+			states, err := GetEdges(ctx, q, tenant, k, refs)
+			events, err = appendEvents(events, states, func(s *State[event.Edge]) (event.Event, error) {
+				s.Object.Actor = actor
+				return EdgeEvent(k, s)
+			}, err)
+			if err != nil {
+				return nil, err
+			}
+		} else if k, ok := set.Child(r.Type); ok {
+			states, err := GetChildren(ctx, q, tenant, k, refs)
+			events, err = appendEvents(events, states, func(s *State[event.Child]) (event.Event, error) {
+				s.Object.Actor = actor
+				return ChildEvent(k, s)
+			}, err)
+			if err != nil {
+				return nil, err
+			}
+		}
+	}
+	return events, nil
+}
+
+// appendEvents appends the events of states, which were read with err.
+func appendEvents[T any](events []event.Event, states []State[T], of func(*State[T]) (event.Event, error), err error) ([]event.Event, error) {
+	for i := range states {
+		e, err := of(&states[i])
 		if err != nil {
 			return nil, err
 		}
 		events = append(events, e)
 	}
-	return events, nil
-}
-
-func appendEdges(ctx context.Context, tx querier, tenant int64, set *kinds.Set, refs []event.Ref, to *[]event.Event) error {
-	seen := make(map[string]bool)
-	for _, r := range refs {
-		k, ok := set.Edge(r.Type)
-		if !ok || seen[r.Type] {
-			continue
-		}
-		seen[r.Type] = true
-		states, err := GetEdges(ctx, tx, tenant, k, refs)
-		if err != nil {
-			return err
-		}
-		for _, s := range states {
-			e, err := EdgeEvent(k, s)
-			if err != nil {
-				return err
-			}
-			*to = append(*to, e)
-		}
-	}
-	return nil
+	return events, err
 }

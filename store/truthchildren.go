@@ -126,26 +126,3 @@ func ChildEvent(k kinds.Child, s *State[event.Child]) (event.Event, error) {
 func ChildEvents(k kinds.Child, states iter.Seq2[*State[event.Child], error]) iter.Seq2[event.Event, error] {
 	return eventsOf(states, func(s *State[event.Child]) (event.Event, error) { return ChildEvent(k, s) })
 }
-
-func appendChildren(ctx context.Context, tx querier, tenant int64, set *kinds.Set, refs []event.Ref, to *[]event.Event) error {
-	seen := make(map[string]bool)
-	for _, r := range refs {
-		k, ok := set.Child(r.Type)
-		if !ok || seen[r.Type] {
-			continue
-		}
-		seen[r.Type] = true
-		states, err := GetChildren(ctx, tx, tenant, k, refs)
-		if err != nil {
-			return err
-		}
-		for i := range states {
-			e, err := ChildEvent(k, &states[i])
-			if err != nil {
-				return err
-			}
-			*to = append(*to, e)
-		}
-	}
-	return nil
-}

@@ -13,8 +13,8 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// EdgeEvent is State.Event of an edge, whose kind names its ends.
-func EdgeEvent(k kinds.Edge, s State[event.Edge]) (event.Event, error) {
+// EdgeEvent is ChildEvent of an edge.
+func EdgeEvent(k kinds.Edge, s *State[event.Edge]) (event.Event, error) {
 	e := event.Event{TenantID: s.TenantID, AggregateType: k.Name, AggregateID: int64(s.Object.To), Type: event.Created, Version: 1}
 	if !s.Object.Active() {
 		e.Type = event.Removed
@@ -24,19 +24,9 @@ func EdgeEvent(k kinds.Edge, s State[event.Edge]) (event.Event, error) {
 	return e, err
 }
 
-// EdgeEvents is Events of edges.
+// EdgeEvents is ChildEvents of edges.
 func EdgeEvents(k kinds.Edge, states iter.Seq2[*State[event.Edge], error]) iter.Seq2[event.Event, error] {
-	return func(yield func(event.Event, error) bool) {
-		for s, err := range states {
-			var e event.Event
-			if err == nil {
-				e, err = EdgeEvent(k, *s)
-			}
-			if !yield(e, err) || err != nil {
-				return
-			}
-		}
-	}
+	return eventsOf(states, func(s *State[event.Edge]) (event.Event, error) { return EdgeEvent(k, s) })
 }
 
 type edgeState struct {

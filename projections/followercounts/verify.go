@@ -136,17 +136,13 @@ func (c comparison) edge(want, got *edgeRow) {
 	if want == nil {
 		present = got
 	}
-	differ := func(field string, want, got any) {
-		if want != got {
-			c.report(projections.Difference{
-				Projection: Name, TenantID: present.TenantID, Entity: fmt.Sprintf("%s %d/%d", c.kind.Name, present.From, present.To),
-				Field: field, Want: fmt.Sprint(want), Got: fmt.Sprint(got),
-				Key: projections.Key{Type: c.kind.Name, TenantID: present.TenantID, Aggregate: present.To, Other: present.From},
-			})
-		}
+	about := projections.Difference{
+		Projection: Name, TenantID: present.TenantID, Entity: fmt.Sprintf("%s %d/%d", c.kind.Name, present.From, present.To),
+		Key: projections.Key{Type: c.kind.Name, TenantID: present.TenantID, Aggregate: present.To, Other: present.From},
 	}
+	differ := func(field string, want, got any) { about.Differ(c.report, field, want, got) }
 	if want == nil || got == nil {
-		differ("row", presence(want != nil), presence(got != nil))
+		differ("row", projections.Present(want != nil), projections.Present(got != nil))
 		return
 	}
 	differ("version", want.Version, got.Version)
@@ -172,22 +168,13 @@ func (c comparison) counts(want, got *store.Counts) {
 		got = &zero
 	}
 	differ := func(object, field string, want, got int64) {
-		if want != got {
-			c.report(projections.Difference{
-				Projection: Name, TenantID: present.TenantID, Entity: fmt.Sprintf("counts of %s %d", object, present.ID),
-				Field: field, Want: fmt.Sprint(want), Got: fmt.Sprint(got), Key: projections.Key{Type: c.kind.Name, TenantID: present.TenantID, Aggregate: present.ID},
-			})
-		}
+		projections.Difference{
+			Projection: Name, TenantID: present.TenantID, Entity: fmt.Sprintf("counts of %s %d", object, present.ID),
+			Key: projections.Key{Type: c.kind.Name, TenantID: present.TenantID, Aggregate: present.ID},
+		}.Differ(c.report, field, want, got)
 	}
 	differ(c.kind.To, c.kind.Reverse, want.Incoming, got.Incoming)
 	differ(c.kind.From, c.kind.Forward, want.Outgoing, got.Outgoing)
-}
-
-func presence(there bool) string {
-	if there {
-		return "present"
-	}
-	return "absent"
 }
 
 func orNone(s *string) string {

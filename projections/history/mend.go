@@ -2,6 +2,7 @@ package history
 
 import (
 	"context"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -9,50 +10,23 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/versioned"
 )
 
 // Mend adds the versions that the truth is at where the histories of the keys lack them, by versioned.Unrecorded. A record is not corrected:
 // versions that the truth does not know stay, and stay named by Verify. The caller holds the consumer's offsets in tx.
 func (p *Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key, parked projections.Parked) error {
-	type of struct {
-		tenant int64
-		kind   string
-	}
-	refs := make(map[of][]event.Ref)
+	refs := make(map[int64][]event.Ref) // by tenant
 	for _, k := range keys {
-		o := of{k.TenantID, k.Type}
-		refs[o] = append(refs[o], k.Ref())
+		refs[k.TenantID] = append(refs[k.TenantID], k.Ref())
 	}
-	set := p.kinds()
 	var events []event.Event
-	add := func(e event.Event, err error) error {
-		if err == nil && !parked(e.TenantID, e.AggregateType, e.AggregateID) {
-			events = append(events, e)
+	for tenant, some := range refs {
+		states, err := store.StatesBy(ctx, truth, tenant, p.kinds(), some, versioned.Unrecorded)
+		if err != nil {
+			return err
 		}
-		return err
-	}
-	for o, some := range refs {
-		if k, ok := set.Child(o.kind); ok {
-			states, err := store.GetChildren(ctx, truth, o.tenant, k, some)
-			if err != nil {
-				return err
-			}
-			for i := range states {
-				if err := add(store.ChildEvent(k, unrecordedChild(&states[i]))); err != nil {
-					return err
-				}
-			}
-		} else if k, ok := set.Edge(o.kind); ok {
-			states, err := store.GetEdges(ctx, truth, o.tenant, k, some)
-			if err != nil {
-				return err
-			}
-			for i := range states {
-				if err := add(store.EdgeEvent(k, *unrecordedEdge(&states[i]))); err != nil {
-					return err
-				}
-			}
-		}
+		events = append(events, slices.DeleteFunc(states, func(e event.Event) bool { return parked(e.TenantID, e.AggregateType, e.AggregateID) })...)
 	}
 	return p.Apply(ctx, tx, events)
 }

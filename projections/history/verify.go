@@ -128,15 +128,11 @@ func compareHead(kind string, want, got *headRow, report func(projections.Differ
 		present = got
 	}
 	key := projections.Key{Type: kind, TenantID: present.TenantID, Aggregate: present.To, Other: present.From, Child: present.Child}
-	differ := func(field string, want, got any) {
-		if want != got {
-			report(projections.Difference{Projection: Name, TenantID: present.TenantID, Entity: entity(key), Field: field, Want: fmt.Sprint(want), Got: fmt.Sprint(got), Key: key})
-		}
-	}
+	about := projections.Difference{Projection: Name, TenantID: present.TenantID, Entity: entity(key), Key: key}
 	if want == nil || got == nil {
-		differ("row", map[bool]string{true: "present", false: "absent"}[want != nil], map[bool]string{true: "present", false: "absent"}[got != nil])
+		about.Differ(report, "row", projections.Present(want != nil), projections.Present(got != nil))
 		return
 	}
-	differ("version", want.Version, got.Version)
-	differ("deleted", want.Deleted, got.Deleted)
+	about.Differ(report, "version", want.Version, got.Version)
+	about.Differ(report, "deleted", want.Deleted, got.Deleted)
 }

@@ -156,7 +156,7 @@ type open struct{ want, got *childRow } // want.VisibleDescendants grows
 
 func (f *fold) add(want, got *childRow) {
 	if want == nil {
-		f.differ(got, "row", "absent", "present")
+		f.differ(got, "row", projections.Present(false), projections.Present(true))
 		return
 	}
 	f.finish(want)
@@ -186,7 +186,7 @@ func (f *fold) finish(next *childRow) {
 
 func (f *fold) compare(want, got *childRow) {
 	if got == nil {
-		f.differ(want, "row", "present", "absent")
+		f.differ(want, "row", projections.Present(true), projections.Present(false))
 		return
 	}
 	at := func(t time.Time) string { return t.UTC().Format(event.TimeFormat) }
@@ -400,20 +400,11 @@ func verifySettings(ctx context.Context, set *kinds.Set, truth, projection *pgxp
 		func(want, got *settingsRow) {
 			of := cmp.Or(want, got)
 			want, got = cmp.Or(want, &settingsRow{}), cmp.Or(got, &settingsRow{}) // what is absent is nothing
-			for _, f := range []struct {
-				field     string
-				want, got any
-			}{
-				{"locked", want.Locked, got.Locked},
-				{"premoderated", want.Premoderated, got.Premoderated},
-				{"title", want.Title, got.Title},
-				{"settings version", want.Version, got.Version},
-			} {
-				if f.want != f.got {
-					report(projections.Difference{Projection: Name, TenantID: of.TenantID, Entity: fmt.Sprintf("thread of %s %d", set.Children[of.Kind].Parent, of.ObjectID),
-						Field: f.field, Want: fmt.Sprint(f.want), Got: fmt.Sprint(f.got),
-						Key: projections.Key{Type: event.AggregateThread, TenantID: of.TenantID, Aggregate: of.ObjectID, Kind: of.Kind}})
-				}
-			}
+			about := projections.Difference{Projection: Name, TenantID: of.TenantID, Entity: fmt.Sprintf("thread of %s %d", set.Children[of.Kind].Parent, of.ObjectID),
+				Key: projections.Key{Type: event.AggregateThread, TenantID: of.TenantID, Aggregate: of.ObjectID, Kind: of.Kind}}
+			about.Differ(report, "locked", want.Locked, got.Locked)
+			about.Differ(report, "premoderated", want.Premoderated, got.Premoderated)
+			about.Differ(report, "title", want.Title, got.Title)
+			about.Differ(report, "settings version", want.Version, got.Version)
 		})
 }

@@ -1,0 +1,241 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/projections/threadcache"
+	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
+)
+
+// The routes of kinds whose children moderators decide on, and whose objects have settings.
+
+// threadState is what holds for the thread that an answer is of.
+type threadState struct {
+	Locked       bool   `json:"locked" example:"false" doc:"It takes no more {children}."`
+	Premoderated bool   `json:"premoderated" example:"false" doc:"New {children} start pending."`
+	Title        string `json:"title,omitempty" example:"Questions to the author" doc:"Absent when none is set."`
+	Version      int64  `json:"version" example:"2" doc:"Of the settings; 0 while nothing was set."`
+}
+
+// childSettings are what holds for the children of one object.
+type childSettings struct {
+	Object       event.ID    `json:"object_id"`
+	Locked       bool        `json:"locked" doc:"It takes no more {children}."`
+	Premoderated bool        `json:"premoderated" doc:"New {children} start pending."`
+	Title        string      `json:"title,omitempty"`
+	Version      int64       `json:"version" doc:"Rises by one with each change; also the ETag. 0 while nothing was set."`
+	UpdatedAt    *event.Time `json:"updated_at,omitempty" format:"date-time" doc:"Absent while nothing was set."`
+}
+
+// settings are those of an object, as an answer has them.
+func (c *childRoutes) settings(t event.Thread) any {
+	v := childSettings{Object: t.PostID, Locked: t.Locked, Premoderated: t.Premoderate, Title: t.Title, Version: t.Version}
+	if t.Version > 0 {
+		v.UpdatedAt = &t.UpdatedAt
+	}
+	return c.value(v)
+}
+
+// settingsVersion is a version of the settings.
+type settingsVersion struct {
+	VersionInfo
+	Settings any `json:"settings"`
+}
+
+// settingsVersions is one page of the versions of the settings.
+type settingsVersions struct {
+	Items []any  `json:"items" nullable:"false" doc:"The newest first."`
+	Next  string `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
+}
+
+type settingsGetInput struct {
+	UnderPath
+	IfNoneMatch string `header:"If-None-Match" doc:"An ETag: 304 while it is still the one."`
+}
+
+type settingsPutInput struct {
+	UnderPath
+	IfMatch     string `header:"If-Match" doc:"The ETag that the change is about, or *. Required once something was set."`
+	IfNoneMatch string `header:"If-None-Match" example:"*" doc:"*: only while nothing was set."`
+	Body        struct {
+		Locked       bool   `json:"locked,omitempty" example:"false"`
+		Premoderated bool   `json:"premoderated,omitempty" example:"true"`
+		Title        string `json:"title,omitempty" example:"Questions to the author" doc:"Trimmed, then at most 300 bytes of UTF-8 without control characters. None when absent."`
+	}
+}
+
+type settingsVersionsInput struct {
+	UnderPath
+	Page
+}
+
+type settingsOutput struct {
+	Status int
+	ETag   string `header:"ETag" doc:"Absent while nothing was set."`
+	WriteToken
+	Body any
+}
+
+type moderateInput struct {
+	ChildPath
+	IfMatch string `header:"If-Match" doc:"Required: the ETag that the decision is about, or *."`
+	Body    struct {
+		State  string `json:"state" enum:"approved,hidden,removed" example:"hidden"`
+		Reason string `json:"reason,omitempty" example:"spam" doc:"Why, for the event and the history: at most 1000 bytes of UTF-8 without control characters."`
+	}
+}
+
+type pendingInput struct {
+	Object id `query:"object_id" doc:"Only of this {object}."`
+	Page
+}
+
+// moderating is a route that is listed under Moderation.
+func (c *childRoutes) moderating(operation, method, path, role string, answer *huma.Schema, w words, codes ...string) route {
+	r := c.route(operation, method, path, role, http.StatusOK, w)
+	r.tag, r.answer, r.codes = "Moderation", answer, codes
+	return r
+}
+
+// moderationRoutes are all but the list of what waits.
+func (c *childRoutes) moderationRoutes() {
+	c.thread = c.schema("ThreadState", threadState{})
+	settings := c.schema("Settings", childSettings{})
+	c.current = append(c.current, settings)
+	path := c.under() + "/settings"
+	get := c.moderating("settings", http.MethodGet, path, tokens.RoleRead, settings, words{"get-" + c.dashed + "-settings", "Read the settings for the {children} of {an object}",
+		"From the truth. Where nothing was set they are the defaults, at version 0."})
+	get.also = map[int]string{http.StatusNotModified: "If-None-Match names the version."}
+	register(c.server, get, c.getSettings)
+
+	register(c.server, c.moderating("put settings", http.MethodPut, path, tokens.RoleModerate, settings, words{"put-" + c.dashed + "-settings",
+		"Set the settings for the {children} of {an object}",
+		"All of them: what is absent becomes false, or no title. A locked thread takes no new {children}; its {children} may still be edited, deleted and " +
+			"moderated. Settings that hold already change nothing: 200 with the same version, and no event."}, writing(codeVersionStale, codeIfMatchMissing)...), c.putSettings)
+
+	version := c.schema("SettingsVersion", settingsVersion{}, property(c.of("settings"), settings, true))
+	register(c.server, c.moderating("settings versions", http.MethodGet, path+"/versions", tokens.RoleRead, c.schema("SettingsVersions", settingsVersions{}, listItems(version, "The newest first.")),
+		words{"list-" + c.dashed + "-settings-versions", "List the versions of the settings for the {children} of {an object}, newest first",
+			"Who set what, when. From the truth. Where nothing was set there are none."}, codeCursorInvalid, codeNotFound), c.settingsVersions)
+
+	register(c.server, c.moderating("moderate", http.MethodPut, c.one()+"/moderation", tokens.RoleModerate, c.entity, words{"moderate-" + c.dashed, "Approve, hide or remove {a child}",
+		"Approving undoes what moderation did. The state that the {child} has changes nothing: 200 with the same version, and no event. What its author " +
+			"deleted stays deleted."}, writing(codeVersionStale, codeIfMatchMissing, codeNotFound, c.code(codeChildGone))...), c.moderate)
+}
+
+func (c *childRoutes) pendingRoute(answer *huma.Schema) {
+	r := c.moderating("pending", http.MethodGet, "/v1/moderation/"+c.k.Plural+"/pending", tokens.RoleModerate, answer, words{"list-pending-" + c.tagged,
+		"List the {children} that wait for a moderator, oldest first", "From a projection, with their bodies."}, codeCursorInvalid)
+	r.projected = true
+	register(c.server, r, func(ctx context.Context, in *pendingInput) (*anyOutput, error) {
+		object := in.Object.int64() // 0 when absent
+		return c.page(ctx, list{tenant: callerOf(ctx).TenantID, name: "pending " + c.k.Plural, of: object}, in.Page, func(tx pgx.Tx, after *threadcache.Key) ([]event.Child, error) {
+			return threadcache.Pending(ctx, tx, c.k.Name, object, after, in.Limit+1)
+		})
+	})
+}
+
+func (c *childRoutes) settingsAnswer(t event.Thread) *settingsOutput {
+	out := &settingsOutput{Status: http.StatusOK, Body: c.settings(t)}
+	if t.Version > 0 {
+		out.ETag = etag(t.Version)
+	}
+	return out
+}
+
+func (c *childRoutes) getSettings(ctx context.Context, in *settingsGetInput) (*settingsOutput, error) {
+	t, err := c.store.GetThread(ctx, callerOf(ctx).TenantID, c.k, in.Object.int64())
+	if err != nil {
+		return nil, err
+	}
+	out := c.settingsAnswer(t)
+	if t.Version > 0 {
+		out.Status = okOr304(in.IfNoneMatch, t.Version)
+	}
+	return out, nil
+}
+
+func (c *childRoutes) putSettings(ctx context.Context, in *settingsPutInput) (*settingsOutput, error) {
+	w := store.ThreadSettings{
+		Meta: callerOf(ctx).meta, Object: in.Object.int64(), Locked: in.Body.Locked, Premoderated: in.Body.Premoderated, Title: strings.TrimSpace(in.Body.Title),
+	}
+	if !store.ValidTitle(w.Title) {
+		return nil, c.problems.problem(codeValidation, "", FieldError{Detail: "want at most 300 bytes without control characters", Pointer: "#/title"})
+	}
+	switch {
+	case in.IfNoneMatch != "" && (in.IfNoneMatch != "*" || in.IfMatch != ""):
+		return nil, c.problems.problem(codeHeaderInvalid, "", FieldError{Detail: "want * and no If-Match, or If-Match alone", Header: "If-None-Match"})
+	case in.IfMatch == "":
+		w.IfVersion = new(int64)
+	default:
+		version, err := c.ifVersion(in.IfMatch)
+		if err != nil {
+			return nil, err
+		}
+		if version != store.AnyVersion {
+			w.IfVersion = &version
+		}
+	}
+	out, err := c.store.SetThreads(ctx, callerOf(ctx).TenantID, c.k, []store.ThreadSettings{w})
+	if err != nil {
+		return nil, err
+	}
+	var stale *store.StaleThreadError
+	switch {
+	case errors.As(out[0].Err, &stale) && in.IfMatch == "" && in.IfNoneMatch == "":
+		return nil, c.problems.problem(codeIfMatchMissing, "the thread has settings")
+	case stale != nil:
+		p := c.problems.problem(codeVersionStale, fmt.Sprintf("the thread's settings are at version %d", stale.Current.Version))
+		p.Current = &Current{c.settings(stale.Current)}
+		return nil, p
+	case out[0].Err != nil:
+		return nil, out[0].Err
+	}
+	answer := c.settingsAnswer(out[0].Thread)
+	answer.WriteToken, err = c.tokenOf(ctx, out[0].Thread.Ref())
+	return answer, err
+}
+
+func (c *childRoutes) settingsVersions(ctx context.Context, in *settingsVersionsInput) (*anyOutput, error) {
+	l := list{tenant: callerOf(ctx).TenantID, name: "versions of settings of " + c.k.Plural, of: in.Object.int64()}
+	before, err := c.before(l, in.Cursor)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := c.store.ThreadVersions(ctx, l.tenant, c.k, l.of, before, in.Limit+1)
+	if err != nil {
+		return nil, err
+	}
+	rows, next, err := newPage(c.server, l, in.Limit, rows, position[event.Thread])
+	if err != nil {
+		return nil, err
+	}
+	items := make([]any, len(rows))
+	for i, v := range rows {
+		items[i] = c.value(settingsVersion{infoOf(v, v.Object.Version), c.settings(v.Object)})
+	}
+	return &anyOutput{Body: settingsVersions{Items: items, Next: next}}, nil
+}
+
+func (c *childRoutes) moderate(ctx context.Context, in *moderateInput) (*childOutput, error) {
+	version, err := c.ifVersion(in.IfMatch)
+	if err == nil && !store.ValidReason(in.Body.Reason) {
+		err = c.problems.problem(codeValidation, "", FieldError{Detail: "want at most 1000 bytes without control characters", Pointer: "#/reason"})
+	}
+	if err != nil {
+		return nil, err
+	}
+	out, err := c.store.ModerateChildren(ctx, callerOf(ctx).TenantID, c.k, []store.ChildModeration{
+		{Meta: callerOf(ctx).meta, ID: in.ID.lower(), IfVersion: version, State: strings.ToUpper(in.Body.State), Reason: in.Body.Reason},
+	})
+	return c.answer(ctx, http.StatusOK, out, err)
+}

@@ -1,0 +1,144 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/projections/threadcache"
+)
+
+// The routes of kinds whose children reply to each other. Their list also has the order threaded.
+
+// maxTree is how many children a tree has at most in one document.
+const maxTree = 1000
+
+// childTree is a whole thread. Its items are childBody with their replies.
+type childTree struct {
+	Items  []any      `json:"items" nullable:"false"`
+	Thread any        `json:"thread,omitempty"`
+	AsOf   event.Time `json:"as_of" format:"date-time" doc:"Everything that was published up to then is in the tree."`
+}
+
+type repliesInput struct {
+	ChildPath
+	Page
+}
+
+type slugInput struct {
+	UnderPath
+	Slug string `path:"slug" pattern:"^[0-9a-z]{8}$" patternDescription:"8 digits and lower-case letters"`
+}
+
+func (c *childRoutes) threadRoutes() {
+	page := &huma.Schema{Ref: "#/components/schemas/" + c.schemaName("Page")}
+	register(c.server, c.listing("replies", c.one()+"/replies", page, words{"list-" + c.dashed + "-replies", "List all that is below {a child}",
+		"From a projection, in the order of the thread: each {child}, then its replies, at any depth. A gone {child} with a visible one below it is a tombstone."},
+		codeCursorInvalid, codeNotFound), c.replies)
+
+	replies := arrayOf(&huma.Schema{Ref: "#/components/schemas/" + c.schemaName("InTree")}, "The oldest first.")
+	replies.Nullable = true
+	node := c.schema("InTree", childBody{}, c.looks("replies"), property("replies", replies, false))
+	register(c.server, c.listing("tree", c.under()+"/tree", c.schema("Tree", childTree{}, listItems(node, c.text("The first {children}, the oldest first.")), c.threadOf),
+		words{"get-" + c.dashed + "-tree", "Read a whole thread as one document",
+			fmt.Sprintf("From a projection. Up to %d {children}, tombstones included; what has more is read in pages.", maxTree)}, codeThreadTooLarge), c.tree)
+
+	linked := c.schema("BySlug", childBody{}, c.looks("thread", "as_of"), c.threadOf, func(s *huma.Schema) { s.Required = append(s.Required, "as_of") })
+	register(c.server, c.listing("slug", c.under()+"/by-slug/{slug}", linked, words{"get-" + c.dashed + "-by-slug", "Read {a child} by its permalink",
+		"From a projection. {A child} that is gone is a tombstone. `around` of the list shows it in its surroundings."}, codeNotFound), c.bySlug)
+}
+
+// threadedPage is a page in the order of the thread; read reads one more than the limit.
+func (c *childRoutes) threadedPage(ctx context.Context, l list, object int64, p Page, read func(tx pgx.Tx, after string) ([]event.Child, error)) (*anyOutput, error) {
+	var after string
+	if p.Cursor != "" {
+		if err := c.cursors.decode(l, p.Cursor, &after); err != nil {
+			return nil, err
+		}
+	}
+	var rows []event.Child
+	thread, asOf, err := c.projectThread(ctx, object, func(tx pgx.Tx) (err error) {
+		rows, err = read(tx, after)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	rows, next, err := newPage(c.server, l, p.Limit, rows, func(c event.Child) any { return c.Path })
+	if err != nil {
+		return nil, err
+	}
+	return &anyOutput{Body: childPage{Items: c.values(rows), Next: next, Thread: thread, AsOf: asOf}}, nil
+}
+
+func (c *childRoutes) replies(ctx context.Context, in *repliesInput) (*anyOutput, error) {
+	tenant, id := callerOf(ctx).TenantID, in.ID.lower()
+	var of event.Child
+	if _, err := c.project(ctx, tenant, threadcache.Name, func(tx pgx.Tx) error {
+		child, found, err := threadcache.ByID(ctx, tx, c.k.Name, id)
+		if err == nil && !found {
+			err = c.notFound()
+		}
+		of = child
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	// The place of a child never changes, so another transaction may read what is below it.
+	l := list{tenant: tenant, name: c.k.Name + " replies " + id, of: int64(of.Parent)}
+	return c.threadedPage(ctx, l, int64(of.Parent), in.Page, func(tx pgx.Tx, after string) ([]event.Child, error) {
+		return threadcache.Replies(ctx, tx, c.k.Name, int64(of.Parent), of.Path, after, in.Limit+1)
+	})
+}
+
+func (c *childRoutes) tree(ctx context.Context, in *UnderPath) (*anyOutput, error) {
+	object := in.Object.int64()
+	var rows []event.Child
+	thread, asOf, err := c.projectThread(ctx, object, func(tx pgx.Tx) (err error) {
+		rows, err = threadcache.Threaded(ctx, tx, c.k.Name, object, "", maxTree+1)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(rows) > maxTree {
+		return nil, c.problems.problem(codeThreadTooLarge, fmt.Sprintf("read %s?order=threaded page by page, or %s/replies for what is below one %s",
+			strings.Replace(c.under(), "{object_id}", fmt.Sprint(object), 1), c.one(), c.k.Name))
+	}
+	items, _ := c.nest(rows, "")
+	return &anyOutput{Body: childTree{Items: items, Thread: thread, AsOf: asOf}}, nil
+}
+
+// nest makes a tree of the rows, in the order of the thread, that are below a path, and returns the others. One whose parent is not among them (its event
+// waits in the DLQ, say) is below the nearest ancestor that is.
+func (c *childRoutes) nest(rows []event.Child, below string) (nodes []any, others []event.Child) {
+	nodes = []any{}
+	for len(rows) > 0 && strings.HasPrefix(rows[0].Path, below) {
+		node := childBodyOf(rows[0])
+		node.Replies, rows = c.nest(rows[1:], rows[0].Path+"/")
+		nodes = append(nodes, c.value(&node))
+	}
+	return nodes, rows
+}
+
+func (c *childRoutes) bySlug(ctx context.Context, in *slugInput) (*anyOutput, error) {
+	var child event.Child
+	thread, asOf, err := c.projectThread(ctx, in.Object.int64(), func(tx pgx.Tx) (err error) {
+		var found bool
+		child, found, err = threadcache.BySlug(ctx, tx, c.k.Name, in.Object.int64(), in.Slug)
+		if err == nil && !found {
+			err = c.notFound()
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	body := childBodyOf(child)
+	body.Thread, body.AsOf = thread, &asOf
+	return &anyOutput{Body: c.value(&body)}, nil // without an ETag: the version says nothing of the thread, or of as_of
+}
