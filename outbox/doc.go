@@ -5,7 +5,7 @@
 //	                     ▲  │ fails validation (Fail: attempts+1, later)
 //	                     │  ├───────▶ delayed ──── due ───▶ claimed again
 //	                     │  └ Park ─▶ delayed, behind a delayed row of its aggregate ──── Unpark ───▶ pending
-//	                     └ Retry ──── DLQ ◀─────── more than 10 attempts
+//	                     └ Retry ──── DLQ ◀─────── more than 10 attempts, or KillWaiting
 //	                                   └── Discard ──▶ gone, but for its note in outbox_dlq_actions
 //
 // A claim walks the primary key from the partition's floor, below which nothing is pending: that is a proof (docs/adr/0004-floor.md). A mark

@@ -29,7 +29,7 @@ func NewCollector(pool *pgxpool.Pool, log *slog.Logger) prometheus.Collector {
 		undelivered:   prometheus.NewDesc("outbox_oldest_undelivered_seconds", "Time since the oldest outbox message that is not published was inserted, also one that is being retried or waits behind such a message; 0 without any. A message whose writer asked for a later time counts from then on.", nil, nil),
 		dlq:           prometheus.NewDesc("outbox_dlq_depth", "Messages in the outbox's DLQ (counted up to 100000).", nil, nil),
 		attempts:      prometheus.NewDesc("outbox_max_attempts", "The most failed attempts of any message that is pending or in the DLQ.", nil, nil),
-		pending:       prometheus.NewDesc("outbox_pending", "Messages not yet published (counted up to 100000 due ones and as many put off).", nil, nil),
+		pending:       prometheus.NewDesc("outbox_pending", "Messages not yet published (counted up to 100000 due ones and as many that wait).", nil, nil),
 		archiveOldest: prometheus.NewDesc("outbox_archive_oldest_seconds", "Since the oldest message was published that the archive has not taken yet, by a sample of the first range; 0 without any.", nil, nil),
 		ranges:        prometheus.NewDesc("outbox_ranges", "Ranges of ids that the outbox consists of, those ahead of need included.", nil, nil),
 		archiveRanges: prometheus.NewDesc("outbox_archive_ranges", "Ranges of ids that the archive consists of.", nil, nil),

@@ -48,6 +48,7 @@ func TestStatements(t *testing.T) {
 		"unpark": unparkSQL, "fail": failSQL, "mark": markSQL, "caught up": caughtUpSQL, "partitions": partitionsSQL, "bind": bindSQL, "close": closeSQL,
 		"lock partitions": lockPartitionsSQL, "closing": closingSQL, "add partition": addPartitionSQL, "stats": statsSQL, "published": countPublishedSQL, "in place": inPlaceSQL,
 		"list DLQ": listDLQSQL, "count DLQ": countDLQSQL, "get of DLQ": getDLQSQL, "retry": retryDLQSQL, "discard": discardDLQSQL,
+		"list waiting": listWaitingSQL, "get waiting": getWaitingSQL, "retry waiting": retryWaitingSQL, "put off": putOffSQL, "kill": killSQL,
 		"ranges": rangesSQL, "make range": makeRangeSQL, "cut range": cutRangeSQL, "written since": writtenSinceSQL, "settle": settleSQL, "archive range": archiveRangeSQL,
 		"index range": indexRangeSQL, "archive late": archiveLateSQL, "span": spanRangeSQL, "drop range": dropRangeSQL, "bound locks": boundLocksSQL, "no timeout": noTimeoutSQL, "one worker": oneWorkerSQL, "trim kept": trimKeptSQL,
 		"count lost": ofTable(countLostSQL, TableArchive), "restore": restoreSQL, "lost in range": lostInRangeSQL, "return range": returnRangeSQL, "requeue": ofTable(requeueSQL, TableArchive), "next id": nextIDSQL,

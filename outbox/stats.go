@@ -19,6 +19,7 @@ type Stats struct {
 	Pending     int     `json:"pending"`        // not yet published, waiting or not; counted up to PendingMax
 	PendingMax  bool    `json:"pending_capped"` // there are more than Pending says
 	Delayed     int     `json:"delayed"`        // of these, waiting for their time; counted up to the same bound
+	Retrying    int     `json:"retrying"`       // of the delayed ones, those that failed before
 	LagSeconds  float64 `json:"lag_seconds"`    // the age of the oldest row that is due; 0 without any
 	Undelivered float64 `json:"undelivered"`    // seconds since the oldest row that is not published was inserted, whatever it waits for but a time that its writer asked for
 	DLQDepth    int     `json:"dlq_depth"`      // counted up to the same bound
@@ -42,7 +43,7 @@ WITH fresh AS MATERIALIZED (
    WHERE id > (SELECT coalesce(min(floor_id), 0) FROM outbox_partitions WHERE final_seq IS NULL) AND processed_at IS NULL AND NOT delayed
    ORDER BY id LIMIT @bound),
 waiting AS MATERIALIZED (SELECT inserted_at, available_at, attempts, behind FROM outbox_messages WHERE delayed ORDER BY id LIMIT @bound)
-SELECT /* outbox.stats */ (SELECT count(*) FROM fresh)::int, (SELECT count(*) FROM waiting)::int,
+SELECT /* outbox.stats */ (SELECT count(*) FROM fresh)::int, (SELECT count(*) FROM waiting)::int, (SELECT count(*) FROM waiting WHERE attempts > 0)::int,
   greatest(extract(epoch FROM clock_timestamp() - least((SELECT min(greatest(inserted_at, available_at)) FROM fresh),
                                                         (SELECT min(available_at) FROM waiting WHERE available_at <= now()))), 0)::float8,
   greatest(extract(epoch FROM clock_timestamp() - least((SELECT min(inserted_at) FROM fresh),
@@ -61,7 +62,7 @@ func ReadStats(ctx context.Context, pool *pgxpool.Pool) (Stats, error) {
 	var b pgx.Batch
 	b.Queue(walkSQL)
 	b.Queue(statsSQL, pgx.StrictNamedArgs{"bound": statsBound, "sample": archiveSample}).QueryRow(func(row pgx.Row) error {
-		return row.Scan(&s.Pending, &s.Delayed, &s.LagSeconds, &s.Undelivered, &s.DLQDepth, &s.MaxAttempts, &s.ArchiveOldestSeconds,
+		return row.Scan(&s.Pending, &s.Delayed, &s.Retrying, &s.LagSeconds, &s.Undelivered, &s.DLQDepth, &s.MaxAttempts, &s.ArchiveOldestSeconds,
 			&s.Ranges, &s.ArchiveRanges, &s.RangesAhead, &s.Strays)
 	})
 	err := pool.SendBatch(ctx, &b).Close()

@@ -47,6 +47,7 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	defer projected.Close()
 	reg, log := prometheus.NewRegistry(), slog.Default()
 	reg.MustRegister(outbox.NewCollector(truth, log))
+	reg.MustRegister(postgres.NewBlockedCollector(truth, log))
 	if err := cfg.Upkeep.Outlives(cfg.Projector.Broker.MaxAge); err != nil {
 		log.Warn("stream and archive", "err", err)
 	}

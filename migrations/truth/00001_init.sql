@@ -267,12 +267,13 @@ CREATE TABLE outbox_messages_dlq (
 );
 
 -- outbox_dlq_actions: who took what out of the DLQ, and why. Rows are added and never changed. A discarded message's payload is
--- kept nowhere, here neither; new_id is the outbox message that a retry made.
+-- kept nowhere, here neither; new_id is the outbox message that a retry made. Two actions are on a message that waits in the outbox, with the
+-- same id there: retry_waiting made it due, kill moved it to the DLQ.
 CREATE TABLE outbox_dlq_actions (
   id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   at             timestamptz NOT NULL DEFAULT now(),
   actor          text        NOT NULL CHECK (actor <> ''),
-  action         text        NOT NULL CHECK (action IN ('retry', 'discard')),
+  action         text        NOT NULL CHECK (action IN ('retry', 'discard', 'retry_waiting', 'kill')),
   dlq_id         bigint      NOT NULL,
   event_id       uuid        NOT NULL,
   tenant_id      bigint      NOT NULL,

@@ -33,7 +33,7 @@ const (
 	exitOK    = 0
 	exitError = 1
 	exitInput = 2 // bad usage, or bad input
-	exitAgain = 3 // not finished: the same command goes on
+	exitAgain = 3 // not finished: the same command goes on; or a server is unavailable, and the output is what the others say
 )
 
 // usageError marks an error of the arguments.
@@ -42,8 +42,10 @@ type usageError struct{ err error }
 func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
 
-// errReported ends a command whose output has said already what is wrong.
-var errReported = errors.New("reported")
+var (
+	errReported = errors.New("reported")                // ends a command whose output has said already what is wrong
+	errAway     = errors.New("a server is unavailable") // the same, of a server
+)
 
 // Main runs the command that args name in this process and returns the exit code. The first SIGINT or SIGTERM stops the
 // command, which then ends in order; a second one ends the process at once.
@@ -67,7 +69,7 @@ func Execute(ctx context.Context, args []string, p Process) int {
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
 	root.AddCommand(p.devCommand(), p.migrateCommand(), p.tokenCommand(), p.loadCommand(), p.verifyCommand(), p.statusCommand(), p.repairCommand(), p.streamCommand(), p.partitionsCommand(),
-		p.replayCommand(), p.consumeCommand(), p.dlqCommand(), p.pauseCommand(), p.resumeCommand(), p.eraseCommand(), p.historyCommand(), p.archiveCommand(), p.eventsCommand(), p.kindsCommand(),
+		p.replayCommand(), p.consumeCommand(), p.outboxCommand(), p.dlqCommand(), p.pauseCommand(), p.resumeCommand(), p.eraseCommand(), p.historyCommand(), p.archiveCommand(), p.eventsCommand(), p.kindsCommand(),
 		bench.Command())
 	refuseUnknown(root.Commands())
 	root.SetArgs(args)
@@ -83,6 +85,8 @@ func Execute(ctx context.Context, args []string, p Process) int {
 		return exitOK
 	case errors.Is(err, errReported):
 		return exitError
+	case errors.Is(err, errAway):
+		return exitAgain
 	}
 	fmt.Fprintf(p.Stderr, "tidings: %v\n", err)
 	if errors.Is(err, erasure.ErrUnfinished) {

@@ -147,6 +147,7 @@ func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, er
 	for _, part := range []string{"relay", history.Name} { // by both, as in a fleet, where a dead relay has to be seen
 		w.metrics(part).MustRegister(outbox.NewCollector(w.truth, w.log))
 	}
+	w.metrics("relay").MustRegister(postgres.NewBlockedCollector(w.truth, w.log))
 	return [][]part{{{"api", serve}}, consuming, {{"relay", r.Run}}}, nil
 }
 

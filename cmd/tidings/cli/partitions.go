@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,6 +21,7 @@ const (
 	stateClosing = "closing" // its relay finishes what it has in hand, and closes the stream
 	stateClosed  = "closed"
 	stateWaiting = "waiting" // for the partitions whose slots it takes over to close
+	stateUnknown = "unknown" // PostgreSQL is away
 )
 
 // partitionState is a partition and its stream, as `tidings status --json` and `tidings partitions list --json` print them.
@@ -40,10 +42,19 @@ type partitionState struct {
 	Relay     string `json:"relay,omitempty"`     // that holds its lease
 	Refused   string `json:"refused,omitempty"`   // why no relay publishes to it, and what to run
 	NoLeader  string `json:"no_leader,omitempty"` // why nothing is known of the stream now
+	Unknown   string `json:"unknown,omitempty"`   // the server that is away: what it would say is not known
 }
 
-// partitions compares the partitions with their streams.
+// partitions compares the partitions with their streams. While one of the servers is away it says what the other one knows.
 func (y *system) partitions(ctx context.Context) ([]partitionState, error) {
+	switch {
+	case y.truth == nil && y.js == nil:
+		return nil, nil
+	case y.js == nil:
+		return y.partitionsAlone(ctx)
+	case y.truth == nil:
+		return y.streamsAlone(ctx)
+	}
 	checks, err := relay.Check(ctx, y.truth, y.js, y.broker)
 	if err != nil {
 		return nil, err
@@ -62,6 +73,34 @@ func (y *system) partitions(ctx context.Context) ([]partitionState, error) {
 		case c.Err != nil:
 			all[i].NoLeader = c.Err.Error()
 		}
+	}
+	return all, nil
+}
+
+// partitionsAlone is what PostgreSQL knows of the partitions.
+func (y *system) partitionsAlone(ctx context.Context) (all []partitionState, err error) {
+	known, err := outbox.Partitions(ctx, y.truth)
+	if err != nil {
+		return nil, err
+	}
+	active := outbox.Active(known)
+	for _, p := range known {
+		is := slices.ContainsFunc(active, func(a outbox.Partition) bool { return a.Number == p.Number })
+		all = append(all, partitionState{Partition: p.Number, Stream: y.broker.StreamName(p.Number), FirstSlot: p.FirstSlot, LastSlot: p.LastSlot, After: p.After,
+			State: stateOf(p, is), Tail: p.Tail, Unknown: serverNATS})
+	}
+	return all, nil
+}
+
+// streamsAlone is what NATS knows of the partitions.
+func (y *system) streamsAlone(ctx context.Context) (all []partitionState, err error) {
+	streams, err := broker.Streams(ctx, y.js, y.broker)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range streams {
+		all = append(all, partitionState{Partition: s.Partition.Number, Stream: s.Name, FirstSlot: s.FirstSlot, LastSlot: s.LastSlot, After: s.After, State: stateUnknown,
+			FirstSeq: s.First, LastSeq: s.Last, Messages: s.Messages, Leader: s.Leader, Replicas: s.Replicas, Current: s.Current, Unknown: serverTruth})
 	}
 	return all, nil
 }
@@ -102,7 +141,12 @@ func partitionRows(all []partitionState, closed bool) [][]string {
 			continue
 		}
 		state, replicas := p.State, fmt.Sprintf("%d of %d", p.Current, p.Replicas)
+		held, last, tail, holder := count(int64(p.Messages)), count(int64(p.LastSeq)), count(int64(p.Tail)), or(p.Relay, "-")
 		switch {
+		case p.Unknown == serverNATS:
+			held, last, replicas = "unknown", "unknown", "unknown"
+		case p.Unknown != "":
+			tail, holder = "unknown", "unknown"
 		case p.Refused != "":
 			state = "REFUSED"
 		case p.NoLeader != "":
@@ -110,8 +154,7 @@ func partitionRows(all []partitionState, closed bool) [][]string {
 		case p.Replicas == 0:
 			replicas = "no stream"
 		}
-		rows = append(rows, []string{fmt.Sprint(p.Partition), p.Stream, fmt.Sprintf("%d-%d", p.FirstSlot, p.LastSlot), state, count(int64(p.Messages)),
-			count(int64(p.Tail)), count(int64(p.LastSeq)), or(p.Leader, "-"), replicas, or(p.Relay, "-")})
+		rows = append(rows, []string{fmt.Sprint(p.Partition), p.Stream, fmt.Sprintf("%d-%d", p.FirstSlot, p.LastSlot), state, held, tail, last, or(p.Leader, "-"), replicas, holder})
 	}
 	return rows
 }

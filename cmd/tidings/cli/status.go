@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -27,10 +28,26 @@ import (
 
 // systemState is what `tidings status --json` prints, and what verify waits for.
 type systemState struct {
-	Outbox     outbox.Stats     `json:"outbox"`
-	Partitions []partitionState `json:"partitions"`
-	Consumers  []consumerState  `json:"consumers"`
-	Leases     []leaseState     `json:"leases"`
+	Away       []awayServer       `json:"unavailable,omitempty"`
+	Blocked    []postgres.Blocked `json:"blocked,omitempty"` // sessions that wait for a lock, of both databases
+	Outbox     *outbox.Stats      `json:"outbox,omitempty"`  // nil: its database is away
+	Partitions []partitionState   `json:"partitions"`
+	Consumers  []consumerState    `json:"consumers"`
+	Leases     []leaseState       `json:"leases"`
+	Unheld     []unheldState      `json:"unheld,omitempty"`
+}
+
+// unheldState is which open partitions no instance of a kind holds.
+type unheldState struct {
+	Kind       string `json:"kind"`
+	Partitions []int  `json:"partitions"`
+}
+
+// awayServer is a server that does not answer.
+type awayServer struct {
+	Server string `json:"server"`
+	URL    string `json:"url"` // without its password
+	Error  string `json:"error"`
 }
 
 type consumerState struct {
@@ -46,17 +63,38 @@ type leaseState struct {
 	Partitions []int  `json:"partitions"`
 }
 
-// system is a connection to everything that holds state.
+// system is a connection to everything that holds state. What is away is nil.
 type system struct {
 	truth, projections *pgxpool.Pool
 	kinds              *kinds.Catalog // of the projections; loaded
 	nc                 *nats.Conn
 	js                 jetstream.JetStream
 	broker             broker.Config
+	away               []awayServer
 }
 
+// Names of the servers, as status prints them.
+const (
+	serverTruth       = "PostgreSQL"
+	serverProjections = "PostgreSQL of the projections"
+	serverNATS        = "NATS"
+)
+
 // system connects to the servers, which must have this program's schemas.
-func (p Process) system(ctx context.Context, data, name string) (_ *system, err error) {
+func (p Process) system(ctx context.Context, data, name string) (*system, error) {
+	y, err := p.someSystem(ctx, data, name)
+	if err != nil {
+		return nil, err
+	}
+	if len(y.away) > 0 {
+		y.close()
+		return nil, errors.New(y.away[0].String())
+	}
+	return y, nil
+}
+
+// someSystem connects to those of the servers that answer. They must have this program's schemas.
+func (p Process) someSystem(ctx context.Context, data, name string) (_ *system, err error) {
 	s, err := p.servers(ctx, data)
 	if err != nil {
 		return nil, err
@@ -67,33 +105,71 @@ func (p Process) system(ctx context.Context, data, name string) (_ *system, err 
 			y.close()
 		}
 	}()
-	if y.truth, err = postgres.Open(ctx, s.DatabaseURL, s.Postgres, postgres.RoleSystem, name); err != nil {
+	if y.truth, err = y.database(ctx, serverTruth, s.DatabaseURL, s.Postgres, name, migrations.Truth); err != nil {
 		return nil, err
 	}
-	if err := migrations.Check(ctx, y.truth, migrations.Truth); err != nil {
-		return nil, err
-	}
-	if y.projections, err = postgres.Open(ctx, s.ProjectionsDatabaseURL, s.Postgres, postgres.RoleSystem, name); err != nil {
-		return nil, err
-	}
-	if err := migrations.Check(ctx, y.projections, migrations.Projections); err != nil {
-		return nil, err
+	if s.ProjectionsDatabaseURL != s.DatabaseURL || y.truth != nil {
+		if y.projections, err = y.database(ctx, serverProjections, s.ProjectionsDatabaseURL, s.Postgres, name, migrations.Projections); err != nil {
+			return nil, err
+		}
 	}
 	log, err := daemon.NewLogger(p.Stderr, "error")
 	if err != nil {
 		return nil, err
 	}
-	y.kinds = kinds.NewCatalog(y.projections, kinds.Projections, log)
-	if err := y.kinds.Load(ctx); err != nil {
+	if y.projections != nil {
+		y.kinds = kinds.NewCatalog(y.projections, kinds.Projections, log)
+		if err := y.kinds.Load(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.Broker.Validate(); err != nil {
 		return nil, err
 	}
 	if y.nc, err = broker.Connect(s.Broker, name, log, nats.RetryOnFailedConnect(false)); err != nil {
-		return nil, err
+		y.away = append(y.away, awayServer{serverNATS, withoutPassword(s.Broker.URL), err.Error()})
+		return y, nil
 	}
 	if y.js, err = jetstream.New(y.nc); err != nil {
 		return nil, fmt.Errorf("use JetStream: %w", err)
 	}
 	return y, nil
+}
+
+// database connects to a database, which must have this program's schema. It returns nil when the server is away.
+func (y *system) database(ctx context.Context, server, url string, cfg postgres.Config, name string, schema migrations.Set) (*pgxpool.Pool, error) {
+	pool, err := postgres.Open(ctx, url, cfg, postgres.RoleSystem, name)
+	if err != nil {
+		return nil, err
+	}
+	if err := pool.Ping(ctx); postgres.IsTransient(err) {
+		pool.Close()
+		y.away = append(y.away, awayServer{server, withoutPassword(url), err.Error()})
+		return nil, nil
+	}
+	if err := migrations.Check(ctx, pool, schema); err != nil {
+		pool.Close()
+		return nil, err
+	}
+	return pool, nil
+}
+
+func (a awayServer) String() string {
+	return fmt.Sprintf("%s is unavailable (%s): %s", a.Server, a.URL, strings.Join(strings.Fields(a.Error), " ")) // on one line
+}
+
+// withoutPassword writes where servers are, without how to log in.
+func withoutPassword(urls string) string {
+	var all []string
+	for one := range strings.SplitSeq(urls, ",") {
+		u, err := url.Parse(strings.TrimSpace(one))
+		if err != nil || u.Host == "" {
+			return "its address is not a URL, and may have a password"
+		}
+		u.User, u.RawQuery = nil, ""
+		all = append(all, u.String())
+	}
+	return strings.Join(all, ",")
 }
 
 func (y *system) close() {
@@ -108,45 +184,116 @@ func (y *system) close() {
 	}
 }
 
-// state reads how everything stands, at a cost that does not grow with it.
+// state reads how everything is, as far as the servers are there, at a cost that does not grow with it.
 func (y *system) state(ctx context.Context) (st systemState, err error) {
-	if st.Outbox, err = outbox.ReadStats(ctx, y.truth); err != nil {
+	st.Away = y.away
+	if y.truth != nil {
+		stats, err := outbox.ReadStats(ctx, y.truth)
+		if err != nil {
+			return st, err
+		}
+		st.Outbox = &stats
+	}
+	if st.Blocked, err = y.blocked(ctx); err != nil {
 		return st, err
 	}
 	if st.Partitions, err = y.partitions(ctx); err != nil {
 		return st, err
 	}
-	unknown := ""
-	lags, err := consumers.Lag(ctx, y.projections, y.js, y.broker, fleet.Names()...)
-	if broker.IsTransient(err) {
-		unknown, lags = err.Error(), nil
+	if y.projections != nil {
+		if st.Consumers, err = y.consumers(ctx); err != nil {
+			return st, err
+		}
+	}
+	if y.truth != nil {
+		if err := y.leases(ctx, &st, y.truth, relay.LeaseKind); err != nil {
+			return st, err
+		}
+		st.name()
+	}
+	if y.projections != nil {
+		for _, name := range fleet.Names() {
+			if err := y.leases(ctx, &st, y.projections, name); err != nil {
+				return st, err
+			}
+		}
+	}
+	st.unheld(y)
+	return st, nil
+}
+
+// blocked returns which sessions wait for a lock.
+func (y *system) blocked(ctx context.Context) (all []postgres.Blocked, err error) {
+	seen := make(map[string]bool) // both may be one database
+	for _, pool := range []*pgxpool.Pool{y.truth, y.projections} {
+		if pool == nil {
+			continue
+		}
+		c := pool.Config().ConnConfig
+		if at := fmt.Sprintf("%s:%d/%s", c.Host, c.Port, c.Database); !seen[at] {
+			seen[at] = true
+			some, err := postgres.ReadBlocked(ctx, pool)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, some...)
+		}
+	}
+	return all, nil
+}
+
+// consumers reads the lags and the pauses.
+func (y *system) consumers(ctx context.Context) (all []consumerState, err error) {
+	unknown, lags := "NATS is unavailable", []consumers.ConsumerLag(nil)
+	if y.js != nil {
+		unknown = ""
+		lags, err = consumers.Lag(ctx, y.projections, y.js, y.broker, fleet.Names()...)
+		if broker.IsTransient(err) {
+			unknown, lags = err.Error(), nil
+		} else if err != nil {
+			return nil, err
+		}
+	}
+	if unknown != "" {
 		for _, name := range fleet.Names() {
 			lags = append(lags, consumers.ConsumerLag{Consumer: name})
 		}
-	} else if err != nil {
-		return st, err
 	}
 	pauses, err := consumers.Pauses(ctx, y.projections)
 	if err != nil {
-		return st, err
+		return nil, err
 	}
 	for _, l := range lags {
 		c := consumerState{ConsumerLag: l, Unknown: unknown}
 		if p, ok := pauses[l.Consumer]; ok {
 			c.Paused = &p
 		}
-		st.Consumers = append(st.Consumers, c)
+		all = append(all, c)
 	}
-	if err := y.leases(ctx, &st, y.truth, relay.LeaseKind); err != nil {
-		return st, err
+	return all, nil
+}
+
+// unheld notes of which open partitions nobody holds the lease, by kind.
+func (st *systemState) unheld(y *system) {
+	kinds := []string{}
+	if y.truth != nil {
+		kinds = append(kinds, relay.LeaseKind)
 	}
-	st.name()
-	for _, name := range fleet.Names() {
-		if err := y.leases(ctx, &st, y.projections, name); err != nil {
-			return st, err
+	if y.projections != nil {
+		kinds = append(kinds, fleet.Names()...)
+	}
+	for _, kind := range kinds {
+		var none []int
+		for _, p := range st.Partitions {
+			held := slices.ContainsFunc(st.Leases, func(l leaseState) bool { return l.Kind == kind && slices.Contains(l.Partitions, p.Partition) })
+			if p.State == stateOpen && !held {
+				none = append(none, p.Partition)
+			}
+		}
+		if len(none) > 0 {
+			st.Unheld = append(st.Unheld, unheldState{kind, none})
 		}
 	}
-	return st, nil
 }
 
 const (
@@ -180,8 +327,11 @@ func (y *system) await(ctx context.Context, wait time.Duration, wanted func(syst
 	}
 }
 
-// seen reports whether the streams and the lags of all consumers are known.
+// seen reports whether the streams and the lags of all consumers are known, or as much as can be known while a server is away.
 func (st systemState) seen() bool {
+	if len(st.Away) > 0 {
+		return true
+	}
 	return !slices.ContainsFunc(st.Partitions, func(p partitionState) bool { return p.NoLeader != "" }) &&
 		!slices.ContainsFunc(st.Consumers, func(c consumerState) bool { return c.Unknown != "" })
 }
@@ -223,7 +373,7 @@ func (y *system) leases(ctx context.Context, st *systemState, pool *pgxpool.Pool
 // lagging says what has not arrived everywhere yet; empty when everything has.
 func (st systemState) lagging() []string {
 	var all []string
-	if st.Outbox.Pending > 0 {
+	if st.Outbox != nil && st.Outbox.Pending > 0 {
 		all = append(all, fmt.Sprintf("outbox: %s messages are not published", capped(st.Outbox.Pending, st.Outbox.PendingMax)))
 	}
 	for _, p := range st.Partitions {
@@ -249,7 +399,7 @@ func (st systemState) lagging() []string {
 // deadLetters lists what waits for a person, apart from everything else.
 func (st systemState) deadLetters() []string {
 	var all []string
-	if st.Outbox.DLQDepth > 0 {
+	if st.Outbox != nil && st.Outbox.DLQDepth > 0 {
 		all = append(all, fmt.Sprintf("outbox: %s messages in the DLQ", count(int64(st.Outbox.DLQDepth))))
 	}
 	for _, c := range st.Consumers {
@@ -274,12 +424,12 @@ func (p Process) statusCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "status",
-		Short: "Show lags, dead letters, the partitions and who holds which leases",
+		Short: "Show lags, dead letters, the partitions, who holds which leases and who blocks whom",
 		Long: `Status shows what waits and where. While a stream has no leader it looks again for some seconds, as long as an election takes, and then
-shows what it knows.`,
+shows what it knows. When PostgreSQL or NATS is unavailable, it names the server, shows what the other one says, and ends with exit code 3.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			y, err := p.system(c.Context(), data, "status")
+			y, err := p.someSystem(c.Context(), data, "status")
 			if err != nil {
 				return err
 			}
@@ -288,10 +438,17 @@ shows what it knows.`,
 			if err != nil {
 				return err
 			}
+			show := p.printState
 			if asJSON {
-				return p.writeJSON(st)
+				show = func(st systemState) error { return p.writeJSON(st) }
 			}
-			return p.printState(st)
+			if err := show(st); err != nil {
+				return err
+			}
+			if len(st.Away) > 0 {
+				return errAway
+			}
+			return nil
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
@@ -302,47 +459,35 @@ shows what it knows.`,
 func (p Process) printState(st systemState) error {
 	consumerRows := [][]string{{"CONSUMER", "BEHIND", "LAG", "DEAD LETTERS", "PAUSED"}}
 	for _, c := range st.Consumers {
-		paused, behind := "no", count(c.Messages)
+		paused, behind, lag, dead := "no", count(c.Messages), seconds(c.Seconds), count(c.DeadLetters)
 		if c.Unknown != "" {
-			behind = "unknown"
+			behind, lag, dead = "unknown", "unknown", "unknown"
 		}
 		if c.Paused != nil {
 			paused = fmt.Sprintf("since %s by %s", c.Paused.At.Format(time.RFC3339), cell(c.Paused.Actor))
 		}
-		consumerRows = append(consumerRows, []string{c.Consumer, behind, seconds(c.Seconds), count(c.DeadLetters), paused})
+		consumerRows = append(consumerRows, []string{c.Consumer, behind, lag, dead, paused})
 	}
 	leaseRows := [][]string{{"LEASES", "HOLDER", "PARTITIONS"}}
 	for _, l := range st.Leases {
 		leaseRows = append(leaseRows, []string{l.Kind, l.Owner, fmt.Sprintf("%d: %s", len(l.Partitions), ranges(l.Partitions))})
 	}
-	notes := strings.Builder{}
-	for _, p := range st.Partitions {
-		switch {
-		case p.Refused != "":
-			fmt.Fprintf(&notes, "Nothing is published to partition %d: %s\n", p.Partition, p.Refused)
-		case p.NoLeader != "":
-			fmt.Fprintf(&notes, "Partition %d waits for a leader of its stream: %s\n", p.Partition, p.NoLeader)
-		}
+	outboxRows := [][]string{{"OUTBOX", "PENDING", "WAITING", "FOR RETRY", "LAG", "DLQ", "MOST ATTEMPTS"}}
+	if o := st.Outbox; o != nil {
+		outboxRows = append(outboxRows, []string{"", capped(o.Pending, o.PendingMax), count(int64(o.Delayed)), count(int64(o.Retrying)), seconds(o.LagSeconds),
+			count(int64(o.DLQDepth)), count(int64(o.MaxAttempts))})
+	} else {
+		outboxRows = append(outboxRows, []string{"", "unknown", "unknown", "unknown", "unknown", "unknown", "unknown"})
 	}
-	for _, c := range st.Consumers {
-		if c.Unknown != "" {
-			fmt.Fprintf(&notes, "The lag of %s is not known: %s\n", c.Consumer, c.Unknown)
-		}
-		if len(c.Lost) > 0 {
-			fmt.Fprintf(&notes, "%s has lost events of %s: run `tidings replay --consumer %s`\n", c.Consumer, strings.Join(c.Lost, ", "), c.Consumer)
-		}
+	notes := strings.Join(st.notes(), "\n")
+	if notes != "" {
+		notes += "\n\n"
 	}
-	if notes.Len() > 0 {
-		notes.WriteByte('\n')
-	}
-	_, noted := fmt.Fprint(p.Stdout, notes.String())
+	_, noted := fmt.Fprint(p.Stdout, notes)
 	blank := func() error { _, err := fmt.Fprintln(p.Stdout); return err }
 	return errors.Join(
 		noted,
-		p.table(
-			[]string{"OUTBOX", "PENDING", "PUT OFF", "LAG", "DLQ", "MOST ATTEMPTS"},
-			[]string{"", capped(st.Outbox.Pending, st.Outbox.PendingMax), count(int64(st.Outbox.Delayed)), seconds(st.Outbox.LagSeconds),
-				count(int64(st.Outbox.DLQDepth)), count(int64(st.Outbox.MaxAttempts))}),
+		p.table(outboxRows...),
 		blank(),
 		p.table(partitionRows(st.Partitions, false)...),
 		blank(),
@@ -350,6 +495,49 @@ func (p Process) printState(st systemState) error {
 		blank(),
 		p.table(leaseRows...),
 	)
+}
+
+// notes says what needs attention, a line each.
+func (st systemState) notes() (notes []string) {
+	note := func(format string, args ...any) { notes = append(notes, fmt.Sprintf(format, args...)) }
+	for _, a := range st.Away {
+		note("%s", a)
+	}
+	for _, b := range st.Blocked {
+		note("Blocked: %s", b)
+	}
+	if st.Outbox != nil && st.Outbox.Retrying > 0 {
+		note("%s failed and will be retried: `tidings outbox list` shows why and when.", messages(int64(st.Outbox.Retrying)))
+	}
+	for _, p := range st.Partitions {
+		switch {
+		case p.Refused != "":
+			note("Nothing is published to partition %d: %s", p.Partition, p.Refused)
+		case p.NoLeader != "":
+			note("Partition %d waits for a leader of its stream: %s", p.Partition, p.NoLeader)
+		case p.State == stateOpen && p.Replicas == 0 && p.Unknown == "":
+			note("Partition %d has no stream yet: the first relay that holds it makes %s.", p.Partition, p.Stream)
+		}
+	}
+	for _, u := range st.Unheld {
+		if c := slices.IndexFunc(st.Consumers, func(c consumerState) bool { return c.Consumer == u.Kind }); c >= 0 && st.Consumers[c].Paused != nil {
+			continue
+		}
+		noun := "partition"
+		if len(u.Partitions) > 1 {
+			noun = "partitions"
+		}
+		note("No running %s holds %s %s: start one, or look into its log.", u.Kind, noun, ranges(u.Partitions))
+	}
+	for _, c := range st.Consumers {
+		if c.Unknown != "" && len(st.Away) == 0 {
+			note("The lag of %s is not known: %s", c.Consumer, c.Unknown)
+		}
+		if len(c.Lost) > 0 {
+			note("%s has lost events of %s: run `tidings replay --consumer %s`", c.Consumer, strings.Join(c.Lost, ", "), c.Consumer)
+		}
+	}
+	return notes
 }
 
 func seconds(s float64) string { return fmt.Sprintf("%.1f s", s) }

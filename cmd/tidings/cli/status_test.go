@@ -64,3 +64,55 @@ func TestStatusShowsAStreamWithoutALeaderAndVerifyWaitsForIt(t *testing.T) {
 		t.Errorf("verify: %s", got)
 	}
 }
+
+// TestStatusAnswersWithoutNATSOrPostgreSQL: it names the server, without its password, and shows what the other one knows.
+func TestStatusAnswersWithoutNATSOrPostgreSQL(t *testing.T) {
+	n, pg := testkit.NATSProcess(t), testkit.PostgresProcess(t)
+	cfg, db := n.Config(), pg.DB(t)
+	pool := db.Pool(t, postgres.RoleSystem)
+	if _, err := pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, attempts, last_error, available_at)
+		SELECT 1, 'post', g, 'created', '{}', 1, 'no token', now() + interval '1 hour' FROM generate_series(1, 3) g`); err != nil {
+		t.Fatal(err)
+	}
+	env := map[string]string{"DATABASE_URL": db.URL, "NATS_URL": strings.Replace(n.URL, "nats://", "nats://u:sesame@", 1), "NATS_STREAM": cfg.Stream, "NATS_SUBJECT_PREFIX": cfg.Prefix,
+		"NATS_LIVE_PREFIX": cfg.LivePrefix, "NATS_TIMEOUT": "2s"}
+	check := func(when string, code int, says []string, not ...string) {
+		t.Helper()
+		got, stdout, stderr := run(t, env, "", "status")
+		if got != code {
+			t.Errorf("%s: exit code %d, want %d: %s", when, got, code, stderr)
+		}
+		for _, s := range says {
+			if !strings.Contains(stdout, s) {
+				t.Errorf("%s: it does not say %q:\n%s%s", when, s, stdout, stderr)
+			}
+		}
+		for _, s := range append(not, "sesame") {
+			if strings.Contains(stdout+stderr, s) {
+				t.Errorf("%s: it says %q:\n%s%s", when, s, stdout, stderr)
+			}
+		}
+	}
+	check("both answer", exitOK, []string{
+		"3 messages failed and will be retried: `tidings outbox list`", "No running relay holds partition 0", "No running threadcache holds partition 0",
+		"Partition 0 has no stream yet: the first relay that holds it makes " + cfg.StreamName(0),
+	}, "unavailable", "unknown")
+	js, err := jetstream.New(n.Connect(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := broker.Declare(t.Context(), js, cfg, broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
+		t.Fatal(err)
+	}
+	n.Kill(t)
+	check("without NATS", exitAgain, []string{"NATS is unavailable (" + n.URL + "): ", "3 messages failed", cfg.StreamName(0) + "  0-31   open   unknown", "threadcache     unknown"}, "no stream", "PostgreSQL")
+	n.Restart(t)
+	pg.Kill(t)
+	check("without PostgreSQL", exitAgain, []string{"PostgreSQL is unavailable (postgres://", cfg.StreamName(0) + "  0-31   unknown"}, "NATS is", "No running", "of the projections")
+	code, stdout, _ := run(t, env, "", "status", "--json")
+	if code != exitAgain || !strings.Contains(stdout, `"unavailable":[{"server":"PostgreSQL","url":"postgres://`) || strings.Contains(stdout, `"outbox"`) {
+		t.Errorf("as JSON: exit code %d: %s", code, stdout)
+	}
+	n.Kill(t)
+	check("without both", exitAgain, []string{"PostgreSQL is unavailable", "NATS is unavailable"})
+}

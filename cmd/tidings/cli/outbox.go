@@ -1,0 +1,310 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/migrations"
+	"github.com/tidings/tidings/outbox"
+)
+
+// waitingMessage is a line of `tidings outbox list --json`, and with its payload what show prints.
+type waitingMessage struct {
+	ID            int64           `json:"id,string"`
+	EventID       string          `json:"event_id"`
+	TenantID      int64           `json:"tenant_id,string"`
+	AggregateType string          `json:"aggregate_type"`
+	AggregateID   int64           `json:"aggregate_id,string"`
+	EventType     string          `json:"event_type"`
+	EventVersion  int             `json:"event_version"`
+	Attempts      int             `json:"attempts"`
+	LastError     string          `json:"last_error,omitempty"`
+	Behind        int64           `json:"behind,omitempty,string"`
+	AvailableAt   event.Time      `json:"available_at"`
+	DueIn         float64         `json:"due_in_seconds"` // 0 when it is due
+	TraceParent   string          `json:"traceparent,omitempty"`
+	OccurredAt    event.Time      `json:"occurred_at"`
+	InsertedAt    event.Time      `json:"inserted_at"`
+	Payload       json.RawMessage `json:"payload,omitempty"`
+}
+
+func waitingMessageOf(m outbox.WaitingMessage) waitingMessage {
+	return waitingMessage{
+		ID: m.OutboxID, EventID: m.ID, TenantID: m.TenantID, AggregateType: m.AggregateType, AggregateID: m.AggregateID, EventType: m.Type, EventVersion: m.Version,
+		Attempts: m.Attempts, LastError: m.LastError, Behind: m.Behind, AvailableAt: event.Time{Time: m.AvailableAt}, DueIn: max(m.DueIn, 0).Seconds(),
+		TraceParent: m.TraceParent, OccurredAt: event.Time{Time: m.OccurredAt}, InsertedAt: event.Time{Time: m.InsertedAt}, Payload: m.Payload,
+	}
+}
+
+// dueIn says when a message falls due.
+func dueIn(d time.Duration) string {
+	if d <= 0 {
+		return "now"
+	}
+	return max(d.Round(time.Second), time.Second).String()
+}
+
+// behind names the message that one waits for.
+func behind(id int64) string {
+	if id == 0 {
+		return "-"
+	}
+	return fmt.Sprint(id)
+}
+
+func (p Process) outboxCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "outbox",
+		Short: "Show, retry and kill messages that wait to be published",
+		Long: `A message of the outbox waits after an attempt to publish it has failed, until the time that its writer asked for, or behind an earlier message of
+its aggregate that waits. After more than 10 attempts the relay moves it to the DLQ, which has its own commands: tidings dlq outbox.`,
+	}
+	c.AddCommand(p.outboxListCommand(), p.outboxShowCommand(), p.outboxRetryCommand(), p.outboxKillCommand())
+	return c
+}
+
+// truth connects to the truth, as name.
+func (p Process) truth(ctx context.Context, data, name string) (*pgxpool.Pool, error) {
+	s, err := p.servers(ctx, data)
+	if err != nil {
+		return nil, err
+	}
+	pool, err := postgres.Open(ctx, s.DatabaseURL, s.Postgres, postgres.RoleSystem, name)
+	if err != nil {
+		return nil, err
+	}
+	if err := migrations.Check(ctx, pool, migrations.Truth); err != nil {
+		pool.Close()
+		return nil, err
+	}
+	return pool, nil
+}
+
+func (p Process) outboxListCommand() *cobra.Command {
+	var (
+		data        string
+		f           outbox.WaitingFilter
+		limit       int
+		all, asJSON bool
+	)
+	c := &cobra.Command{
+		Use:   "list",
+		Short: "List the messages that wait by their ids",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if all && c.Flags().Changed("limit") {
+				return &usageError{errors.New("--limit and --all exclude each other")}
+			}
+			if limit < 1 {
+				return &usageError{errors.New("--limit wants a positive number")}
+			}
+			pool, err := p.truth(c.Context(), data, "outbox")
+			if err != nil {
+				return err
+			}
+			defer pool.Close()
+			if all {
+				limit = 0
+			}
+			return p.listWaiting(c.Context(), pool, f, limit, asJSON)
+		},
+	}
+	c.Flags().Int64Var(&f.TenantID, "tenant", 0, "only of this tenant")
+	c.Flags().StringVar(&f.AggregateType, "aggregate-type", "", "only of this aggregate type")
+	c.Flags().Int64Var(&f.AggregateID, "aggregate-id", 0, "only of the aggregates with this id")
+	c.Flags().StringVar(&f.EventType, "type", "", "only of this event type")
+	c.Flags().IntVar(&limit, "limit", 50, "messages at most, the lowest ids first")
+	c.Flags().BoolVar(&all, "all", false, "no limit")
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per message and line")
+	dataFlag(c, &data)
+	return c
+}
+
+// listWaiting prints at most limit messages; 0 is no limit.
+func (p Process) listWaiting(ctx context.Context, pool *pgxpool.Pool, f outbox.WaitingFilter, limit int, asJSON bool) error {
+	for n := 0; limit == 0 || n < limit; {
+		ask := outbox.MaxWaiting
+		if limit > 0 {
+			ask = min(ask, limit-n)
+		}
+		page, err := outbox.ListWaiting(ctx, pool, f, ask)
+		if err != nil {
+			return err
+		}
+		n += len(page)
+		rows := [][]string{{"ID", "EVENT", "TENANT", "AGGREGATE", "TYPE", "ATTEMPTS", "DUE IN", "BEHIND", "LAST ERROR"}}
+		for _, m := range page {
+			if asJSON {
+				if err := p.writeJSON(waitingMessageOf(m)); err != nil {
+					return err
+				}
+				continue
+			}
+			rows = append(rows, []string{fmt.Sprint(m.OutboxID), m.ID, fmt.Sprint(m.TenantID), aggregate(m.AggregateType, m.AggregateID), cell(m.Type),
+				fmt.Sprint(m.Attempts), dueIn(m.DueIn), behind(m.Behind), cell(m.LastError)})
+		}
+		if !asJSON && (len(page) > 0 || n == 0) {
+			if err := p.table(rows...); err != nil {
+				return err
+			}
+		}
+		if len(page) < ask {
+			return nil
+		}
+		f.After = page[len(page)-1].OutboxID
+	}
+	if more, err := outbox.ListWaiting(ctx, pool, f, 1); err != nil || len(more) == 0 {
+		return err
+	}
+	fmt.Fprintln(p.Stderr, "There are more: --limit N or --all shows them.")
+	return nil
+}
+
+func (p Process) outboxShowCommand() *cobra.Command {
+	var (
+		data   string
+		asJSON bool
+	)
+	c := &cobra.Command{
+		Use:   "show ID",
+		Short: "Show a message that waits, with its payload",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			id, err := event.ParseID(args[0])
+			if err != nil {
+				return &usageError{err}
+			}
+			pool, err := p.truth(c.Context(), data, "outbox")
+			if err != nil {
+				return err
+			}
+			defer pool.Close()
+			m, err := outbox.GetWaiting(c.Context(), pool, int64(id))
+			if err != nil {
+				return explainWaiting(int64(id), err)
+			}
+			if asJSON {
+				return p.writeJSON(waitingMessageOf(m))
+			}
+			when := func(t time.Time) string { return t.UTC().Format(event.TimeFormat) }
+			return p.table(
+				[]string{"ID", fmt.Sprint(m.OutboxID)},
+				[]string{"EVENT", m.ID},
+				[]string{"TENANT", fmt.Sprint(m.TenantID)},
+				[]string{"AGGREGATE", aggregate(m.AggregateType, m.AggregateID)},
+				[]string{"TYPE", cell(m.Type)},
+				[]string{"VERSION", fmt.Sprint(m.Version)},
+				[]string{"ATTEMPTS", fmt.Sprint(m.Attempts)},
+				[]string{"DUE", when(m.AvailableAt)},
+				[]string{"DUE IN", dueIn(m.DueIn)},
+				[]string{"BEHIND", behind(m.Behind)},
+				[]string{"LAST ERROR", cell(m.LastError)},
+				[]string{"TRACE", cell(m.TraceParent)},
+				[]string{"OCCURRED", when(m.OccurredAt)},
+				[]string{"INSERTED", when(m.InsertedAt)},
+				[]string{"PAYLOAD", string(m.Payload)},
+			)
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	dataFlag(c, &data)
+	return c
+}
+
+// explainWaiting says to a person why the command did not get a message.
+func explainWaiting(id int64, err error) error {
+	switch {
+	case errors.Is(err, outbox.ErrNotWaiting):
+		return fmt.Errorf("message %d is not waiting any more, or never was: `tidings events find --id %d` shows where it is", id, id)
+	case errors.Is(err, outbox.ErrBehind):
+		return fmt.Errorf("%w; retry or kill that one, and message %d follows", err, id)
+	case errors.Is(err, outbox.ErrDue):
+		return fmt.Errorf("message %d is due, and a relay may be publishing it. If that fails, it waits again: repeat the command then", id)
+	}
+	return err
+}
+
+// actWaiting runs fn for each id. It goes on after a message that fn did not get.
+func (p Process) actWaiting(ctx context.Context, data string, args []string, actor *string, fn func(pool *pgxpool.Pool, id int64) error) error {
+	var ids []int64
+	for _, a := range args {
+		id, err := event.ParseID(a)
+		if err != nil {
+			return &usageError{err}
+		}
+		ids = append(ids, int64(id))
+	}
+	if err := setActor(actor); err != nil {
+		return err
+	}
+	pool, err := p.truth(ctx, data, "outbox")
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	var errs []error
+	for _, id := range ids {
+		errs = append(errs, fn(pool, id))
+	}
+	return errors.Join(errs...)
+}
+
+func (p Process) outboxRetryCommand() *cobra.Command {
+	var data, actor, reason string
+	c := &cobra.Command{
+		Use:   "retry ID...",
+		Short: "Make messages that wait due now, and what waits behind them",
+		Args:  cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			return p.actWaiting(c.Context(), data, args, &actor, func(pool *pgxpool.Pool, id int64) error {
+				err := outbox.RetryWaiting(c.Context(), pool, id, actor, reason)
+				if errors.Is(err, outbox.ErrDue) {
+					_, err := fmt.Fprintf(p.Stdout, "Message %d is due already.\n", id)
+					return err
+				}
+				if err != nil {
+					return explainWaiting(id, err)
+				}
+				_, err = fmt.Fprintf(p.Stdout, "Message %d is due now. The relay tries it within seconds.\n", id)
+				return err
+			})
+		},
+	}
+	addActor(c, &actor, &reason)
+	dataFlag(c, &data)
+	return c
+}
+
+func (p Process) outboxKillCommand() *cobra.Command {
+	var data, actor, reason string
+	c := &cobra.Command{
+		Use:   "kill ID...",
+		Short: "Move messages that wait to the DLQ, and free what waits behind them",
+		Long: `Kill moves messages that wait to the DLQ, as the relay does after more than 10 attempts. What waits behind them is published without them. It leaves a
+message alone that is due, because a relay may be publishing it.`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if reason == "" {
+				return &usageError{errors.New("outbox kill wants --reason: why, kept with the message")}
+			}
+			return p.actWaiting(c.Context(), data, args, &actor, func(pool *pgxpool.Pool, id int64) error {
+				if err := outbox.KillWaiting(c.Context(), pool, id, actor, reason); err != nil {
+					return explainWaiting(id, err)
+				}
+				_, err := fmt.Fprintf(p.Stdout, "Message %d is in the DLQ: `tidings dlq outbox show %d`.\n", id, id)
+				return err
+			})
+		},
+	}
+	addActor(c, &actor, &reason)
+	dataFlag(c, &data)
+	return c
+}

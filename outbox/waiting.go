@@ -1,0 +1,199 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+)
+
+var (
+	// ErrNotWaiting reports a message that does not wait, or waits no longer: it was published, is in the DLQ, or its turn comes without a wait.
+	ErrNotWaiting = errors.New("outbox: the message does not wait")
+	// ErrDue reports a waiting message that is due: a relay may be publishing it.
+	ErrDue = errors.New("outbox: the message is due, and a relay may be publishing it")
+	// ErrBehind reports a message that waits behind another one of its aggregate.
+	ErrBehind = errors.New("outbox: the message waits behind another one of its aggregate")
+)
+
+// WaitingMessage is a message of the outbox that waits: for its next attempt, for the time that its writer asked for, or behind such a message.
+type WaitingMessage struct {
+	event.Event // Payload is read by GetWaiting alone
+	Attempts    int
+	LastError   string
+	InsertedAt  time.Time
+	AvailableAt time.Time     // when it falls due
+	DueIn       time.Duration // by the database's clock; 0 or less when it is due
+	Behind      int64         // the id of the message that it waits for; 0 for none
+}
+
+// WaitingFilter selects messages that wait: those that meet all that is set.
+type WaitingFilter struct {
+	TenantID      int64
+	AggregateType string
+	AggregateID   int64
+	EventType     string
+	After         int64 // with an id above: where the page before ended
+}
+
+// MaxWaiting is how many messages one ListWaiting returns at most.
+const MaxWaiting = 500
+
+const waitingColumns = `id, event_id::text, tenant_id, aggregate_type, aggregate_id, event_type, event_version::int, occurred_at, coalesce(trace_id, ''), slot::int,
+       attempts::int, coalesce(last_error, ''), inserted_at, available_at, extract(epoch FROM available_at - clock_timestamp())::float8, coalesce(behind, 0)`
+
+func (m *WaitingMessage) scan(row pgx.Row, more ...any) error {
+	var due float64
+	err := row.Scan(append([]any{&m.OutboxID, &m.ID, &m.TenantID, &m.AggregateType, &m.AggregateID, &m.Type, &m.Version, &m.OccurredAt, &m.TraceParent, &m.Slot,
+		&m.Attempts, &m.LastError, &m.InsertedAt, &m.AvailableAt, &due, &m.Behind}, more...)...)
+	m.DueIn = time.Duration(due * float64(time.Second))
+	return err
+}
+
+const (
+	// listWaitingSQL reads a page of the messages that wait, without payloads.
+	// Index: outbox_messages_delayed_id_idx.   Locks: none.
+	listWaitingSQL = `
+SELECT /* outbox.list_waiting */ ` + waitingColumns + `
+  FROM outbox_messages
+ WHERE delayed AND id > @after
+   AND (@tenant::bigint IS NULL OR tenant_id = @tenant)
+   AND (@aggregate_type::text IS NULL OR aggregate_type = @aggregate_type)
+   AND (@aggregate_id::bigint IS NULL OR aggregate_id = @aggregate_id)
+   AND (@event_type::text IS NULL OR event_type = @event_type)
+ ORDER BY id LIMIT @limit`
+	// getWaitingSQL reads one message that waits.
+	// Index: outbox_messages_pkey.   Locks: none.
+	getWaitingSQL = `SELECT /* outbox.get_waiting */ ` + waitingColumns + `, payload FROM outbox_messages WHERE id = @id AND delayed`
+)
+
+// ListWaiting returns the first messages that wait and that the filter selects, by id, at most limit and MaxWaiting of them, without payloads.
+func ListWaiting(ctx context.Context, pool *pgxpool.Pool, f WaitingFilter, limit int) (all []WaitingMessage, err error) {
+	var b pgx.Batch
+	b.Queue(walkSQL)
+	b.Queue(listWaitingSQL, pgx.StrictNamedArgs{
+		"tenant": ifSet(f.TenantID), "aggregate_type": ifSet(f.AggregateType), "aggregate_id": ifSet(f.AggregateID), "event_type": ifSet(f.EventType),
+		"after": f.After, "limit": min(limit, MaxWaiting),
+	}).Query(func(rows pgx.Rows) (err error) {
+		all, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (m WaitingMessage, err error) { return m, m.scan(row) })
+		return err
+	})
+	if err := pool.SendBatch(ctx, &b).Close(); err != nil {
+		return nil, fmt.Errorf("list what waits in the outbox after %d: %w", f.After, err)
+	}
+	return all, nil
+}
+
+// GetWaiting returns a message that waits, with its payload, or ErrNotWaiting.
+func GetWaiting(ctx context.Context, pool *pgxpool.Pool, id int64) (m WaitingMessage, err error) {
+	err = m.scan(pool.QueryRow(ctx, getWaitingSQL, pgx.StrictNamedArgs{"id": id}), &m.Payload)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = ErrNotWaiting
+	}
+	if err != nil {
+		return WaitingMessage{}, fmt.Errorf("read message %d, which waits in the outbox: %w", id, err)
+	}
+	return m, nil
+}
+
+// notedSQL notes what was done to the message of the CTE taken.
+const notedSQL = `
+noted AS (
+  INSERT INTO outbox_dlq_actions (actor, action, dlq_id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, reason)
+  SELECT @actor, @action, id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, @reason FROM taken RETURNING 1)`
+
+// retryWaitingSQL makes a message due and notes it. It stays a waiting one, which its aggregate's later messages do not overtake.
+// Index: outbox_messages_pkey.   Locks: the message.
+const retryWaitingSQL = `
+WITH taken AS (
+  UPDATE outbox_messages SET available_at = greatest(clock_timestamp(), inserted_at + interval '1 microsecond')
+   WHERE id = @id AND delayed AND behind IS NULL AND available_at > clock_timestamp() RETURNING *),` + notedSQL + `
+SELECT /* outbox.retry_waiting */ count(*) FROM noted`
+
+// RetryWaiting makes a message that waits due now, and what waits behind it as well. ErrNotWaiting, ErrDue and ErrBehind say why it did nothing.
+func RetryWaiting(ctx context.Context, pool *pgxpool.Pool, id int64, actor, reason string) error {
+	if _, err := Unpark(ctx, pool); err != nil { // it may wait behind a message that is gone
+		return err
+	}
+	var did int
+	err := pool.QueryRow(ctx, retryWaitingSQL, pgx.StrictNamedArgs{"id": id, "actor": actor, "action": "retry_waiting", "reason": reason}).Scan(&did)
+	if err == nil && did == 0 {
+		err = whyNot(ctx, pool, id, true)
+	}
+	if err != nil {
+		return fmt.Errorf("retry message %d, which waits in the outbox: %w", id, err)
+	}
+	_, err = Unpark(ctx, pool)
+	return err
+}
+
+// whyNot says why a message was not taken.
+func whyNot(ctx context.Context, pool *pgxpool.Pool, id int64, first bool) error {
+	m, err := GetWaiting(ctx, pool, id)
+	switch {
+	case err != nil:
+		return err
+	case first && m.Behind != 0:
+		return fmt.Errorf("%w: message %d", ErrBehind, m.Behind)
+	}
+	return ErrDue
+}
+
+// A claim takes no lock, so the lock of a message alone does not tell that no relay has it in hand. Kill puts the message off first, for far longer
+// than it takes to move it. If the time for which it waited before has still not come when that is committed, no claim that did not see it found the
+// message due.
+const (
+	putOffFor = 10 * time.Minute
+	// putOffSQL puts a message off that is not due, and returns when it would have been.
+	// Index: outbox_messages_pkey.   Locks: the message.
+	putOffSQL = `
+WITH was AS (SELECT id, available_at FROM outbox_messages WHERE id = @id AND delayed FOR UPDATE)
+UPDATE /* outbox.put_off */ outbox_messages m SET available_at = greatest(m.available_at, clock_timestamp() + @for)
+  FROM was w WHERE m.id = w.id AND m.delayed AND w.available_at > clock_timestamp() RETURNING w.available_at`
+	// killSQL moves a message to the DLQ and notes it.
+	// Index: outbox_messages_pkey.   Locks: the message.
+	killSQL = `
+WITH taken AS (DELETE FROM outbox_messages WHERE id = @id AND delayed AND clock_timestamp() < @was::timestamptz RETURNING *),
+moved AS (
+  INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
+         available_at, attempts, last_error, trace_id, event_id, inserted_at, slot)
+  SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
+         available_at, attempts, concat_ws('; ', last_error, 'killed by ' || @actor || ': ' || @reason), trace_id, event_id, inserted_at, slot FROM taken
+  RETURNING 1),` + notedSQL + `
+SELECT /* outbox.kill */ count(*) FROM noted`
+)
+
+// KillWaiting moves a message that waits to the DLQ and frees what waits behind it. It does not take a message that a relay may be publishing: ErrDue.
+// After ErrNotWaiting and ErrDue nothing has changed, but for a message that fell due meanwhile, which waits ten minutes more.
+func KillWaiting(ctx context.Context, pool *pgxpool.Pool, id int64, actor, reason string) error {
+	if err := kill(ctx, pool, id, actor, reason); err != nil {
+		return fmt.Errorf("move message %d, which waits in the outbox, to the DLQ: %w", id, err)
+	}
+	_, err := Unpark(ctx, pool)
+	return err
+}
+
+func kill(ctx context.Context, pool *pgxpool.Pool, id int64, actor, reason string) error {
+	var was time.Time
+	err := pool.QueryRow(ctx, putOffSQL, pgx.StrictNamedArgs{"id": id, "for": putOffFor}).Scan(&was)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return whyNot(ctx, pool, id, false)
+	}
+	if err != nil {
+		return err
+	}
+	did := 0
+	err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, killSQL, pgx.StrictNamedArgs{"id": id, "was": was, "actor": actor, "action": "kill", "reason": reason}).Scan(&did)
+	})
+	if err == nil && did == 0 {
+		return whyNot(ctx, pool, id, false)
+	}
+	return err
+}
