@@ -758,11 +758,12 @@ func TestDocuments(t *testing.T) {
 		if k.Name != "comment" {
 			parents := kinds.Builtin().Objects[k.Parent]
 			under, one := "/v1/"+parents+"/{"+k.Parent+"_id}/"+k.Plural, "/v1/"+k.Plural+"/{id}"
-			want = append(want, "POST "+under, "GET "+under, "GET "+one, "PATCH "+one, "DELETE "+one, "GET "+one+"/versions", "GET /v1/users/{id}/"+k.Plural,
+			want = append(want, "POST "+under, "GET "+under, "GET "+under+"/summary", "GET "+one, "PATCH "+one, "DELETE "+one, "GET "+one+"/versions", "GET /v1/users/{id}/"+k.Plural,
 				"POST /v1/"+k.Plural+":batch", "GET /v1/"+parents+"/{id}/counts")
 		}
 	}
-	want = append(want, "GET /v1/kinds", "GET /v1/posts/{id}/counts", "GET /v1/groups/{id}/counts")
+	want = append(want, "GET /v1/kinds", "GET /v1/posts/{id}/counts", "GET /v1/groups/{id}/counts",
+		"GET /v1/edge-removals/{removal_id}", "POST /v1/users/{id}:remove-edges", "POST /v1/posts/{id}:remove-edges", "POST /v1/groups/{id}:remove-edges")
 	slices.Sort(want)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("routes (-want +got):\n%s", diff)

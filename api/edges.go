@@ -255,7 +255,7 @@ func (e *edgeRoutes) creates(ctx context.Context, from int64) error {
 }
 
 // authors is the object whose ids author_id and the limits of one user are about.
-const authors = "user"
+const authors = kinds.Author
 
 func (e *edgeRoutes) put(ctx context.Context, at PairPath, attributes *json.RawMessage, ifMatch string) (*edgeOutput, error) {
 	version, err := e.ifMatch(ifMatch)

@@ -193,11 +193,11 @@ func TestSlownessCountsAgainstTheTenantThatCausesIt(t *testing.T) {
 		if _, limit := g.state(); served != 9000 || longest > 50*time.Millisecond || limit != 512 {
 			t.Errorf("of the other tenant %d of 9000 were served, in %s at most; the limit of all is %.0f", served, longest, limit)
 		}
-		g.mu.Lock()
+		g.gate.mu.Lock()
 		if own := g.of[1].at; own > 100 || own < gateFloor {
 			t.Errorf("the tenant's own limit is %.0f", own)
 		}
-		g.mu.Unlock()
+		g.gate.mu.Unlock()
 		hot.Wait()
 		for _, l := range []time.Duration{time.Second, gateForget} { // and it is forgotten
 			time.Sleep(l)

@@ -23,7 +23,7 @@ type world map[string]string
 var (
 	walkPaths = map[string]string{ // by "segment/parameter", else by parameter
 		"comments/id": "comment", "users/id": "user", "dlq/id": "dlq", "follower_id": "user", "followee_id": "followee", "other": "followee", "post_id": "post", "slug": "slug",
-		"user_id": "user", "group_id": "post", "posts/id": "post", "groups/id": "post",
+		"removal_id": "removal", "user_id": "user", "group_id": "post", "posts/id": "post", "groups/id": "post",
 		"product_id": "post", "conversation_id": "post", "products/id": "post", "conversations/id": "post", "reviews/id": "review", "messages/id": "message",
 	}
 	walkQueries = map[string]string{ // $name is an id of the world
@@ -52,6 +52,9 @@ var (
 )
 
 func init() {
+	for name := range kinds.Builtin().Objects {
+		walkBodies["remove-"+name+"-edges"] = []string{``, `{"direction":"to"}`}
+	}
 	for _, k := range kinds.Builtin().AllEdges() {
 		if k.Name == "follow" {
 			continue
@@ -100,7 +103,7 @@ func requests(t *testing.T, method, path string, op map[string]any) (all []walke
 		if !strings.HasPrefix(s, "{") {
 			continue
 		}
-		name := strings.Trim(s, "{}")
+		name, verb, _ := strings.Cut(s[1:], "}")
 		value, ok := walkPaths[segments[i-1]+"/"+name]
 		if !ok {
 			value, ok = walkPaths[name]
@@ -108,7 +111,7 @@ func requests(t *testing.T, method, path string, op map[string]any) (all []walke
 		if !ok {
 			t.Fatalf("%s has the path parameter %q, for which walkPaths has no value", id, name)
 		}
-		segments[i] = "$" + value
+		segments[i] = "$" + value + verb
 	}
 	plain := walked{method: method, path: strings.Join(segments, "/")}
 	bodies := []string{""}
@@ -267,6 +270,7 @@ func (f fixture) populate(t *testing.T, secret string) world {
 		elsewhere := strings.Replace(under, "$post", "$user", 1)
 		put(201, "POST", elsewhere, `{"author_id":"$user","body":"body `+secret+`"`+attributes+`}`)
 	}
+	w["removal"] = put(202, "POST", "/v1/users/$user:remove-edges", "").text("id")
 	f.bury(t, tenant, 7000001, 2)
 	f.exec(t, `UPDATE outbox_messages_dlq SET last_error = $1, payload = jsonb_build_object('comment_id', gen_random_uuid(), 'post_id', $2::bigint::text, 'author_id', '1', 'body', $1::text), aggregate_type = 'comment', event_type = 'created', aggregate_id = $2`, secret, w["post"])
 	f.catchUp(t)
@@ -281,7 +285,7 @@ func TestATenantFindsNothingOfAnothers(t *testing.T) {
 	const secret = "of the other tenant"
 	theirs := f.populate(t, secret)
 	nobodys := world{"user": "8000000000001", "followee": "8000000000002", "post": "8000000000005", "dlq": "8000001", "key": "key-8000000000009",
-		"comment": "01890000-0000-7000-8000-000000000001", "review": "01890000-0000-7000-8000-000000000002", "message": "01890000-0000-7000-8000-000000000003", "slug": "zzzzzzzz", "cursor": "bm9ib2R5IGhhcyBnaXZlbiB0aGlzIGN1cnNvciB0byBhbnlib2R5", "token": "bm9ib2R5IGhhcyBnaXZlbiB0aGlzIHRva2Vu"}
+		"comment": "01890000-0000-7000-8000-000000000001", "review": "01890000-0000-7000-8000-000000000002", "message": "01890000-0000-7000-8000-000000000003", "removal": "01890000-0000-4000-8000-000000000004", "slug": "zzzzzzzz", "cursor": "bm9ib2R5IGhhcyBnaXZlbiB0aGlzIGN1cnNvciB0byBhbnlib2R5", "token": "bm9ib2R5IGhhcyBnaXZlbiB0aGlzIHRva2Vu"}
 
 	stranger := f
 	stranger.token = f.newToken(t, 2, "stranger", tokens.Roles()...)

@@ -124,7 +124,7 @@ func quarter(pool *pgxpool.Pool) int { return max(1, int(pool.Stat().MaxConns())
 func (s *server) routes() error {
 	jsonFormat := huma.Format{Marshal: huma.DefaultJSONFormat.Marshal, Unmarshal: strictJSON}
 	s.mux = http.NewServeMux()
-	s.api = humago.New(s.mux, huma.Config{
+	s.api = humago.New(verbMux{s.mux}, huma.Config{
 		OpenAPI:                      newOpenAPI(),
 		Formats:                      map[string]huma.Format{"application/json": jsonFormat, "json": jsonFormat}, // the latter: any +json
 		DefaultFormat:                "application/json",
@@ -141,6 +141,7 @@ func (s *server) routes() error {
 		s.addEdgeRoutes(k)
 	}
 	s.countRoutes()
+	s.removalRoutes()
 	s.kindRoutes()
 	s.describeEntities()
 	if err := s.documentRoutes(); err != nil {
@@ -201,7 +202,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if cause := recover(); cause != nil {
 			s.recovered(rec, r, cause)
 		}
-		_, route, _ := strings.Cut(r.Pattern, " ")
+		_, route, _ := strings.Cut(verbPattern(r.Pattern), " ")
 		if route == "" {
 			route = "none"
 		}
@@ -222,6 +223,8 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.refuse(rec, r, p)
 		return
 	}
+	defer func(was *url.URL) { r.URL = was }(r.URL)
+	r.URL = verbURL(r.URL)
 	s.mux.ServeHTTP(rec, r)
 }
 
@@ -263,7 +266,7 @@ func (s *server) refuse(w http.ResponseWriter, r *http.Request, p *Problem) {
 
 // checkURL refuses what the mux would redirect, and queries that can be read in more than one way.
 func (s *server) checkURL(r *http.Request) *Problem {
-	if p := r.URL.Path; !strings.HasPrefix(p, "/") || strings.TrimSuffix(p, "/") != strings.TrimSuffix(path.Clean(p), "/") {
+	if p := r.URL.Path; !strings.HasPrefix(p, "/") || strings.TrimSuffix(p, "/") != strings.TrimSuffix(path.Clean(p), "/") || strings.HasSuffix(p, "/"+verb) {
 		return s.problems.problem(codeNotFound, "the path is not canonical")
 	}
 	q, err := url.ParseQuery(r.URL.RawQuery)

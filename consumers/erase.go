@@ -69,6 +69,25 @@ type heldLetter struct {
 // changed, or would.
 func RedactDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, aggregateType string, look bool,
 	redact func(payload []byte, headers map[string][]string) ([]byte, map[string][]string, bool, error)) (n int, err error) {
+	return sweepDeadLetters(ctx, pool, tenant, aggregateType, look, func(l *heldLetter) (is bool, err error) {
+		l.Payload, l.Headers, is, err = redact(l.Payload, l.Headers)
+		return is, err
+	}, func(tx pgx.Tx, l *heldLetter) error {
+		_, err := tx.Exec(ctx, redactDeadLetterSQL, pgx.StrictNamedArgs{"id": l.ID, "payload": l.Payload, "headers": l.Headers})
+		return err
+	})
+}
+
+// DropDeadLetters discards every dead letter of the tenant's aggregate type whose payload is doomed, wherever it stands among those of its aggregate: the others are to be
+// right without it. It notes who wanted that, and locks as RedactDeadLetters does. With look nothing is changed. It returns how many it discarded, or would.
+func DropDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, aggregateType string, look bool, actor, reason string, doomed func(payload []byte) bool) (n int, err error) {
+	return sweepDeadLetters(ctx, pool, tenant, aggregateType, look, func(l *heldLetter) (bool, error) { return doomed(l.Payload), nil }, func(tx pgx.Tx, l *heldLetter) error {
+		return remove(ctx, tx, DeadLetterDiscard, DeadLetterRequest{Actor: actor, Reason: reason}, []int64{l.ID})
+	})
+}
+
+// sweepDeadLetters has change each dead letter that is wanted, under the lock of its partition's offset.
+func sweepDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, aggregateType string, look bool, wanted func(*heldLetter) (bool, error), change func(pgx.Tx, *heldLetter) error) (n int, err error) {
 	const page = 100
 	for after, full := int64(0), true; full; {
 		rows, _ := pool.Query(ctx, sweepDeadLettersSQL, pgx.StrictNamedArgs{"tenant": tenant, "type": aggregateType, "after": after, "limit": page})
@@ -79,7 +98,7 @@ func RedactDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, ag
 		full = len(letters) == page
 		for _, l := range letters {
 			after = l.ID
-			payload, headers, is, err := redact(l.Payload, l.Headers)
+			is, err := wanted(&l)
 			if err != nil {
 				return n, fmt.Errorf("dead letter %d: %w", l.ID, err)
 			}
@@ -94,11 +113,10 @@ func RedactDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, ag
 				if err := lockOffset(ctx, tx, l.Consumer, l.Partition); err != nil {
 					return err
 				}
-				_, err := tx.Exec(ctx, redactDeadLetterSQL, pgx.StrictNamedArgs{"id": l.ID, "payload": payload, "headers": headers})
-				return err
+				return change(tx, &l)
 			})
 			if err != nil {
-				return n, fmt.Errorf("redact dead letter %d: %w", l.ID, err)
+				return n, fmt.Errorf("erase from dead letter %d: %w", l.ID, err)
 			}
 		}
 	}

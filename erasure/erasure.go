@@ -23,8 +23,9 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// The stores that hold what an author wrote, as reports name them.
+// The stores that hold what an author wrote and whom their edges lead to and from, as reports name them.
 const (
+	Edges       = "edges"
 	Children    = "children"
 	Keys        = "idempotency keys"
 	Outbox      = "outbox"
@@ -37,7 +38,7 @@ const (
 
 // Stores are all of them, in the order of reports; a projection is one under its own name.
 func Stores(fleet []projections.Projection) []string {
-	all := []string{Children, Keys, Outbox, DLQ, Archive, DeadLetters}
+	all := []string{Edges, Children, Keys, Outbox, DLQ, Archive, DeadLetters}
 	for _, p := range fleet {
 		all = append(all, p.Name())
 	}
@@ -47,7 +48,7 @@ func Stores(fleet []projections.Projection) []string {
 // Deps are what an erasure works with.
 type Deps struct {
 	Truth, Projections *pgxpool.Pool // act as the system role
-	Kinds              *kinds.Set    // in force in the truth: the author's children of every kind are erased
+	Kinds              *kinds.Set    // in force in the truth: the author's children and edges of every kind are erased
 	Fleet              []projections.Projection
 	JetStream          jetstream.JetStream
 	Broker             broker.Config
@@ -105,6 +106,7 @@ type eraser struct {
 	store    *store.Store
 	report   *Report
 	kinds    []*erasing
+	edges    []*severing
 	deadline time.Time
 }
 
@@ -125,7 +127,7 @@ func (e *eraser) found() (some []*erasing) {
 	return some
 }
 
-// Run erases an author's children of every kind from everything that holds them. The caller holds the jobs' lease. An error leaves what was done, and the
+// Run erases an author's children of every kind, and the edges from and to them, from everything that holds them. The caller holds the jobs' lease. An error leaves what was done, and the
 // next Run goes on; ErrUnfinished says that it only had to wait too long. What the author writes after the erasure has begun may or may not
 // be erased with the rest; what they write after it has finished stays.
 func Run(ctx context.Context, deps Deps, o Options) (Report, error) {
@@ -142,7 +144,7 @@ func Run(ctx context.Context, deps Deps, o Options) (Report, error) {
 	if o.TenantID <= 0 || o.AuthorID <= 0 || !store.ValidActor(o.Actor) || !store.ValidReason(o.Reason) {
 		return report, fmt.Errorf("erase author %d of tenant %d, by %.80q: %w", o.AuthorID, o.TenantID, o.Actor, store.ErrInvalid)
 	}
-	e := &eraser{Deps: deps, o: o, store: store.New(deps.Truth, deps.Wake), report: &report, deadline: time.Now().Add(o.Wait)}
+	e := &eraser{Deps: deps, o: o, store: store.New(deps.Truth, deps.Wake), report: &report, edges: newSeverings(deps.Kinds), deadline: time.Now().Add(o.Wait)}
 	for _, k := range deps.Kinds.AllChildren() {
 		e.kinds = append(e.kinds, &erasing{k, make(map[string]int64), make(map[int64]bool)})
 	}
@@ -188,6 +190,15 @@ func (e *eraser) run(ctx context.Context) error {
 			if err := e.at("scanned"); err != nil {
 				return err
 			}
+			written, err := e.forgetEdges(ctx)
+			if err != nil {
+				return errors.Join(err, e.save(context.WithoutCancel(ctx), false))
+			}
+			if written > 0 {
+				left[Edges] = written
+			}
+		}
+		if len(left) == 0 {
 			if err := e.save(ctx, true); err != nil {
 				return err
 			}
@@ -220,6 +231,7 @@ func (e *eraser) round(ctx context.Context) error {
 		what string
 		do   func(context.Context) error
 	}{
+		{"removing edges", e.removeEdges},
 		{"erasing children", e.eraseChildren},
 		{"blanking idempotency keys", e.blankKeys},
 		{"redacting the outbox", e.redactMessages},
@@ -355,22 +367,27 @@ func (e *eraser) redactTable(ctx context.Context, table, store string, k *erasin
 		}
 		return err
 	}, func() error {
-		for some := range slices.Chunk(batch, slice) {
-			var n int64
-			if err := e.tx(ctx, func(tx pgx.Tx) (err error) {
-				n, err = outbox.Redact(ctx, tx, table, some)
-				return err
-			}); err != nil {
-				return err
-			}
-			e.count(store, int(n))
-			if err := e.at("a slice of the " + store); err != nil {
-				return err
-			}
-		}
+		err := e.redactBatch(ctx, table, store, batch)
 		batch = batch[:0]
-		return nil
+		return err
 	})
+}
+
+func (e *eraser) redactBatch(ctx context.Context, table, store string, batch []outbox.Redacted) error {
+	for some := range slices.Chunk(batch, slice) {
+		var n int64
+		if err := e.tx(ctx, func(tx pgx.Tx) (err error) {
+			n, err = outbox.Redact(ctx, tx, table, some)
+			return err
+		}); err != nil {
+			return err
+		}
+		e.count(store, int(n))
+		if err := e.at("a slice of the " + store); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // await asks until what is nothing, or the time is over. It rests several times as long as an answer takes.
@@ -397,7 +414,7 @@ func (e *eraser) await(ctx context.Context, ask func() ([]string, error)) error 
 	}
 }
 
-// awaitPublished waits until the relay has published everything of the erased children, which ends with what says that they are erased.
+// awaitPublished waits until the relay has published everything of the erased children and the removed edges, which ends with what says that they are that.
 func (e *eraser) awaitPublished(ctx context.Context) error {
 	return e.await(ctx, func() (waiting []string, err error) {
 		n := 0
@@ -410,8 +427,15 @@ func (e *eraser) awaitPublished(ctx context.Context) error {
 				return nil, err
 			}
 		}
-		if n > 0 {
+		pending, removals, err := e.pendingEdges(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if n += pending; n > 0 {
 			waiting = append(waiting, fmt.Sprintf("the relay: %d messages of what the author wrote are not published", n))
+		}
+		if removals > 0 {
+			waiting = append(waiting, fmt.Sprintf("you: %d messages of removals are in the outbox DLQ; retry them (tidings dlq outbox retry)", removals))
 		}
 		dead, err := e.deadErasures(ctx, e.Truth)
 		if dead > 0 {
@@ -481,6 +505,12 @@ func (e *eraser) pastStream(ctx context.Context) error {
 	if err := e.at("redacted the projections"); err != nil {
 		return err
 	}
+	if err := e.redactEdges(ctx); err != nil {
+		return err
+	}
+	if err := e.at("redacted the messages of edges"); err != nil {
+		return err
+	}
 	e.o.Progress(fmt.Sprintf("erasing %d messages from the stream", len(found.doomed)))
 	return e.deleteDoomed(ctx, found)
 }
@@ -538,7 +568,7 @@ func (e *eraser) redactProjections(ctx context.Context, look bool, counts map[st
 			add(p.Name(), int(n))
 		}
 	}
-	return nil
+	return e.forgetProjected(ctx, look, add)
 }
 
 func (e *eraser) redactCold(ctx context.Context) error {
@@ -555,6 +585,12 @@ func (e *eraser) concerns(kind, eventType string, payload []byte) ([]byte, bool,
 	for _, k := range e.found() {
 		if k.Name == kind {
 			return k.redact(eventType, payload)
+		}
+	}
+	for _, k := range e.edges {
+		if k.Name == kind && k.names(payload, e.o.AuthorID) {
+			redacted, err := k.Names().Redact(payload)
+			return redacted, err == nil, err
 		}
 	}
 	return nil, false, nil

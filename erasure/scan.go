@@ -10,10 +10,15 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// scanAll looks through every store for anything that is left of the erased children, and returns how much of it is where; nothing is
+// scanAll looks through every store for anything that is left of the erased children and of the edges, and returns how much of it is where; nothing is
 // found only when there is nothing. The stream comes before what consumers keep: one that begins to read afterwards reads no content.
 func (e *eraser) scanAll(ctx context.Context) (map[string]int, error) {
 	left := make(map[string]int)
+	if active, err := e.lookAtEdges(ctx); err != nil {
+		return nil, err
+	} else if active > 0 {
+		left[Edges] = active
+	}
 	for _, k := range e.found() {
 		if err := e.store.AuthorChildren(ctx, e.o.TenantID, k.Child, e.o.AuthorID, func(all []store.AuthorChild) error {
 			for _, c := range all {
@@ -93,6 +98,11 @@ func (e *eraser) lookAtMessages(ctx context.Context, left map[string]int) error 
 					return err
 				}
 			}
+			for _, k := range e.edges {
+				if err := e.sweepEdges(ctx, tx, t.table, k, func(outbox.Swept) { left[t.store]++ }, func() error { return nil }); err != nil {
+					return err
+				}
+			}
 		}
 		dead, err := e.deadErasures(ctx, tx)
 		if dead > 0 {
@@ -116,6 +126,14 @@ func (e *eraser) lookAtCold(ctx context.Context, left map[string]int) error {
 // dryRun counts what an erasure would find now.
 func (e *eraser) dryRun(ctx context.Context) error {
 	counts := e.report.Counts
+	if _, err := e.lookAtEdges(ctx); err != nil {
+		return err
+	}
+	for _, k := range e.edges {
+		if len(k.last) > 0 {
+			counts[Edges] += len(k.last)
+		}
+	}
 	for _, k := range e.kinds {
 		if err := e.store.AuthorChildren(ctx, e.o.TenantID, k.Child, e.o.AuthorID, func(all []store.AuthorChild) error {
 			for _, c := range all {

@@ -14,10 +14,10 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// onStream is what a scan of the streams has found of the erased children.
+// onStream is what a scan of the streams has found of the erased children and of edges.
 type onStream struct {
 	created map[string]time.Time  // of the streams, to the microsecond
-	doomed  []message             // to be deleted: those before their child's last KIND.erased, and those of an object that is not the child's
+	doomed  []message             // to be deleted: those before their child's last KIND.erased, those of an object that is not the child's, and all of edges
 	lateOf  map[*erasing][]string // children with content behind it, or without any: to be erased once more
 	late    int                   // how many these are
 	ends    map[string]uint64     // the last KIND.erased of each stream, or a doomed message behind it
@@ -57,7 +57,38 @@ func (e *eraser) scan(ctx context.Context) (onStream, error) {
 			return found, err
 		}
 	}
+	for _, k := range e.edges {
+		if err := e.scanEdges(ctx, k, streams, &found); err != nil {
+			return found, err
+		}
+	}
 	return found, nil
+}
+
+// scanEdges finds every message of the kind that names the person. Nothing of it is needed behind the removal, which everybody has applied before it is deleted.
+func (e *eraser) scanEdges(ctx context.Context, k *severing, streams []broker.Stream, found *onStream) error {
+	filter := event.AggregateFilter(e.Broker.Prefix, e.o.TenantID, k.Name)
+	for _, s := range streams {
+		read, err := broker.Scan(ctx, e.JetStream, e.Broker, s.Number, broker.Scanning{Filter: filter}, func(m *broker.Stored) error {
+			if !event.Ours(m.Header) || !k.names(m.Data, e.o.AuthorID) {
+				return nil
+			}
+			ev, err := event.Decode(m.Subject, m.Header, nil)
+			if err != nil {
+				return fmt.Errorf("message %d of stream %s: %w", m.Seq, s.Name, err)
+			}
+			k.objects[ev.AggregateID] = true
+			found.ends[s.Name] = max(found.ends[s.Name], m.Seq)
+			found.doomed = append(found.doomed, message{stream: s.Name, at: place{s.Number, m.Seq}, outboxID: ev.OutboxID, eventID: ev.ID})
+			found.left++
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		found.created[s.Name] = read.Created
+	}
+	return nil
 }
 
 func (e *eraser) scanKind(ctx context.Context, k *erasing, streams []broker.Stream, found *onStream) error {

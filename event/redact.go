@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
+	"strconv"
 	"strings"
 )
 
@@ -96,4 +97,62 @@ func RedactHeaders(headers map[string][]string) map[string][]string {
 		}
 	}
 	return out
+}
+
+// severed is what is left of an edge's payload: which change it was, and when. The ends are gone, and with them whose change it was.
+type severed struct {
+	Status       json.RawMessage `json:"status,omitempty"`
+	Version      json.RawMessage `json:"version,omitempty"`
+	CreatedAt    json.RawMessage `json:"created_at,omitempty"`
+	PositionedAt json.RawMessage `json:"positioned_at,omitempty"`
+	UpdatedAt    json.RawMessage `json:"updated_at,omitempty"`
+	Erased       bool            `json:"erased"`
+}
+
+// Named returns the ids that a payload names as the ends of an edge, of whatever version or quality, in whatever form it has them; 0 for one that it does not name.
+func (n EdgeNames) Named(payload []byte) (from, to int64) {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(payload, &fields) != nil {
+		return 0, 0
+	}
+	for field, value := range fields { // encoding/json, by which consumers read, takes capitals for small letters
+		switch id := idOf(value); {
+		case id != 0 && strings.EqualFold(field, n.From):
+			from = id
+		case id != 0 && strings.EqualFold(field, n.To):
+			to = id
+		}
+	}
+	return from, to
+}
+
+// idOf reads an id in any form that a writer may give it: a text or a number, with zeros before it or decimals that are zeros behind it.
+func idOf(raw json.RawMessage) int64 {
+	var text string
+	if json.Unmarshal(raw, &text) != nil {
+		text = string(raw)
+	}
+	whole, decimals, _ := strings.Cut(strings.TrimSpace(text), ".")
+	if strings.Trim(decimals, "0") != "" {
+		return 0
+	}
+	id, err := strconv.ParseInt(whole, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return id
+}
+
+// Redact returns the payload of an edge's event without its ends, attributes and actor, and with "erased": true. It names nobody. Redacting again changes nothing.
+func (n EdgeNames) Redact(payload []byte) ([]byte, error) {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(payload, &fields) != nil {
+		return nil, fmt.Errorf("redact a payload of %d bytes: it is no JSON object", len(payload)) // the error itself may quote it
+	}
+	out, err := json.Marshal(severed{Status: fields["status"], Version: fields["version"], CreatedAt: fields["created_at"], PositionedAt: fields["positioned_at"],
+		UpdatedAt: fields["updated_at"], Erased: true})
+	if err != nil {
+		return nil, fmt.Errorf("encode a redacted payload: %w", err)
+	}
+	return out, nil
 }

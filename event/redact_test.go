@@ -182,3 +182,32 @@ func FuzzWhatIsAppliedIsFound(f *testing.F) {
 }
 
 var commentNames = ChildNames{ID: "comment_id", Parent: "post_id"}
+
+// TestAnEdgesEndsAreFoundInEveryFormAndRedacted: nothing that a payload may say of its ends is left in the redacted one, which names nobody.
+func TestAnEdgesEndsAreFoundInEveryFormAndRedacted(t *testing.T) {
+	names := EdgeNames{From: "user_id", To: "group_id"}
+	for form, from := range map[string]string{
+		"as events have it": `"user_id":"7"`, "a number": `"user_id":7`, "in decimals": `"user_id":7.00`, "with zeros": `"user_id":"007"`, "with blanks": `"user_id":" 7\n"`, "signed": `"user_id":"+7"`,
+		"in capitals": `"USER_ID":"7"`, "beside one that is none": `"user_id":"x","User_Id":"7"`, "behind an escape": `"user_id":"\u0037"`,
+	} {
+		payload := `{` + from + `,"group_id":"42","status":"ACTIVE","version":3,"created_at":"2026-05-01T12:30:00.123456Z","attributes":{"role":"` + secret + `"},"actor":"user:7","more":["7"]}`
+		if a, b := names.Named([]byte(payload)); a != 7 || b != 42 {
+			t.Errorf("%s: it names %d and %d", form, a, b)
+		}
+		redacted, err := names.Redact([]byte(payload))
+		if want := `{"status":"ACTIVE","version":3,"created_at":"2026-05-01T12:30:00.123456Z","erased":true}`; err != nil || string(redacted) != want {
+			t.Errorf("%s: %s, %v", form, redacted, err)
+		}
+		if a, b := names.Named(redacted); a != 0 || b != 0 {
+			t.Errorf("%s: redacted it names %d and %d", form, a, b)
+		}
+		if again, err := names.Redact(redacted); err != nil || !bytes.Equal(again, redacted) {
+			t.Errorf("%s: redacted twice: %s, %v", form, again, err)
+		}
+	}
+	for _, payload := range []string{`{}`, `[]`, `7`, `{"user_id":"7.5"}`, `{"user_id":null}`, `{"user_id":["7"]}`, `{"user_id":"9223372036854775808"}`, `{"follower_id":"7"}`} {
+		if a, b := names.Named([]byte(payload)); a != 0 || b != 0 {
+			t.Errorf("%s names %d and %d", payload, a, b)
+		}
+	}
+}

@@ -29,9 +29,6 @@ var (
 	reservedChild   = append(members[event.Child](), "tenant_id", "kind")
 )
 
-// authors is the object whose ids authors have: its lists include those of what they wrote.
-const authors = "user"
-
 // members are those of the JSON of T that no kind renames.
 func members[T any]() []string {
 	var names []string
@@ -263,8 +260,8 @@ func (c *checking) collisions(all, added *Set) {
 			claim(ours, "name", ch.Name, who, "children", ch.Name)
 			claim(ours, "path", ch.Plural, who, "children", ch.Name, "plural")
 			claim(ours, "list of "+ch.Parent, ch.Plural, who, "children", ch.Name, "plural")
-			if ch.Parent != authors {
-				claim(ours, "list of "+authors, ch.Plural, who, "children", ch.Name, "plural")
+			if ch.Parent != Author {
+				claim(ours, "list of "+Author, ch.Plural, who, "children", ch.Name, "plural")
 			}
 			if slices.Contains(reservedLists, ch.Plural) {
 				c.fail(fmt.Sprintf("%q is reserved", ch.Plural), "children", ch.Name, "plural")

@@ -77,6 +77,29 @@ const (
 	MaxPartitions     = 256
 )
 
+// Author is the object that writes: the ids of authors are its ids, and its lists include those of what they wrote.
+const Author = "user"
+
+// End is one of the two ends of an edge.
+type End string
+
+// The ends of an edge.
+const (
+	From End = "from"
+	To   End = "to"
+)
+
+// EndsAt returns the ends of the kind's edges at which there is such an object: none, one or both.
+func (e Edge) EndsAt(object string) (ends []End) {
+	if e.From == object {
+		ends = append(ends, From)
+	}
+	if e.To == object {
+		ends = append(ends, To)
+	}
+	return ends
+}
+
 // Names are the members of the JSON of its edges that name their ends.
 func (e Edge) Names() event.EdgeNames { return event.EdgeNames{From: e.Ends[0], To: e.Ends[1]} }
 

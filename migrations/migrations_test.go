@@ -196,6 +196,7 @@ INSERT INTO outbox_messages_kept (id, tenant_id, aggregate_type, aggregate_id, e
     processed_at, attempts, event_id, inserted_at)
   VALUES (1, 1, 'follow', 2, 'created', 1, '{}', now(), now(), now(), 0, gen_random_uuid(), now());
 INSERT INTO outbox_archive_holds (tenant_id, reason, created_by) VALUES (1, 'r', 'a');
+INSERT INTO edge_removals (tenant_id, object, object_id, kinds, direction, actor) VALUES (1, 'user', 1, '{follow}', 'both', 'a');
 INSERT INTO erasures (tenant_id, author_id, requested_by) VALUES (1, 1, 'a');
 INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type,
     event_version, headers, payload, error)

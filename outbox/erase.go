@@ -40,6 +40,7 @@ type Swept struct {
 	AggregateID int64
 	EventType   string
 	Payload     []byte
+	Pending     bool // not published yet; what is in the DLQ is not
 }
 
 const (
@@ -55,7 +56,7 @@ SELECT /* outbox.sweep_end */ coalesce(max(id), 0) FROM (SELECT id FROM outbox_m
 // sweepOutboxSQL reads what is selected of a window. The outbox has no index by tenant: it would cost each write.
 // Index: outbox_messages_pkey, one range.   Locks: none.
 const sweepOutboxSQL = `
-SELECT /* outbox.sweep */ id, event_id::text, aggregate_id, event_type, payload
+SELECT /* outbox.sweep */ id, event_id::text, aggregate_id, event_type, payload, processed_at IS NULL
   FROM outbox_messages
  WHERE id > @after AND id <= @upto AND tenant_id = @tenant AND aggregate_type = @type
  ORDER BY id`
@@ -63,7 +64,7 @@ SELECT /* outbox.sweep */ id, event_id::text, aggregate_id, event_type, payload
 // sweepDLQSQL reads what is selected.
 // Index: outbox_messages_dlq_tenant_aggregate_idx, one range.   Locks: none.
 const sweepDLQSQL = `
-SELECT /* outbox.sweep_dlq */ id, event_id::text, aggregate_id, event_type, payload
+SELECT /* outbox.sweep_dlq */ id, event_id::text, aggregate_id, event_type, payload, false
   FROM outbox_messages_dlq
  WHERE tenant_id = @tenant AND aggregate_type = @type
  ORDER BY id`
@@ -71,7 +72,7 @@ SELECT /* outbox.sweep_dlq */ id, event_id::text, aggregate_id, event_type, payl
 // sweepArchiveSQL reads what is selected of some aggregates.
 // Index: by aggregate, in each range.   Locks: none.
 const sweepArchiveSQL = `
-SELECT /* outbox.sweep_archive */ id, event_id::text, aggregate_id, event_type, payload
+SELECT /* outbox.sweep_archive */ id, event_id::text, aggregate_id, event_type, payload, false
   FROM {table}
  WHERE tenant_id = @tenant AND aggregate_type = @type AND aggregate_id = ANY(@aggregates::bigint[])
  ORDER BY id`
@@ -83,7 +84,7 @@ func Sweep(ctx context.Context, q Querier, table string, sel Selection, fn func(
 		var m Swept
 		n := 0
 		rows, _ := q.Query(ctx, sql, args)
-		_, err := pgx.ForEachRow(rows, []any{&m.ID, &m.EventID, &m.AggregateID, &m.EventType, &m.Payload}, func() error {
+		_, err := pgx.ForEachRow(rows, []any{&m.ID, &m.EventID, &m.AggregateID, &m.EventType, &m.Payload, &m.Pending}, func() error {
 			n++
 			err := fn(m)
 			m.Payload = nil

@@ -40,4 +40,7 @@ type Projection interface {
 	Reached(ctx context.Context, tx pgx.Tx, refs []event.Ref) (bool, error)
 	// Redact takes the content of these children out, whoever reads it, and returns of how many rows. With look it only counts them.
 	Redact(ctx context.Context, tx pgx.Tx, tenant int64, children []string, look bool) (n int64, err error)
+	// Forget deletes what the projection keeps of an object's edges behind after, in a bounded step, as if each had been removed before. It returns how many rows these
+	// were, and behind which pair the next step begins; nil at the end. With look it only counts, what it would find now; else the caller holds the consumer's offsets in tx.
+	Forget(ctx context.Context, tx pgx.Tx, of EdgesOf, after Pair, look bool) (n int64, next *Pair, err error)
 }

@@ -88,6 +88,7 @@ func (w *edgeWrite) check(put bool) error {
 // edgeKind is one kind's statements, which name its table, and its lanes.
 type edgeKind struct {
 	putSQL, removeSQL, getSQL, lockSQL, insertSQL, updateSQL string
+	ofFromSQL, ofToSQL, forgetSQL                            string
 
 	put, remove *lanes[edgeWrite, EdgeOutcome]
 }
@@ -124,6 +125,7 @@ func newEdgeKind(name string) *edgeKind {
 	return &edgeKind{
 		putSQL: render(putEdgesSQL), removeSQL: render(removeEdgesSQL), getSQL: render(getEdgesSQL), lockSQL: render(lockEdgesSQL),
 		insertSQL: render(insertEdgesSQL), updateSQL: render(updateEdgesSQL),
+		ofFromSQL: render(edgesFromSQL), ofToSQL: render(edgesToSQL), forgetSQL: render(forgetEdgesSQL),
 	}
 }
 

@@ -17,10 +17,9 @@ import (
 // makeKinds makes what the kinds of the set need that are not built in.
 func makeKinds(t *testing.T, db *testkit.DB, set *kinds.Set) {
 	t.Helper()
-	for _, k := range set.AllChildren() {
-		if _, err := db.Pool(t, postgres.RoleSystem).Exec(t.Context(), `SELECT make_child_kind($1, $2, $3, $4, $5, $6, $7)`,
-			k.Name, k.Plural, k.Names().ID, k.Names().Parent, k.Threaded, k.OnePerAuthor, k.Partitions); err != nil {
-			t.Fatal(err)
+	for _, made := range kinds.Truth.MakeTables(set) {
+		if _, err := db.Pool(t, postgres.RoleSystem).Exec(t.Context(), made.SQL, made.Args...); err != nil {
+			t.Fatal(made.What, err)
 		}
 	}
 }
@@ -46,6 +45,7 @@ func TestStatements(t *testing.T) {
 		"threadsGet": threadsGetSQL,
 		"scanEdges":  scanEdgesSQL, "countEdges": CountEdgesSQL, "scanSettings": scanSettingsSQL,
 		"authorKeys": authorKeysSQL, "blankKeys": blankKeysSQL, "keysBounds": keysBoundsSQL, "countKeys": countKeysSQL, "purgeKeys": purgeKeysSQL, "archives": archivesSQL,
+		"requestRemoval": requestRemovalSQL, "getRemoval": getRemovalSQL, "kindTable": kindTableSQL,
 	}
 	for _, k := range testSet.AllChildren() {
 		for name, sql := range childSQL {
@@ -59,7 +59,8 @@ func TestStatements(t *testing.T) {
 	for _, e := range testSet.AllEdges() {
 		k := newEdgeKind(e.Name)
 		maps.Copy(all, map[string]string{e.Name + " put": k.putSQL, e.Name + " remove": k.removeSQL, e.Name + " get": k.getSQL,
-			e.Name + " lock": k.lockSQL, e.Name + " insert": k.insertSQL, e.Name + " update": k.updateSQL})
+			e.Name + " lock": k.lockSQL, e.Name + " insert": k.insertSQL, e.Name + " update": k.updateSQL,
+			e.Name + " of from": k.ofFromSQL, e.Name + " of to": k.ofToSQL, e.Name + " forget": k.forgetSQL})
 	}
 	for name, sql := range all {
 		positional, _, err := pgx.NamedArgs{}.RewriteQuery(t.Context(), conn.Conn(), sql, nil)

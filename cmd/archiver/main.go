@@ -1,4 +1,4 @@
-// Command archiver keeps the history of comments and follows, and runs the scheduled jobs. It also shows the outbox's gauges, so that a relay that is dead is
+// Command archiver keeps the histories, runs the scheduled jobs, and removes all edges of an object where that was asked for. It also shows the outbox's gauges, so that a relay that is dead is
 // seen. Any number of them may run at once.
 package main
 
@@ -19,6 +19,7 @@ import (
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections/history"
+	"github.com/tidings/tidings/store"
 )
 
 type config struct {
@@ -60,6 +61,10 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	if err != nil {
 		return err
 	}
+	remover, err := store.NewRemover(truth, nil, catalog.Now, log, reg)
+	if err != nil {
+		return err
+	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		if err := migrations.Await(ctx, truth, migrations.Truth, log); err != nil { // that the projections are there, the projector sees to
@@ -69,6 +74,7 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 			return err
 		}
 		g.Go(func() error { return catalog.Run(ctx) })
+		g.Go(func() error { return remover.Run(ctx) })
 		return runner.Run(ctx)
 	})
 	g.Go(func() error { return projector.Run(ctx, cfg.OpsAddr, cfg.Projector, history.New, reg) })

@@ -7,7 +7,7 @@
 
 -- ==== Tables ====
 
--- edges: one row per kind and pair of objects, kept for ever; REMOVED is a state. positioned_at moves only on REMOVED -> ACTIVE and orders pages.
+-- edges: one row per kind and pair of objects, kept until a person at one of its ends is erased; REMOVED is a state. positioned_at moves only on REMOVED -> ACTIVE and orders pages.
 -- Each kind has a partition, edges_KIND, with its key, and a view in the kind's own names (follows): make_edge_kind makes them. Statements name the partition.
 CREATE TABLE edges (
   tenant_id     bigint      NOT NULL,
@@ -410,7 +410,32 @@ CREATE TABLE IF NOT EXISTS retention_cursors (
   moved_at     timestamptz NOT NULL DEFAULT now()
 );
 
--- erasures: whose comments were erased, when, on whose word, and what was redacted where (package erasure). Written first, before
+-- edge_removals: who asked for the edges of an object to be removed, and how far that has come (store.Remover). Kinds and direction are as they were
+-- asked for; a slice locks the row, removes some edges and moves the cursor, in one transaction. Rows are kept: they say who did it.
+--   again       it was asked for once more while it ran: the walk begins anew when it has ended
+--   step        which end of which kind the walk is at, and after_from and after_to behind which edge
+--   removed     how many edges, by kind
+CREATE TABLE edge_removals (
+  tenant_id    bigint      NOT NULL,
+  removal_id   uuid        NOT NULL DEFAULT gen_random_uuid(),
+  object       text        COLLATE "C" NOT NULL,
+  object_id    bigint      NOT NULL CHECK (object_id > 0),
+  kinds        text[]      COLLATE "C" NOT NULL CHECK (kinds <> '{}'),
+  direction    text        NOT NULL CHECK (direction IN ('from', 'to', 'both')),
+  actor        text        NOT NULL CHECK (actor <> ''),
+  trace_parent text        NOT NULL DEFAULT '',
+  requested_at timestamptz NOT NULL DEFAULT now(),
+  worked_at    timestamptz, -- when a slice was last committed
+  finished_at  timestamptz,
+  again        boolean     NOT NULL DEFAULT false,
+  step         int         NOT NULL DEFAULT 0,
+  after_from   bigint      NOT NULL DEFAULT 0,
+  after_to     bigint      NOT NULL DEFAULT 0,
+  removed      jsonb       NOT NULL DEFAULT '{}',
+  PRIMARY KEY (tenant_id, removal_id)
+);
+
+-- erasures: whose comments and edges were erased, when, on whose word, and what was redacted where (package erasure). Written first, before
 -- anything is redacted, so that an erasure that was interrupted is known and goes on when it is asked for again. counts is by store,
 -- over all its runs. Rows are kept for good: they answer an auditor, and hold nothing of what was erased.
 CREATE TABLE erasures (
@@ -449,6 +474,7 @@ CREATE INDEX outbox_dlq_actions_event_idx ON outbox_dlq_actions (event_id);
 CREATE INDEX outbox_messages_kept_tenant_aggregate_idx ON outbox_messages_kept (tenant_id, aggregate_type, aggregate_id, id);
 CREATE INDEX outbox_messages_kept_occurred_idx ON outbox_messages_kept (occurred_at, id);
 CREATE INDEX outbox_archive_exports_range_idx ON outbox_archive_exports (from_id);
+CREATE UNIQUE INDEX edge_removals_unfinished_idx ON edge_removals (tenant_id, object, object_id, kinds, direction) WHERE finished_at IS NULL;
 CREATE UNIQUE INDEX erasures_unfinished_idx ON erasures (tenant_id, author_id) WHERE finished_at IS NULL;
 
 -- ==== Roles ====
@@ -486,7 +512,7 @@ DO $$
 DECLARE t text;
 BEGIN
   FOREACH t IN ARRAY ARRAY['edges', 'children', 'child_keys', 'children_archive', 'archived_threads', 'threads', 'threads_purged', 'kinds', 'api_tokens',
-                           'outbox_messages', 'outbox_messages_dlq', 'outbox_dlq_actions', 'outbox_messages_archive', 'outbox_messages_kept', 'outbox_archive_holds', 'erasures'] LOOP
+                           'outbox_messages', 'outbox_messages_dlq', 'outbox_dlq_actions', 'outbox_messages_archive', 'outbox_messages_kept', 'outbox_archive_holds', 'edge_removals', 'erasures'] LOOP
     EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', t);
     EXECUTE format($p$CREATE POLICY tenant ON %I TO tidings_api
       USING (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)
@@ -514,6 +540,9 @@ GRANT SELECT, DELETE ON outbox_messages_dlq TO tidings_api;
 GRANT UPDATE (last_error) ON outbox_messages_dlq TO tidings_api; -- SELECT FOR UPDATE wants it for some column
 GRANT SELECT, INSERT ON outbox_dlq_actions TO tidings_api, tidings_system; -- an audit: nobody changes it
 GRANT USAGE ON SEQUENCE object_version_id TO tidings_api, tidings_system;
+-- The API takes requests, and has none worked off.
+GRANT SELECT ON edge_removals TO tidings_api;
+GRANT INSERT (tenant_id, object, object_id, kinds, direction, actor, trace_parent), UPDATE (again) ON edge_removals TO tidings_api;
 -- The API brings threads back and archives none.
 GRANT SELECT ON archived_threads TO tidings_api, tidings_writer;
 GRANT UPDATE (state, returned_at, returned_by) ON archived_threads TO tidings_api;
@@ -524,6 +553,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON edges, child_keys, archived_threads, chi
 GRANT SELECT, UPDATE ON outbox_ranges TO tidings_system;
 GRANT SELECT, INSERT, UPDATE ON outbox_requeued TO tidings_system;
 GRANT SELECT, INSERT, UPDATE ON outbox_archive_holds, job_runs TO tidings_system;
+GRANT SELECT, INSERT, UPDATE ON edge_removals TO tidings_system;
 GRANT SELECT, INSERT, UPDATE ON erasures TO tidings_system; -- the API has no business with it
 GRANT USAGE ON SEQUENCE outbox_messages_id_seq TO tidings_api, tidings_writer, tidings_system;
 GRANT SELECT ON children, children_archive TO tidings_system; -- of all kinds at once; their partitions have the other rights
@@ -541,7 +571,7 @@ GRANT SELECT (id, event_id, slot, delayed) ON outbox_messages TO tidings_writer;
 
 GRANT SELECT ON edges, children, child_kinds, child_keys, children_archive, archived_threads, child_archive_walk, threads, threads_purged, kinds,
   outbox_messages, outbox_messages_dlq, outbox_dlq_actions, outbox_ranges, outbox_messages_archive, outbox_messages_kept, outbox_requeued, outbox_archive_holds,
-  outbox_archive_exports, outbox_partitions, leases, lease_members, job_runs, retention_cursors, erasures, tidings_truth_migrations TO tidings_reader;
+  outbox_archive_exports, outbox_partitions, leases, lease_members, job_runs, retention_cursors, edge_removals, erasures, tidings_truth_migrations TO tidings_reader;
 -- Not the hashes: nobody who looks at rows needs them, and whoever has one can tell whether a token that was found somewhere is it.
 GRANT SELECT (tenant_id, name, roles, created_at, expires_at, revoked_at, replaced_at, rate_read, rate_write, change) ON api_tokens TO tidings_reader;
 
@@ -674,14 +704,10 @@ BEGIN
   EXECUTE format('CREATE TABLE %I (LIKE children INCLUDING DEFAULTS INCLUDING CONSTRAINTS) %s', here, CASE WHEN partitions > 0 THEN 'PARTITION BY HASH (tenant_id, object_id)' END);
   EXECUTE format('ALTER TABLE %I ALTER kind SET DEFAULT %L', here, kind);
   EXECUTE format('CREATE TABLE %I (LIKE children_archive)', there);
-  EXECUTE format('ALTER TABLE %I ALTER kind SET DEFAULT %L, ADD CONSTRAINT %I PRIMARY KEY (tenant_id, child_id) WITH (fillfactor = 100)', there, kind, there || '_pkey');
+  EXECUTE format('ALTER TABLE %I ALTER kind SET DEFAULT %L', there, kind);
   FOR n IN 0 .. partitions - 1 LOOP
     leaves := leaves || (here || '_' || n);
     EXECUTE format('CREATE TABLE %I PARTITION OF %I FOR VALUES WITH (MODULUS %s, REMAINDER %s)', leaves[n + 1], here, partitions, n);
-  END LOOP;
-  -- A key of a partitioned table has the columns that it is partitioned by, so each hash partition has its own.
-  FOREACH leaf IN ARRAY CASE WHEN partitions > 0 THEN leaves ELSE ARRAY[here] END LOOP
-    EXECUTE format('ALTER TABLE %I ADD CONSTRAINT %I PRIMARY KEY (tenant_id, child_id)', leaf, leaf || '_pkey');
   END LOOP;
   IF threaded THEN
     EXECUTE format('ALTER TABLE %I ALTER slug SET NOT NULL, ALTER path SET NOT NULL, ADD CONSTRAINT %I CHECK (length(path) BETWEEN 22 AND 64 * 23 - 1),
@@ -695,6 +721,13 @@ BEGIN
   IF one_per_author THEN
     EXECUTE format('CREATE UNIQUE INDEX %I ON %I (tenant_id, object_id, author_id) WHERE author_state = ''ACTIVE''', here || '_author_key', here);
   END IF;
+  -- The primary keys come last. In an empty table every index costs the same to the planner, which takes the youngest; a plan that it makes then for a child
+  -- by its id would walk all children of the tenant in any other index, until it is made anew.
+  -- A key of a partitioned table has the columns that it is partitioned by, so each hash partition has its own.
+  FOREACH leaf IN ARRAY CASE WHEN partitions > 0 THEN leaves ELSE ARRAY[here] END || there LOOP
+    EXECUTE format('ALTER TABLE %I ADD CONSTRAINT %I PRIMARY KEY (tenant_id, child_id)', leaf, leaf || '_pkey');
+  END LOOP;
+  EXECUTE format('ALTER INDEX %I SET (fillfactor = 100)', there || '_pkey');
 
   FOREACH name IN ARRAY ARRAY[here, there] || leaves LOOP
     EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', name);

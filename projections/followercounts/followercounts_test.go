@@ -107,7 +107,7 @@ func TestStatements(t *testing.T) {
 	ctx := context.Background()
 	for i, sql := range []string{incomingSQL.plain, incomingSQL.attributes, incomingSQL.filtered, outgoingSQL.plain, outgoingSQL.attributes,
 		countsSQL, reachedSQL, relationsSQL, mutualsOfOutgoingSQL, mutualsOfIncomingSQL, edgesSQL, gainCountsSQL, holdCountsSQL, addCountsSQL,
-		edgeRowsSQL, countRowsSQL, windowCountsSQL, dropEdgesSQL, recountSQL} {
+		edgeRowsSQL, countRowsSQL, windowCountsSQL, dropEdgesSQL, recountSQL, forgetSQL, forgetCountsSQL, leftCountsSQL} {
 		query, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
 		if err != nil {
 			t.Fatal(err)

@@ -150,8 +150,3 @@ func (Projection) Reached(ctx context.Context, tx pgx.Tx, refs []event.Ref) (rea
 	}
 	return reached, nil
 }
-
-// Redact has nothing to do: an edge has no content.
-func (Projection) Redact(context.Context, pgx.Tx, int64, []string, bool) (int64, error) {
-	return 0, nil
-}

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/projections"
 )
 
 // heldSQL counts versions that have content.
@@ -49,4 +50,34 @@ func (p *Projection) Redact(ctx context.Context, tx pgx.Tx, tenant int64, ids []
 		n += some
 	}
 	return n, nil
+}
+
+// forgetEdgesSQL deletes the histories of pairs, and forgetPurgedSQL what is noted of histories that were purged.
+// Index: KIND_history_pkey.   Locks: the versions; nobody else writes them while the offsets are held.
+const forgetEdgesSQL = `
+DELETE /* history.forget */ FROM {kind}_history h
+ USING unnest(@froms::bigint[], @tos::bigint[]) AS k(a, b) WHERE h.tenant_id = @tenant AND h.{from} = k.a AND h.{to} = k.b`
+
+// Index: KIND_history_purged_pkey.   Locks: likewise.
+const forgetPurgedSQL = `
+DELETE /* history.forget_purged */ FROM {kind}_history_purged h
+ USING unnest(@froms::bigint[], @tos::bigint[]) AS k(a, b) WHERE h.tenant_id = @tenant AND h.{from} = k.a AND h.{to} = k.b`
+
+const edgeRows = `(SELECT {from}, {to} FROM {kind}_history WHERE tenant_id = @tenant UNION ALL SELECT {from}, {to} FROM {kind}_history_purged WHERE tenant_id = @tenant) rows`
+
+// Forget deletes the histories of an object's edges, as Projection says: all versions, and what is noted of those that were purged. With look it counts pairs.
+func (p *Projection) Forget(ctx context.Context, tx pgx.Tx, of projections.EdgesOf, after projections.Pair, look bool) (n int64, next *projections.Pair, err error) {
+	all, next, err := of.Pairs(ctx, tx, ofEdges(of.Kind, edgeRows), of.Kind.Ends[0], of.Kind.Ends[1], after)
+	if err != nil || look || len(all) == 0 {
+		return int64(len(all)), next, err
+	}
+	froms, tos := projections.Columns(all)
+	for _, sql := range []string{forgetEdgesSQL, forgetPurgedSQL} {
+		tag, err := tx.Exec(ctx, ofEdges(of.Kind, sql), pgx.StrictNamedArgs{"tenant": of.TenantID, "froms": froms, "tos": tos})
+		if err != nil {
+			return 0, nil, fmt.Errorf("forget the histories of %d edges: %w", len(all), err)
+		}
+		n += tag.RowsAffected()
+	}
+	return n, next, nil
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/projections"
 )
 
 // heldSQL counts children that have content.
@@ -44,4 +46,9 @@ func (p Projection) Redact(ctx context.Context, tx pgx.Tx, tenant int64, ids []s
 		n += some
 	}
 	return n, nil
+}
+
+// Forget has nothing to do: no edge is here.
+func (Projection) Forget(context.Context, pgx.Tx, projections.EdgesOf, projections.Pair, bool) (int64, *projections.Pair, error) {
+	return 0, nil, nil
 }

@@ -136,7 +136,11 @@ func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, er
 	if err != nil {
 		return nil, err
 	}
-	consuming = append(consuming, part{"jobs", runner.Run})
+	remover, err := store.NewRemover(w.truth, waker.Wake, w.truthKinds.Now, w.log, w.metrics(history.Name))
+	if err != nil {
+		return nil, err
+	}
+	consuming = append(consuming, part{"jobs", runner.Run}, part{"removals", remover.Run})
 	r, err := relay.New(w.cfg.Relay, w.truth, w.cfg.Broker, w.log, w.metrics("relay"))
 	if err != nil {
 		return nil, err

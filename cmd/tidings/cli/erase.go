@@ -25,10 +25,11 @@ func (p Process) eraseCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "erase --tenant T --author A",
-		Short: "Take what an author wrote out of everything that holds it",
+		Short: "Take what a person wrote, and their edges, out of everything that holds them",
 		Long: `Erase takes the texts and attributes of all that the author wrote, children of every kind, out of the truth, the outbox with its DLQ and archive, the dead letters, the histories
 and the read tables, and off the stream, whose files are overwritten. They stay as tombstones, under which replies stand, and each
-has a KIND.erased event, by which subscribers know what to do with their copies. Follows are not touched: they hold no text.
+has a KIND.erased event, by which subscribers know what to do with their copies. Edges from and to the author, of every kind that has users at an end, are removed, each
+with a KIND.removed event; when everybody has applied that, nothing of them stays, in the same places.
 
 It waits until the relay has published these events and every consumer has applied them, and ends when a scan of everything finds nothing.
 Nothing is archived meanwhile, and no projection replayed. Exit code 3 says that it has waited for --wait in vain and for what; then, and
@@ -63,7 +64,7 @@ after any interruption, the same command goes on. Bytes that no statement reache
 		},
 	}
 	c.Flags().Int64Var(&o.TenantID, "tenant", 0, "whose author")
-	c.Flags().Int64Var(&o.AuthorID, "author", 0, "whose children")
+	c.Flags().Int64Var(&o.AuthorID, "author", 0, "whose children and edges")
 	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "only count what there is")
 	c.Flags().DurationVar(&o.Wait, "wait", 10*time.Minute, "how long to wait for the relay and the consumers, in all")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")

@@ -289,3 +289,8 @@ func (p Projection) Redact(ctx context.Context, tx pgx.Tx, tenant int64, childre
 	}
 	return n, nil
 }
+
+// Forget has nothing to do: no edge is here.
+func (Projection) Forget(context.Context, pgx.Tx, projections.EdgesOf, projections.Pair, bool) (int64, *projections.Pair, error) {
+	return 0, nil, nil
+}

@@ -1,0 +1,176 @@
+package api
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
+)
+
+// verb is the end of the paths of routes such as /v1/users/{id}:remove-edges.
+const verb = ":remove-edges"
+
+// verbMux registers such routes. The mux takes no text behind a wildcard, so it knows the verb as a segment of its own (verbURL).
+type verbMux struct{ *http.ServeMux }
+
+func (m verbMux) HandleFunc(pattern string, handle func(http.ResponseWriter, *http.Request)) {
+	m.ServeMux.HandleFunc(strings.Replace(pattern, "}"+verb, "}/"+verb, 1), handle)
+}
+
+// verbPattern is a pattern of the mux as the document has it.
+func verbPattern(pattern string) string { return strings.Replace(pattern, "}/"+verb, "}"+verb, 1) }
+
+// verbURL is the URL as the mux knows it.
+func verbURL(u *url.URL) *url.URL {
+	if strings.Count(u.Path, "/") < 3 || !strings.HasSuffix(u.Path, verb) {
+		return u
+	}
+	out := *u
+	out.RawPath = strings.NewReplacer("%3A", ":", "%3a", ":").Replace(u.EscapedPath())
+	object, ok := strings.CutSuffix(out.RawPath, verb)
+	if !ok || strings.HasSuffix(object, "/") {
+		return u
+	}
+	out.Path, out.RawPath = strings.TrimSuffix(u.Path, verb)+"/"+verb, object+"/"+verb
+	return &out
+}
+
+// edgeRemovalOptions say which edges are removed.
+type edgeRemovalOptions struct {
+	Kinds     []string `json:"kinds,omitempty" nullable:"false" minItems:"1" doc:"Of these kinds only. By default of every kind that has such edges."`
+	Direction string   `json:"direction,omitempty" enum:"from,to,both" default:"both" example:"both" doc:"Those that lead from the object, those that lead to it, or both."`
+}
+
+// EdgeRemoval is the removal of all edges of an object, as far as it has come.
+type EdgeRemoval struct {
+	ID          string           `json:"id" format:"uuid" example:"0196b2d4-7c00-4000-8000-000000000001"`
+	State       string           `json:"state" enum:"pending,running,done" doc:"pending until the first edges are removed." example:"running"`
+	Object      string           `json:"object" example:"user"`
+	ObjectID    event.ID         `json:"object_id" example:"42"`
+	Kinds       []string         `json:"kinds" nullable:"false" doc:"By name." example:"[\"follow\"]"`
+	Direction   string           `json:"direction" enum:"from,to,both" example:"both"`
+	Actor       string           `json:"actor" doc:"Who asked for it first."`
+	RequestedAt event.Time       `json:"requested_at" format:"date-time"`
+	WorkedAt    *event.Time      `json:"worked_at,omitempty" format:"date-time" doc:"When it last went on."`
+	FinishedAt  *event.Time      `json:"finished_at,omitempty" format:"date-time" doc:"Absent unless it is done."`
+	Removed     map[string]int64 `json:"removed" doc:"How many edges were removed so far, by kind." example:"{\"follow\":1200}"`
+}
+
+// The states of a removal.
+const (
+	removalPending = "pending"
+	removalRunning = "running"
+	removalDone    = "done"
+)
+
+func removalOf(r store.Removal) EdgeRemoval {
+	out := EdgeRemoval{ID: r.ID, State: removalPending, Object: r.Object, ObjectID: event.ID(r.ObjectID), Kinds: r.Kinds, Direction: string(r.Direction), Actor: r.Actor,
+		RequestedAt: event.Time{Time: r.RequestedAt.UTC()}, WorkedAt: wireTime(r.WorkedAt), FinishedAt: wireTime(r.FinishedAt), Removed: r.Removed}
+	switch {
+	case r.FinishedAt != nil:
+		out.State = removalDone
+	case r.WorkedAt != nil:
+		out.State = removalRunning
+	}
+	return out
+}
+
+func wireTime(t *time.Time) *event.Time {
+	if t == nil {
+		return nil
+	}
+	return &event.Time{Time: t.UTC()}
+}
+
+type removeEdgesInput struct {
+	ObjectPath
+	Body *json.RawMessage // edgeRemovalOptions, with the kinds of the object
+}
+
+type removeEdgesOutput struct {
+	Location string `header:"Location" doc:"Where to ask how far it has come." example:"/v1/edge-removals/0196b2d4-7c00-4000-8000-000000000001"`
+	Body     EdgeRemoval
+}
+
+type removalInput struct {
+	ID removalID `path:"removal_id" example:"0196b2d4-7c00-4000-8000-000000000001" doc:"The removal."`
+}
+
+// removalID is a removal's id in a path.
+type removalID string
+
+// Schema describes the id.
+func (removalID) Schema(r huma.Registry) *huma.Schema { return childID("").Schema(r) }
+
+type removalOutput struct{ Body EdgeRemoval }
+
+const removalPath = "/v1/edge-removals/"
+
+// removalRoutes are those by which all edges of an object are removed: of each object that is an end of a kind of edges.
+func (s *server) removalRoutes() {
+	for _, object := range slices.Sorted(maps.Keys(s.kinds.Objects)) {
+		ended := slices.DeleteFunc(s.kinds.AllEdges(), func(k kinds.Edge) bool { return len(k.EndsAt(object)) == 0 })
+		if len(ended) == 0 {
+			continue
+		}
+		var names []any
+		for _, k := range ended {
+			names = append(names, k.Name)
+		}
+		plural := s.kinds.Objects[object]
+		register(s, route{
+			method: http.MethodPost, path: "/v1/" + plural + "/{id}" + verb, id: "remove-" + strings.ReplaceAll(object, "_", "-") + "-edges",
+			tag: strings.ToUpper(plural[:1]) + plural[1:], role: tokens.RoleWrite, status: http.StatusAccepted,
+			summary: "Remove all edges of " + a(object),
+			description: "Those that are there when this is answered are removed one after the other, each with its own version and event; the Location says how far " +
+				"that has come. An edge that is made meanwhile may be removed or stay. While it goes on, asking for the same again answers with the same removal, " +
+				"which then also removes what is there now.",
+			codes:  []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType},
+			naming: &naming{texts: map[string]string{"id": "The " + object + "."}},
+			body: jsonBody(s.schema(camel(object)+"EdgeRemovalOptions", nil, edgeRemovalOptions{}, func(sc *huma.Schema) {
+				sc.Properties["kinds"].Items.Enum, sc.Properties["kinds"].Examples = names, []any{names[:1]}
+			}), false),
+		}, func(ctx context.Context, in *removeEdgesInput) (*removeEdgesOutput, error) {
+			return s.removeEdges(ctx, object, in)
+		})
+	}
+	register(s, route{
+		method: http.MethodGet, path: removalPath + "{removal_id}", id: "get-edge-removal", tag: "Kinds", role: tokens.RoleRead, status: http.StatusOK,
+		summary: "Ask how far the removal of all edges of an object has come", description: "From the truth.", codes: []string{codeNotFound},
+	}, func(ctx context.Context, in *removalInput) (*removalOutput, error) {
+		r, err := s.store.GetRemoval(ctx, callerOf(ctx).TenantID, string(in.ID))
+		return &removalOutput{removalOf(r)}, err
+	})
+}
+
+func (s *server) removeEdges(ctx context.Context, object string, in *removeEdgesInput) (*removeEdgesOutput, error) {
+	var options edgeRemovalOptions
+	if in.Body != nil {
+		if err := json.Unmarshal(*in.Body, &options); err != nil {
+			return nil, err
+		}
+	}
+	direction := cmp.Or(store.Direction(options.Direction), store.DirectionBoth)
+	chosen, ok := store.RemovalKinds(s.kinds, object, direction, options.Kinds)
+	if !ok {
+		p := s.problems.problem(codeValidation, "validation failed")
+		p.Errors = []FieldError{{Detail: fmt.Sprintf("not all of these kinds have edges %s %s", direction, a(object)), Pointer: "#/direction"}}
+		return nil, p
+	}
+	r := store.RemovalRequest{Meta: callerOf(ctx).meta, Object: object, ID: in.ID.int64(), Kinds: chosen, Direction: direction}
+	out, err := s.store.RequestRemoval(ctx, callerOf(ctx).TenantID, r)
+	return &removeEdgesOutput{Location: removalPath + out.ID, Body: removalOf(out)}, err
+}

@@ -1,0 +1,129 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/store"
+)
+
+func (p Process) edgesCommand() *cobra.Command {
+	c := &cobra.Command{Use: "edges", Short: "Remove all edges of an object"}
+	c.AddCommand(p.edgesRemoveCommand())
+	return c
+}
+
+func (p Process) edgesRemoveCommand() *cobra.Command {
+	var (
+		data, direction string
+		tenant          int64
+		names           []string
+		asJSON          bool
+		r               store.RemovalRequest
+	)
+	c := &cobra.Command{
+		Use:   "remove --tenant T --id ID",
+		Short: "Remove all edges of an object, such as a user who leaves",
+		Long: `Remove does what POST /v1/users/{id}:remove-edges asks for, and works on it itself, beside the archivers, until it is done. Those edges that are there when it begins
+are removed, each with its own version and event. It may be stopped: the archivers go on, and the same command shows how far they are.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			r.Direction = store.Direction(direction)
+			switch {
+			case tenant <= 0 || r.ID <= 0:
+				return &usageError{errors.New("--tenant and --id are wanted: ids from 1")}
+			case !slices.Contains([]store.Direction{store.DirectionFrom, store.DirectionTo, store.DirectionBoth}, r.Direction):
+				return &usageError{fmt.Errorf("--direction is %q: want from, to or both", direction)}
+			}
+			if err := setActor(&r.Actor); err != nil {
+				return err
+			}
+			m, err := p.removeEdges(c.Context(), data, tenant, r, names)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return p.writeJSON(m.Removed)
+			}
+			rows := [][]string{{"KIND", "REMOVED"}}
+			for _, kind := range m.Kinds {
+				rows = append(rows, []string{kind, count(m.Removed[kind])})
+			}
+			return p.table(rows...)
+		},
+	}
+	c.Flags().Int64Var(&tenant, "tenant", 0, "whose object")
+	c.Flags().StringVar(&r.Object, "object", kinds.Author, "which object the id is of, as kinds name it")
+	c.Flags().Int64Var(&r.ID, "id", 0, "the object's id")
+	c.Flags().StringSliceVar(&names, "kind", nil, "only of these kinds; by default of all")
+	c.Flags().StringVar(&direction, "direction", string(store.DirectionBoth), "edges that lead from the object, to it, or both")
+	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	c.Flags().StringVar(&r.Actor, "actor", "", "who does it, in the events and the histories (default: the user of this system)")
+	dataFlag(c, &data)
+	return c
+}
+
+// removeEdges asks for the removal and works until it is done.
+func (p Process) removeEdges(ctx context.Context, data string, tenant int64, r store.RemovalRequest, names []string) (m store.Removal, err error) {
+	truth, err := p.truthPool(ctx, data, "edges remove")
+	if err != nil {
+		return m, err
+	}
+	defer truth.Close()
+	now, err := truthKinds(ctx, truth)
+	if err != nil {
+		return m, err
+	}
+	var ok bool
+	if r.Kinds, ok = store.RemovalKinds(now, r.Object, r.Direction, names); !ok {
+		return m, &usageError{fmt.Errorf("no kind, or not each of %v, has edges (%s) of the object %s", names, r.Direction, r.Object)}
+	}
+	s := store.New(truth, nil)
+	if m, err = s.RequestRemoval(ctx, tenant, r); err != nil {
+		return m, err
+	}
+	log := slog.New(slog.NewTextHandler(p.Stderr, nil)) // both say how far it is: a logger has a lock
+	remover, err := store.NewRemover(truth, nil, func() *kinds.Set { return now }, log, prometheus.NewRegistry())
+	if err != nil {
+		return m, err
+	}
+	working, stop := context.WithCancel(ctx)
+	g := new(errgroup.Group)
+	g.Go(func() error { return remover.Run(working) })
+	defer func() {
+		stop()
+		err = errors.Join(err, g.Wait())
+	}()
+	for before := int64(-1); m.FinishedAt == nil; {
+		if total := sum(m.Removed); total != before {
+			before = total
+			log.InfoContext(ctx, "removing edges", "removed", total)
+		}
+		select {
+		case <-ctx.Done():
+			return m, errors.New("stopped before the end: the archivers go on, and so does the same command")
+		case <-time.After(time.Second / 4):
+		}
+		if m, err = s.GetRemoval(ctx, tenant, m.ID); err != nil {
+			return m, err
+		}
+	}
+	return m, nil
+}
+
+func sum(counts map[string]int64) (total int64) {
+	for n := range maps.Values(counts) {
+		total += n
+	}
+	return total
+}

@@ -1,0 +1,236 @@
+package erasure
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/store"
+)
+
+// severing is what a run knows of one kind of edges that people are ends of. Of an edge nothing is to be left: that it was there says something of the person.
+type severing struct {
+	kinds.Edge
+	ends    []kinds.End
+	objects map[int64]bool // the aggregates of its events
+	last    []store.EdgeOf // what the last scan has found in the truth, all of it REMOVED: it goes when nothing else is left
+}
+
+func newSeverings(set *kinds.Set) (all []*severing) {
+	for _, k := range set.AllEdges() {
+		if ends := k.EndsAt(kinds.Author); len(ends) > 0 {
+			all = append(all, &severing{Edge: k, ends: ends, objects: make(map[int64]bool)})
+		}
+	}
+	return all
+}
+
+// names reports whether a payload names the person as an end, in whatever form.
+func (k *severing) names(payload []byte, person int64) bool {
+	from, to := k.Names().Named(payload)
+	return from == person && slices.Contains(k.ends, kinds.From) || to == person && slices.Contains(k.ends, kinds.To)
+}
+
+func (e *eraser) severed(k *severing) outbox.Selection {
+	return outbox.Selection{TenantID: e.o.TenantID, AggregateType: k.Name, AggregateIDs: slices.Sorted(maps.Keys(k.objects))}
+}
+
+// eachEdge calls fn with the person's edges in the truth, a slice at a time.
+func (e *eraser) eachEdge(ctx context.Context, k *severing, fn func([]store.EdgeOf) error) error {
+	for _, end := range k.ends {
+		if err := e.store.EdgesOf(ctx, e.o.TenantID, k.Edge, e.o.AuthorID, end, func(all []store.EdgeOf) error {
+			for _, edge := range all {
+				k.objects[edge.To] = true
+			}
+			return fn(all)
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeEdges removes what it finds of each kind until a pass finds nothing. The rows stay, REMOVED, until nothing else is left of them: whoever puts one meanwhile goes
+// on with its versions, which is what every consumer wants.
+func (e *eraser) removeEdges(ctx context.Context) error {
+	for _, k := range e.edges {
+		for pass, found := 0, 1; found > 0 && pass < maxPasses; pass++ {
+			found = 0
+			if err := e.eachEdge(ctx, k, func(all []store.EdgeOf) error {
+				if !slices.ContainsFunc(all, func(edge store.EdgeOf) bool { return edge.Active }) {
+					return nil
+				}
+				found++
+				if _, err := e.store.RemoveEdgesOf(ctx, e.o.TenantID, k.Edge, all, store.Meta{Actor: e.o.Actor}, e.Fence); err != nil {
+					return err
+				}
+				return e.at("a slice of edges")
+			}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// pendingEdges counts messages that name the person and are not published yet, and the removals among those that the relay has given up.
+func (e *eraser) pendingEdges(ctx context.Context) (pending, dead int, err error) {
+	for _, k := range e.edges {
+		if err := outbox.PendingOf(ctx, e.Truth, e.severed(k), func(payload []byte) {
+			if k.names(payload, e.o.AuthorID) {
+				pending++
+			}
+		}); err != nil {
+			return 0, 0, err
+		}
+		if err := e.sweepEdges(ctx, e.Truth, outbox.TableDLQ, k, func(m outbox.Swept) {
+			if m.EventType == event.Removed {
+				dead++
+			}
+		}, func() error { return nil }); err != nil {
+			return 0, 0, err
+		}
+	}
+	return pending, dead, nil
+}
+
+// sweepEdges calls fn with the messages of a table that name the person.
+func (e *eraser) sweepEdges(ctx context.Context, q outbox.Querier, table string, k *severing, fn func(outbox.Swept), done func() error) error {
+	return outbox.Sweep(ctx, q, table, e.severed(k), func(m outbox.Swept) error {
+		if k.names(m.Payload, e.o.AuthorID) {
+			k.objects[m.AggregateID] = true
+			fn(m)
+		}
+		return nil
+	}, done)
+}
+
+// redactEdges takes the person out of messages that are published, and those that the relay has given up out of the DLQ: without their ends nobody could apply them.
+// A removal among these is waited for. What was written meanwhile is pending, and the next round's.
+func (e *eraser) redactEdges(ctx context.Context) error {
+	dlq := outbox.NewDLQ(e.Truth, nil)
+	for _, t := range tables {
+		for _, k := range e.edges {
+			var batch []outbox.Redacted
+			var dead []int64
+			var failed error
+			err := e.sweepEdges(ctx, e.Truth, t.table, k, func(m outbox.Swept) {
+				switch {
+				case m.Pending || failed != nil:
+				case t.table != outbox.TableDLQ:
+					var payload []byte
+					payload, failed = k.Names().Redact(m.Payload)
+					batch = append(batch, outbox.Redacted{ID: m.ID, EventID: m.EventID, Payload: string(payload)})
+				case m.EventType != event.Removed:
+					dead = append(dead, m.ID)
+				}
+			}, func() error {
+				if failed != nil {
+					return failed
+				}
+				for some := range slices.Chunk(dead, outbox.MaxDLQBatch) {
+					done, err := dlq.Discard(ctx, outbox.DLQRequest{DLQFilter: outbox.DLQFilter{TenantID: e.o.TenantID, IDs: some}, Limit: len(some), Actor: e.o.Actor, Reason: e.o.Reason})
+					e.count(t.store, len(done))
+					if err != nil {
+						return err
+					}
+				}
+				err := e.redactBatch(ctx, t.table, t.store, batch)
+				batch, dead = batch[:0], dead[:0]
+				return err
+			})
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// forgetProjected deletes what consumers keep of the person's edges, or with look counts it: the dead letters first, for a retry of one writes the others.
+func (e *eraser) forgetProjected(ctx context.Context, look bool, add func(store string, n int)) error {
+	for _, k := range e.edges {
+		n, err := consumers.DropDeadLetters(ctx, e.Projections, e.o.TenantID, k.Name, look, e.o.Actor, e.o.Reason, func(payload []byte) bool { return k.names(payload, e.o.AuthorID) })
+		add(DeadLetters, n)
+		if err != nil {
+			return err
+		}
+		for _, p := range e.Fleet {
+			for _, end := range k.ends {
+				of := projections.EdgesOf{TenantID: e.o.TenantID, Kind: k.Edge, Object: e.o.AuthorID, End: end}
+				for next := new(projections.Pair); next != nil; {
+					var n int64
+					if n, next, err = e.forget(ctx, p, of, *next, look); err != nil {
+						return err
+					}
+					add(p.Name(), int(n))
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// forget is one step. It holds the consumer only where there is something.
+func (e *eraser) forget(ctx context.Context, p projections.Projection, of projections.EdgesOf, after projections.Pair, look bool) (n int64, next *projections.Pair, err error) {
+	err = postgres.InTx(ctx, e.Projections, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
+		n, next, err = p.Forget(ctx, tx, of, after, true)
+		return err
+	})
+	if err != nil || look || n == 0 {
+		return n, next, err
+	}
+	err = postgres.InTx(ctx, e.Projections, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		if _, err := consumers.Hold(ctx, tx, p.Name()); err != nil {
+			return err
+		}
+		n, next, err = p.Forget(ctx, tx, of, after, false)
+		return err
+	})
+	return n, next, err
+}
+
+// lookAtEdges counts the edges in the truth that a write has made ACTIVE again, and remembers all others.
+func (e *eraser) lookAtEdges(ctx context.Context) (active int, err error) {
+	for _, k := range e.edges {
+		k.last = nil
+		if err := e.eachEdge(ctx, k, func(all []store.EdgeOf) error {
+			for _, edge := range all {
+				if edge.Active {
+					active++
+				}
+			}
+			k.last = append(k.last, all...)
+			return nil
+		}); err != nil {
+			return 0, err
+		}
+	}
+	return active, nil
+}
+
+// forgetEdges deletes from the truth what the scan has found nothing else of, and returns how many of them somebody has written since.
+func (e *eraser) forgetEdges(ctx context.Context) (written int, err error) {
+	for _, k := range e.edges {
+		for some := range slices.Chunk(k.last, slice) {
+			n, err := e.store.ForgetEdges(ctx, e.o.TenantID, k.Edge, some, e.Fence)
+			if err != nil {
+				return 0, err
+			}
+			e.count(Edges, int(n))
+			written += len(some) - int(n)
+			if err := e.at("a slice of edges, forgotten"); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return written, nil
+}

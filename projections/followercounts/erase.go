@@ -1,0 +1,85 @@
+package followercounts
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/projections"
+)
+
+// Redact has nothing to do: children are elsewhere.
+func (Projection) Redact(context.Context, pgx.Tx, int64, []string, bool) (int64, error) {
+	return 0, nil
+}
+
+// forgetSQL deletes edges, and returns which of them counted.
+// Index: edge_lists_pkey.   Locks: the edges; nobody else writes them while the offsets are held.
+const forgetSQL = `
+DELETE /* followercounts.forget */ FROM edge_lists e
+ USING unnest(@froms::bigint[], @tos::bigint[]) AS k(from_id, to_id)
+ WHERE e.tenant_id = @tenant AND e.kind = @kind AND e.from_id = k.from_id AND e.to_id = k.to_id
+RETURNING e.from_id, e.to_id, e.active`
+
+// forgetCountsSQL deletes counts of an object that are 0, at both ends, and, of a target without edges, how many shards it had. With look it counts them.
+// Index: edge_counts_pkey, edge_shards_pkey, edge_lists_reverse_idx.   Locks: the rows; nobody else writes them while the offsets are held.
+const forgetCountsSQL = `
+WITH counts AS (
+  DELETE FROM edge_counts WHERE tenant_id = @tenant AND kind = @kind AND object_id = @object AND incoming = 0 AND outgoing = 0 RETURNING 1
+), shards AS (
+  DELETE FROM edge_shards WHERE tenant_id = @tenant AND kind = @kind AND object_id = @object AND @target
+     AND NOT EXISTS (SELECT FROM edge_lists WHERE tenant_id = @tenant AND kind = @kind AND to_id = @object AND active) RETURNING 1
+)
+SELECT /* followercounts.forget_counts */ (SELECT count(*) FROM counts) + (SELECT count(*) FROM shards)`
+
+// leftCountsSQL counts what forgetCountsSQL would delete.
+// Index: edge_counts_pkey, edge_shards_pkey, edge_lists_reverse_idx.   Locks: none.
+const leftCountsSQL = `
+SELECT /* followercounts.left_counts */ (SELECT count(*) FROM edge_counts WHERE tenant_id = @tenant AND kind = @kind AND object_id = @object AND incoming = 0 AND outgoing = 0)
+     + (SELECT count(*) FROM edge_shards WHERE tenant_id = @tenant AND kind = @kind AND object_id = @object AND @target
+           AND NOT EXISTS (SELECT FROM edge_lists WHERE tenant_id = @tenant AND kind = @kind AND to_id = @object AND active))`
+
+const edgeRowsOfKind = `(SELECT from_id, to_id FROM edge_lists WHERE tenant_id = @tenant AND kind = @kind) rows`
+
+// Forget deletes an object's edges, as Projection says. One that was still counted, for its removal is in a dead letter, is counted no more. With the last edges go the
+// object's counts, which are 0 then, and its shards.
+func (p Projection) Forget(ctx context.Context, tx pgx.Tx, of projections.EdgesOf, after projections.Pair, look bool) (n int64, next *projections.Pair, err error) {
+	all, next, err := of.Pairs(ctx, tx, edgeRowsOfKind, "from_id", "to_id", after)
+	if err != nil {
+		return 0, nil, err
+	}
+	n = int64(len(all))
+	if n > 0 && !look {
+		froms, tos := projections.Columns(all)
+		deltas := make(map[object]Counts)
+		var pair projections.Pair
+		var active bool
+		rows, _ := tx.Query(ctx, forgetSQL, postgres.Args{"tenant": of.TenantID, "kind": of.Kind.Name, "froms": froms, "tos": tos})
+		if _, err := pgx.ForEachRow(rows, []any{&pair.From, &pair.To, &active}, func() error {
+			if active {
+				from, to := object{of.TenantID, pair.From}, object{of.TenantID, pair.To}
+				deltas[from] = Counts{deltas[from].Incoming, deltas[from].Outgoing - 1}
+				deltas[to] = Counts{deltas[to].Incoming - 1, deltas[to].Outgoing}
+			}
+			return nil
+		}); err != nil {
+			return 0, nil, fmt.Errorf("forget %d edges: %w", len(all), err)
+		}
+		if err := p.addCounts(ctx, tx, of.Kind.Name, deltas); err != nil {
+			return 0, nil, err
+		}
+	}
+	if next == nil {
+		sql := forgetCountsSQL
+		if look {
+			sql = leftCountsSQL
+		}
+		if err := tx.QueryRow(ctx, sql, postgres.Args{"tenant": of.TenantID, "kind": of.Kind.Name, "object": of.Object, "target": of.End == kinds.To}).Scan(&n); err != nil {
+			return 0, nil, fmt.Errorf("forget the counts of %s %d: %w", of.Kind.Name, of.Object, err)
+		}
+	}
+	return n, next, nil
+}

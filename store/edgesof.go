@@ -1,0 +1,174 @@
+package store
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
+)
+
+// EdgeKey names an edge of a kind within its tenant. The zero key is before all others.
+type EdgeKey struct{ From, To int64 }
+
+// EdgeOf is one edge of an object.
+type EdgeOf struct {
+	EdgeKey
+	Version int64
+	Active  bool
+}
+
+const (
+	// MaxEdgesOf is how many edges of an object one look finds, and how many one slice removes: their rows stay locked until it commits.
+	MaxEdgesOf = 500
+	// edgesWindow is how many edges of a tenant one look for those to an object walks over.
+	edgesWindow = 20_000
+)
+
+// edgesFromSQL reads the next edges from an object.
+// Index: edges_KIND_pkey, one range.   Locks: none.
+const edgesFromSQL = `
+SELECT /* store.edges_from */ from_id, to_id, version, status = 'ACTIVE', true
+  FROM {edges} WHERE tenant_id = @tenant::bigint AND from_id = @object::bigint AND to_id > @to::bigint
+ ORDER BY to_id LIMIT @limit`
+
+// edgesToSQL reads those to an object among the tenant's next edges of the kind, and the last of these, whatever it leads to. There is no index by target: every
+// write would pay for it.
+// Index: edges_KIND_pkey, one range, which it reads without the table where that was vacuumed; and a probe for each edge that it finds.   Locks: none.
+const edgesToSQL = `
+WITH next AS MATERIALIZED (
+  SELECT from_id, to_id FROM {edges}
+   WHERE tenant_id = @tenant::bigint AND (from_id, to_id) > (@from::bigint, @to::bigint) ORDER BY from_id, to_id LIMIT @window
+), mine AS MATERIALIZED (
+  SELECT from_id, to_id FROM next WHERE to_id = @object::bigint ORDER BY from_id LIMIT @limit
+), found AS (
+  SELECT from_id, to_id, true AS hit FROM mine
+  UNION ALL
+  (SELECT from_id, to_id, false FROM next WHERE (SELECT count(*) FROM mine) < @limit ORDER BY from_id DESC, to_id DESC LIMIT 1)
+)
+SELECT /* store.edges_to */ f.from_id, f.to_id, coalesce(e.version, 0), coalesce(e.status = 'ACTIVE', false), f.hit
+  FROM found f
+  LEFT JOIN LATERAL (SELECT version, status FROM {edges} WHERE tenant_id = @tenant::bigint AND from_id = f.from_id AND to_id = f.to_id LIMIT 1) e ON f.hit
+ ORDER BY f.from_id, f.to_id, f.hit`
+
+// edgesOf reads the next edges of the kind, behind after, that have the object at this end. At the end of them more is false.
+func (k *edgeKind) edgesOf(ctx context.Context, tx pgx.Tx, tenant, object int64, end kinds.End, after EdgeKey) (all []EdgeOf, next EdgeKey, more bool, err error) {
+	sql, args := k.ofFromSQL, pgx.StrictNamedArgs{"tenant": tenant, "object": object, "to": after.To, "limit": MaxEdgesOf}
+	if end == kinds.To {
+		sql, args["from"], args["window"] = k.ofToSQL, after.From, edgesWindow
+	}
+	next = after
+	var e EdgeOf
+	var is bool
+	rows, _ := tx.Query(ctx, sql, args)
+	_, err = pgx.ForEachRow(rows, []any{&e.From, &e.To, &e.Version, &e.Active, &is}, func() error {
+		next, more = e.EdgeKey, true
+		if is {
+			all = append(all, e)
+		}
+		return nil
+	})
+	return all, next, more, err
+}
+
+// EdgesOf calls fn with every edge of the kind that has the object at this end, ACTIVE or REMOVED, in slices of at most MaxEdgesOf. An edge that was there
+// before it began is among them. For those to an object it walks over all edges of the kind that the tenant has.
+func (s *Store) EdgesOf(ctx context.Context, tenant int64, k kinds.Edge, object int64, end kinds.End, fn func([]EdgeOf) error) error {
+	var after EdgeKey
+	for more := true; more; {
+		var all []EdgeOf
+		err := s.read(ctx, tenant, func(tx pgx.Tx) (err error) {
+			all, after, more, err = s.edgesOf(k.Name).edgesOf(ctx, tx, tenant, object, end, after)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("look for the edges of kind %s %s %d of tenant %d: %w", k.Name, end, object, tenant, err)
+		}
+		if len(all) == 0 {
+			continue
+		}
+		if err := fn(all); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeOf removes those of the edges that are ACTIVE, and returns how many these were. Their events are removals like any other.
+func (k *edgeKind) removeOf(ctx context.Context, tx *unit, tenant int64, kind kinds.Edge, all []EdgeOf, meta Meta) (removed int64, err error) {
+	var writes []edgeWrite
+	var turn []int
+	for _, e := range all {
+		if e.Active {
+			turn = append(turn, len(writes))
+			writes = append(writes, edgeWrite{EdgeWrite: EdgeWrite{Meta: meta, From: e.From, To: e.To}, kind: kind})
+		}
+	}
+	if len(writes) == 0 {
+		return 0, nil
+	}
+	out := make([]EdgeOutcome, len(writes))
+	if _, err := k.transition(ctx, tx, tenant, writes, turn, event.Removed, k.removeSQL, out); err != nil {
+		return 0, err
+	}
+	for _, o := range out {
+		if o.Changed {
+			removed++
+		}
+	}
+	return removed, nil
+}
+
+// RemoveEdgesOf removes those of the edges that are still ACTIVE, at most MaxEdgesOf, in one transaction that fence begins, and returns how many it removed.
+func (s *Store) RemoveEdgesOf(ctx context.Context, tenant int64, k kinds.Edge, all []EdgeOf, meta Meta, fence func(context.Context, pgx.Tx) error) (removed int64, err error) {
+	if err := checkMeta(meta); err != nil {
+		return 0, err
+	}
+	err = s.write(ctx, tenant, place{}, func(tx *unit) error {
+		if err := fence(ctx, tx.Tx); err != nil {
+			return err
+		}
+		var err error
+		removed, err = s.edgesOf(k.Name).removeOf(ctx, tx, tenant, k, all, meta)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("remove %d edges of kind %s of tenant %d: %w", len(all), k.Name, tenant, err)
+	}
+	return removed, nil
+}
+
+// forgetEdgesSQL deletes edges that are as they were. They are locked in key order first.
+// Index: edges_KIND_pkey.   Locks: the edges, in key order.
+const forgetEdgesSQL = `
+WITH held AS MATERIALIZED (
+  SELECT e.from_id, e.to_id
+    FROM unnest(@froms::bigint[], @tos::bigint[], @versions::bigint[]) AS w(from_id, to_id, version)
+    JOIN {edges} e ON e.tenant_id = @tenant::bigint AND e.from_id = w.from_id AND e.to_id = w.to_id AND e.version = w.version AND e.status = 'REMOVED'
+   ORDER BY e.from_id, e.to_id
+     FOR UPDATE OF e
+)
+DELETE /* store.forget_edges */ FROM {edges} e USING held h WHERE e.tenant_id = @tenant::bigint AND e.from_id = h.from_id AND e.to_id = h.to_id`
+
+// ForgetEdges deletes those of the edges that are still REMOVED at the version that was found, and returns how many these were. There is no event: nothing may be
+// left of an edge anywhere else, for the next edge of the pair begins at version 1. The pool acts as the system role. fence begins the transaction.
+func (s *Store) ForgetEdges(ctx context.Context, tenant int64, k kinds.Edge, all []EdgeOf, fence func(context.Context, pgx.Tx) error) (n int64, err error) {
+	froms, tos, versions := make([]int64, len(all)), make([]int64, len(all)), make([]int64, len(all))
+	for i, e := range all {
+		froms[i], tos[i], versions[i] = e.From, e.To, e.Version
+	}
+	err = s.write(ctx, tenant, place{}, func(tx *unit) error {
+		if err := fence(ctx, tx.Tx); err != nil {
+			return err
+		}
+		tag, err := tx.Exec(ctx, s.edgesOf(k.Name).forgetSQL, pgx.StrictNamedArgs{"tenant": tenant, "froms": froms, "tos": tos, "versions": versions})
+		n = tag.RowsAffected()
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("forget %d edges of kind %s of tenant %d: %w", len(all), k.Name, tenant, err)
+	}
+	return n, nil
+}

@@ -1,0 +1,255 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
+)
+
+var followKind = kinds.Builtin().Edges["follow"]
+
+func newRemover(t *testing.T, pool *pgxpool.Pool) *Remover {
+	t.Helper()
+	r, err := NewRemover(pool, nil, kinds.Builtin, testkit.Logger(t), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func userRemoval(id int64) RemovalRequest {
+	return RemovalRequest{Meta: Meta{Actor: "officer"}, Object: "user", ID: id, Kinds: []string{"follow"}, Direction: DirectionBoth}
+}
+
+// finish works off what there is.
+func (r *Remover) finish(t *testing.T) (slices int) {
+	t.Helper()
+	for {
+		worked, err := r.runOnce(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !worked {
+			return slices
+		}
+		slices++
+	}
+}
+
+// TestARemovalGoesOnWhereItWasKilled kills the Remover at each step of each slice, freezes one in the middle, and has others write meanwhile: every edge that was there is
+// removed once, with one event, and progress says so.
+func TestARemovalGoesOnWhereItWasKilled(t *testing.T) {
+	db := testkit.Postgres(t)
+	system, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
+	s, ctx := New(db.Pool(t, postgres.RoleAPI), nil), t.Context()
+	// 1,200 edges from the user, 1,200 to it among 30,000 of others, so that the walk takes several windows; of another tenant too.
+	if _, err := owner.Exec(ctx, `INSERT INTO follows (tenant_id, follower_id, followee_id) SELECT t, 7, 1000 + n FROM generate_series(1, 1200) n, generate_series(1, 2) t
+		UNION ALL SELECT 1, 1000 + n, CASE WHEN n % 25 = 0 THEN 7 ELSE 5 END FROM generate_series(1, 30000) n`); err != nil {
+		t.Fatal(err)
+	}
+	asked, err := s.RequestRemoval(ctx, 1, userRemoval(7))
+	if err != nil {
+		t.Fatal(err)
+	}
+	killed := errors.New("killed")
+	died := 0
+	r := newRemover(t, system)
+	var last Removal
+	for step, done := 0, false; !done; {
+		steps := []string{"locked", "removed", "moved", ""}
+		r.at = func(at string) error {
+			if at == steps[step%len(steps)] {
+				died++
+				return killed
+			}
+			return nil
+		}
+		step++
+		if _, err := r.runOnce(ctx); err != nil && !errors.Is(err, killed) {
+			t.Fatal(err)
+		}
+		if last, err = s.GetRemoval(ctx, 1, asked.ID); err != nil {
+			t.Fatal(err)
+		}
+		if step == 8 { // behind where the walk is: it goes over everything once more
+			if out, err := s.PutEdges(ctx, 1, followKind, []EdgeWrite{{Meta: Meta{Actor: "ann"}, From: 7, To: 1001}}); err != nil || !out[0].Created {
+				t.Fatal(out, err)
+			}
+			if again, err := s.RequestRemoval(ctx, 1, userRemoval(7)); err != nil || again.ID != asked.ID || again.FinishedAt != nil {
+				t.Fatal(again, err)
+			}
+		}
+		done = last.FinishedAt != nil
+	}
+	if died < 15 || last.Removed["follow"] != 2401 || last.Actor != "officer" {
+		t.Errorf("killed %d times: %+v", died, last)
+	}
+	var active, others, events, versions int
+	if err := system.QueryRow(ctx, `SELECT (SELECT count(*) FROM edges WHERE tenant_id = 1 AND status = 'ACTIVE' AND 7 IN (from_id, to_id)), (SELECT count(*) FROM edges WHERE status = 'ACTIVE'),
+		(SELECT count(*) FROM outbox_messages WHERE event_type = 'removed' AND payload ->> 'actor' = 'officer'),
+		(SELECT count(DISTINCT (payload ->> 'follower_id', payload ->> 'followee_id', payload ->> 'version')) FROM outbox_messages WHERE event_type = 'removed')`).
+		Scan(&active, &others, &events, &versions); err != nil {
+		t.Fatal(err)
+	}
+	if active != 0 || others != 30000 || events != 2401 || versions != 2401 {
+		t.Errorf("%d edges are left, %d of others; %d events of %d removals", active, others, events, versions)
+	}
+	if next, err := s.RequestRemoval(ctx, 1, userRemoval(7)); err != nil || next.ID == asked.ID {
+		t.Errorf("after the end: %+v, %v", next, err)
+	}
+}
+
+// TestRemoversShareTheWork runs two Removers over removals of three tenants: tenants take turns, each removal is worked on by one at a time, and one that somebody holds is passed over.
+func TestRemoversShareTheWork(t *testing.T) {
+	db := testkit.Postgres(t)
+	system, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
+	s, ctx := New(db.Pool(t, postgres.RoleAPI), nil), t.Context()
+	if _, err := owner.Exec(ctx, `INSERT INTO follows (tenant_id, follower_id, followee_id) SELECT t, u, 1000 + n FROM generate_series(1, 1700) n, generate_series(7, 8) u, generate_series(1, 3) t`); err != nil {
+		t.Fatal(err)
+	}
+	ids := map[string]int64{}
+	for tenant := int64(1); tenant <= 3; tenant++ {
+		for user := int64(7); user <= 8; user++ {
+			m, err := s.RequestRemoval(ctx, tenant, userRemoval(user))
+			if err != nil {
+				t.Fatal(err)
+			}
+			ids[m.ID] = tenant
+			if _, err := s.GetRemoval(ctx, tenant%3+1, m.ID); !errors.Is(err, ErrNotFound) {
+				t.Errorf("another tenant sees it: %v", err)
+			}
+		}
+	}
+	first := newRemover(t, system)
+	var turns []int64
+	for range 6 {
+		if worked, err := first.runOnce(ctx); err != nil || !worked {
+			t.Fatal(worked, err)
+		}
+		turns = append(turns, first.tenant)
+	}
+	if diff := cmp.Diff([]int64{1, 2, 3, 1, 2, 3}, turns); diff != "" {
+		t.Errorf("tenants in their turns (-want +got):\n%s", diff)
+	}
+	var worked int
+	if err := system.QueryRow(ctx, `SELECT count(*) FROM edge_removals WHERE worked_at IS NOT NULL AND (removed ->> 'follow')::int = 500`).Scan(&worked); err != nil || worked != 6 {
+		t.Errorf("%d removals had a slice of 500 edges in the first two turns, want 6: %v", worked, err)
+	}
+
+	// One is frozen in the middle of a slice: the other does everything else, and when the first one's connection is gone, that too.
+	frozen, ended := make(chan struct{}), make(chan error, 1)
+	stuck, thaw := context.WithCancel(ctx)
+	defer thaw()
+	first.at = func(at string) error {
+		if at == "removed" {
+			close(frozen)
+			<-stuck.Done()
+		}
+		return nil
+	}
+	go func() {
+		_, err := first.runOnce(stuck)
+		ended <- err
+	}()
+	<-frozen
+	second := newRemover(t, system)
+	second.finish(t)
+	var left int
+	if err := system.QueryRow(ctx, `SELECT count(*) FROM edge_removals WHERE finished_at IS NULL`).Scan(&left); err != nil || left != 1 {
+		t.Errorf("%d removals are left beside the one that is frozen: %v", left, err)
+	}
+	thaw()
+	if err := <-ended; err == nil {
+		t.Error("the frozen slice was committed")
+	}
+
+	// And both at once.
+	for id, tenant := range ids {
+		if _, err := owner.Exec(ctx, `UPDATE follows SET status = 'ACTIVE', version = version + 1 WHERE tenant_id = $1 AND follower_id = 8 AND status = 'REMOVED'`, tenant); err != nil {
+			t.Fatal(id, err)
+		}
+		if _, err := s.RequestRemoval(ctx, tenant, userRemoval(8)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	both, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	g := new(errgroup.Group)
+	for range 2 {
+		r := newRemover(t, system)
+		g.Go(func() error { return r.Run(both) })
+	}
+	testkit.Eventually(t, 30*time.Second, "all removals to end", func() (bool, error) {
+		err := system.QueryRow(ctx, `SELECT count(*) FROM edge_removals WHERE finished_at IS NULL`).Scan(&left)
+		return left == 0, err
+	})
+	cancel()
+	if err := g.Wait(); err != nil {
+		t.Error(err)
+	}
+	var active, twice int
+	if err := system.QueryRow(ctx, `SELECT (SELECT count(*) FROM follows WHERE status = 'ACTIVE'),
+		(SELECT count(*) FROM (SELECT FROM outbox_messages GROUP BY tenant_id, payload ->> 'follower_id', aggregate_id, payload ->> 'version' HAVING count(*) > 1) d)`).Scan(&active, &twice); err != nil || active+twice != 0 {
+		t.Errorf("%d edges are left, %d were removed twice: %v", active, twice, err)
+	}
+}
+
+// TestEdgesOf finds those of an object at each end, in slices, and no others, also in a kind of hash partitions.
+func TestEdgesOf(t *testing.T) {
+	db := testkit.Postgres(t)
+	set, err := kinds.Builtin().Extend([]byte("edges:\n  wave: {plural: waves, from: user, to: user, ends: [a_id, b_id], forward: waved, reverse: wavers, partitions: 3}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	makeKinds(t, db, set)
+	s, k, ctx := New(db.Pool(t, postgres.RoleSystem), nil), set.Edges["wave"], t.Context()
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(ctx, `INSERT INTO waves (tenant_id, a_id, b_id, status, version) SELECT 1, n, CASE WHEN n > 40000 OR n % 10000 = 0 THEN 7 ELSE 1 END,
+		CASE n % 2 WHEN 0 THEN 'ACTIVE' ELSE 'REMOVED' END, n FROM generate_series(8, 40700) n UNION ALL SELECT t, 7, n, 'ACTIVE', 1 FROM generate_series(8, 708) n, generate_series(1, 2) t`); err != nil {
+		t.Fatal(err)
+	}
+	for end, want := range map[kinds.End]int{kinds.From: 701, kinds.To: 704} {
+		var all []EdgeOf
+		if err := s.EdgesOf(ctx, 1, k, 7, end, func(some []EdgeOf) error {
+			if len(some) > MaxEdgesOf {
+				t.Errorf("a slice of %d edges", len(some))
+			}
+			all = append(all, some...)
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if len(all) != want || !slices.IsSortedFunc(all, func(a, b EdgeOf) int { return int(a.From-b.From) + int(a.To-b.To) }) {
+			t.Errorf("%d edges %s it, want %d", len(all), end, want)
+		}
+		for _, e := range all {
+			if end == kinds.To && (e.To != 7 || e.Version != e.From || e.Active != (e.From%2 == 0)) || end == kinds.From && e.From != 7 {
+				t.Fatalf("%s: %+v", end, e)
+			}
+		}
+		// Those that are REMOVED as they were found are forgotten, no others.
+		all[1].Version++
+		noFence := func(context.Context, pgx.Tx) error { return nil }
+		n, err := s.ForgetEdges(ctx, 1, k, all, noFence)
+		removed := int64(0)
+		for i, e := range all {
+			if !e.Active && i != 1 {
+				removed++
+			}
+		}
+		if err != nil || n != removed {
+			t.Errorf("%d edges are forgotten, want %d: %v", n, removed, err)
+		}
+	}
+}
