@@ -331,10 +331,12 @@ func TestBatchesAreAsLargeAsTheLag(t *testing.T) {
 		return nil
 	}})
 	r.awaitLag(0)
-	for _, want := range []int{500, 500, 500, 200} {
-		if got := <-sizes; got != want {
-			t.Errorf("a batch of %d events, want %d", got, want)
-		}
+	batches := 0
+	for events := 0; events < 1700; batches++ {
+		events += <-sizes
+	}
+	if batches > 6 { // four, unless a stall of more than moreIsComing hands one over early
+		t.Errorf("1,700 events came in %d batches of up to 500", batches)
 	}
 	var waits []time.Duration
 	for i := range int64(20) {
