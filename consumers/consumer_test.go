@@ -809,6 +809,26 @@ func TestABatchThatACrashTakesBackIsAppliedAgain(t *testing.T) {
 	r.wantLines(want)
 }
 
+// TestOffsetsThatAreReliedOnOutliveACrash: an erasure deletes messages that every consumer is past, so no crash may take an offset back before them.
+func TestOffsetsThatAreReliedOnOutliveACrash(t *testing.T) {
+	pg := testkit.PostgresProcess(t, "wal_writer_delay=10s")
+	r := newRig(t, pg.DB(t), testkit.NATS(t))
+	cfg := config()
+	cfg.Lease.TTL = time.Minute // a renewal would write the batches out
+	in := r.runWith(cfg, r.js, r.system, logbook{})
+	want := r.flood(10)
+	r.awaitLag(0)
+	behind, err := consumers.NotPast(t.Context(), r.system, map[string]uint64{"EVENTS-0": 10}, map[string]time.Time{"EVENTS-0": r.open[0].Created})
+	if err != nil || len(behind) > 0 {
+		t.Fatalf("not past: %v, %v", behind, err)
+	}
+	pg.Kill(t)
+	in.stop()
+	pg.Restart(t)
+	r.owner.Reset()
+	r.wantLines(want)
+}
+
 func TestServersThatDieLoseAndRepeatNothing(t *testing.T) {
 	pg, nats := testkit.PostgresProcess(t), testkit.NATSProcess(t)
 	r := newRig(t, pg.DB(t), nats)

@@ -23,7 +23,7 @@ SELECT /* consumers.not_past */ c.consumer_name, count(*)::int
  GROUP BY c.consumer_name`
 
 // NotPast returns which of the consumers that have offsets have not applied everything up to these sequences of the streams, by name,
-// and on how many streams. created says when each stream was, to the microsecond: a sequence means nothing on another one of its name.
+// and on how many streams. What is not behind stays so: no crash of the database takes those offsets back. created says when each stream was, to the microsecond: a sequence means nothing on another one of its name.
 func NotPast(ctx context.Context, pool *pgxpool.Pool, seqs map[string]uint64, created map[string]time.Time) (map[string]int, error) {
 	var keys []string
 	var at []int64
@@ -34,10 +34,15 @@ func NotPast(ctx context.Context, pool *pgxpool.Pool, seqs map[string]uint64, cr
 	behind := make(map[string]int)
 	var name string
 	var n int
-	rows, _ := pool.Query(ctx, notPastSQL, pgx.StrictNamedArgs{"keys": keys, "seqs": at, "createds": createds})
-	if _, err := pgx.ForEachRow(rows, []any{&name, &n}, func() error {
-		behind[name] = n
-		return nil
+	if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		rows, _ := tx.Query(ctx, notPastSQL, pgx.StrictNamedArgs{"keys": keys, "seqs": at, "createds": createds})
+		if _, err := pgx.ForEachRow(rows, []any{&name, &n}, func() error {
+			behind[name] = n
+			return nil
+		}); err != nil {
+			return err
+		}
+		return postgres.Durable(ctx, tx)
 	}); err != nil {
 		return nil, fmt.Errorf("compare the offsets of consumers on %d streams: %w", len(keys), err)
 	}

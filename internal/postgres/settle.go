@@ -52,6 +52,15 @@ const endedSQL = `SELECT /* postgres.ended */ NOT pg_is_in_recovery() AND pg_try
 // Index: none.   Locks: none.
 const durableSQL = `SELECT /* postgres.durable */ pg_logical_emit_message(true, 'tidings', ''), ` + durably
 
+// Durable makes what tx has read last: when tx has committed, a crash of the server takes back no transaction that tx has seen, not even one
+// that did not wait for the disk.
+func Durable(ctx context.Context, tx pgx.Tx) error {
+	if _, err := tx.Exec(ctx, durableSQL); err != nil {
+		return fmt.Errorf("wait for the disk: %w", err)
+	}
+	return nil
+}
+
 // settle returns nil when the transaction that held the lock was committed, errAborted when it was not, else ErrUnknown. The connection may
 // have ended before the transaction did, so it may run for a moment yet. ctx may have ended with the connection; the answer is owed all the
 // same.
@@ -74,8 +83,7 @@ func settle(ctx context.Context, pool *pgxpool.Pool, tenant, lock int64, landed 
 			if there, err = landed(ctx, tx); err != nil || !there { // in a statement of its own: it sees what the lock has waited for
 				return err
 			}
-			_, err = tx.Exec(ctx, durableSQL)
-			return err
+			return Durable(ctx, tx)
 		})
 		switch {
 		case err == nil && there:
