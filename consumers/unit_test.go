@@ -159,3 +159,34 @@ func TestAnyTextCanBeParked(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
+
+// TestAConsumerThatIsBehindTakesFullBatches: pauses of the stream that are shorter than moreIsComing split no batch while the server says that
+// much is still to come.
+func TestAConsumerThatIsBehindTakesFullBatches(t *testing.T) {
+	const events, bound = 1700, 500
+	synctest.Test(t, func(t *testing.T) {
+		r := &reader{c: &Consumer{cfg: Config{BatchBytes: 1 << 40}}}
+		r.limit.Store(bound)
+		deliveries, batches := make(chan delivery), make(chan *batch)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go (&session{reader: r}).collect(ctx, 0, deliveries, batches)
+		go func() {
+			for n := range events {
+				if n%100 == 99 && n < events-farBehind {
+					sleep(ctx, moreIsComing-time.Millisecond)
+				}
+				select {
+				case <-ctx.Done():
+					return
+				case deliveries <- delivery{more: events-n > farBehind, event: event.Event{Seq: uint64(n + 1)}}:
+				}
+			}
+		}()
+		for _, want := range []int{bound, bound, bound, events - 3*bound} {
+			if b := <-batches; len(b.deliveries) != want {
+				t.Errorf("a batch of %d events, want %d", len(b.deliveries), want)
+			}
+		}
+	})
+}
