@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
@@ -54,4 +55,18 @@ func TestTheGaugesTellWhatIsLate(t *testing.T) {
 	checkStats(t, pool, "one parked behind a row of a later time", 2, 2, 0, 3000)
 	exec(t, pool, `UPDATE outbox_partitions SET floor_id = 4`)
 	checkStats(t, pool, "which the floor has passed", 2, 2, 0, 3000)
+}
+
+// TestAScrapeWithoutTheDatabaseLeavesTheGaugesOut: a gauge that keeps its last value would look well.
+func TestAScrapeWithoutTheDatabaseLeavesTheGaugesOut(t *testing.T) {
+	db := testkit.Postgres(t)
+	gauges := func(pool *pgxpool.Pool) int { return testutil.CollectAndCount(NewCollector(pool, testkit.Logger(t))) }
+	pool := db.Pool(t, postgres.RoleSystem)
+	if n := gauges(pool); n != 10 {
+		t.Errorf("%d gauges, want 10", n)
+	}
+	pool.Close()
+	if n := gauges(pool); n != 0 {
+		t.Errorf("%d gauges without the database", n)
+	}
 }

@@ -70,7 +70,7 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	if err != nil {
 		return err
 	}
-	ops := daemon.NewOps(cfg.OpsAddr, reg, log)
+	ops := daemon.NewOps("api", cfg.OpsAddr, reg, log)
 	ops.Ready("truth", truth.Ping)
 	ops.Ready("projections", projections.Ping)
 	ops.Ready("load", handler.Ready)

@@ -47,7 +47,7 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	}
 	reg.MustRegister(outbox.NewCollector(pool, log))
 	reg.MustRegister(postgres.NewBlockedCollector(pool, log))
-	ops := daemon.NewOps(cfg.OpsAddr, reg, log)
+	ops := daemon.NewOps("relay", cfg.OpsAddr, reg, log)
 	ops.Ready("relay", r.Ready)
 	ops.Ready("postgres", pool.Ping)
 

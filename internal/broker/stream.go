@@ -61,6 +61,8 @@ type Stream struct {
 	Created     time.Time // to the microsecond
 	First, Last uint64    // sequences; Last counts messages that were deleted since
 	Messages    uint64
+	Bytes       uint64    // that the messages take
+	MaxBytes    int64     // that they may take; 0 is no limit of the stream's own
 	Repaired    bool      // it came after a stream that was lost, so that not everything may be on the two
 	MaxMessage  int       // bytes; 0 is no limit of the stream's own
 	At          time.Time // when the leader said so, by its clock
@@ -157,7 +159,7 @@ func IsTransient(err error) bool {
 func describe(cfg Config, info *jetstream.StreamInfo) (Stream, error) {
 	c := info.Config
 	s := Stream{Name: c.Name, Created: info.Created.UTC().Truncate(time.Microsecond), First: info.State.FirstSeq, Last: info.State.LastSeq,
-		Messages: info.State.Msgs, MaxMessage: max(int(c.MaxMsgSize), 0), At: info.TimeStamp, Replicas: c.Replicas, Current: 1}
+		Messages: info.State.Msgs, Bytes: info.State.Bytes, MaxBytes: max(c.MaxBytes, 0), MaxMessage: max(int(c.MaxMsgSize), 0), At: info.TimeStamp, Replicas: c.Replicas, Current: 1}
 	if cluster := info.Cluster; cluster != nil && cluster.Name != "" {
 		s.Leader = cluster.Leader
 		heard := 1

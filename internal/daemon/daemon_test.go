@@ -161,8 +161,8 @@ func get(t *testing.T, url string) (int, string) {
 
 func TestOpsAnswers(t *testing.T) {
 	reg := prometheus.NewRegistry()
-	daemon.NewOps("127.0.0.1:0", reg, slog.New(slog.DiscardHandler))
-	ops := daemon.NewOps("127.0.0.1:0", reg, slog.New(slog.DiscardHandler)) // a second one on the same registry is fine
+	daemon.NewOps("test", "127.0.0.1:0", reg, slog.New(slog.DiscardHandler))
+	ops := daemon.NewOps("test", "127.0.0.1:0", reg, slog.New(slog.DiscardHandler)) // a second one on the same registry is fine
 	addr, err := ops.Listen()
 	if err != nil {
 		t.Fatal(err)
@@ -243,7 +243,7 @@ func TestTakenAddressIsAnError(t *testing.T) {
 	if _, err := daemon.Listen(l.Addr().String(), "", "", log); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("serve: %v", err)
 	}
-	if err := daemon.NewOps(l.Addr().String(), prometheus.NewRegistry(), log).Run(t.Context()); !errors.Is(err, syscall.EADDRINUSE) {
+	if err := daemon.NewOps("test", l.Addr().String(), prometheus.NewRegistry(), log).Run(t.Context()); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("ops: %v", err)
 	}
 }

@@ -31,10 +31,12 @@ type Ops struct {
 	ln     net.Listener
 }
 
-// NewOps prepares the ops port on addr (host:port) with the metrics of reg, to which it adds those of the Go runtime and the
-// process. It listens on nothing yet.
-func NewOps(addr string, reg *prometheus.Registry, log *slog.Logger) *Ops {
-	for _, c := range []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})} {
+// NewOps prepares the ops port of a binary on addr (host:port) with the metrics of reg, to which it adds those of the Go runtime, the
+// process and the build. It listens on nothing yet.
+func NewOps(binary, addr string, reg *prometheus.Registry, log *slog.Logger) *Ops {
+	build := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tidings_build_info", Help: "1, with the binary and its version as labels.",
+		ConstLabels: prometheus.Labels{"binary": binary, "version": Version()}}, func() float64 { return 1 })
+	for _, c := range []prometheus.Collector{build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})} {
 		var already prometheus.AlreadyRegisteredError
 		if err := reg.Register(c); err != nil && !errors.As(err, &already) {
 			panic(err) // these collectors describe themselves consistently

@@ -72,7 +72,12 @@ func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Conf
 	if err != nil {
 		return err
 	}
-	ops := daemon.NewOps(opsAddr, reg, log)
+	for _, c := range []prometheus.Collector{NewLagCollector(pool, js, cfg.Broker, log), broker.NewCollector(js, cfg.Broker, log)} {
+		if err := reg.Register(c); err != nil {
+			return err
+		}
+	}
+	ops := daemon.NewOps(name, opsAddr, reg, log)
 	ops.Ready("consumer", consumer.Ready)
 	ops.Ready("postgres", pool.Ping)
 

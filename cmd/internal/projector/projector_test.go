@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -35,13 +37,22 @@ func load(t *testing.T, env map[string]string) projector.Config {
 	return cfg
 }
 
-func TestAProjectorBecomesReadyAndStopsCleanly(t *testing.T) {
+// TestAProjectorShowsTheFleetAndStopsCleanly has a consumer with an offset of which nobody runs, and one event that it has not applied.
+func TestAProjectorShowsTheFleetAndStopsCleanly(t *testing.T) {
 	db, nats := testkit.Postgres(t), testkit.NATS(t)
 	js, err := jetstream.New(nats.Connect(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := broker.Declare(t.Context(), js, nats.Config(), broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
+	stream, err := broker.Declare(t.Context(), js, nats.Config(), broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id, stream_created, as_of)
+		VALUES ('asleep', $1, 0, $2, now())`, stream.Name, stream.Created); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.Publish(t.Context(), "events.0.t1.follow.created", []byte("{}"), jetstream.WithExpectLastSequence(0)); err != nil {
 		t.Fatal(err)
 	}
 	cfg := load(t, map[string]string{"DATABASE_URL": db.URL, "NATS_URL": nats.URL})
@@ -65,6 +76,21 @@ func TestAProjectorBecomesReadyAndStopsCleanly(t *testing.T) {
 		}
 		return resp.StatusCode == http.StatusOK, resp.Body.Close()
 	})
+	resp, err := client.Get("http://" + addr + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(resp.Body)
+	if err := errors.Join(err, resp.Body.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`consumer_offset_lag_seconds\{consumer="asleep"\} [0-9.e-]*[1-9]`, `consumer_offset_dead_letters\{consumer="asleep"\} 0`,
+		`stream_messages\{stream="EVENTS-0"\} 1\b`, `stream_bytes\{stream="EVENTS-0"\} [1-9]`, `stream_replicas_current\{stream="EVENTS-0"\} 1\b`,
+		`jetstream_storage_bytes [1-9]`, `tidings_build_info\{binary="followercounts",version="[^"]+"\} 1\b`} {
+		if !regexp.MustCompile(want).Match(body) {
+			t.Errorf("no %s", want)
+		}
+	}
 	stop()
 	if err := <-done; err != nil {
 		t.Errorf("stopped with %v", err)

@@ -105,7 +105,7 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 	}
 	defer apiListener.Close() // again, when it was served; what counts is that it is closed
 	reg := prometheus.NewRegistry()
-	ops := daemon.NewOps(cfg.OpsAddr, reg, log)
+	ops := daemon.NewOps("dev", cfg.OpsAddr, reg, log)
 	opsAddr, err := ops.Listen()
 	if err != nil {
 		return portError("OPS_ADDR", cfg.OpsAddr, err)

@@ -1,0 +1,56 @@
+package projector
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/internal/broker"
+)
+
+// lagTimeout bounds the look of one scrape.
+const lagTimeout = 3 * time.Second
+
+type lagCollector struct {
+	pool *pgxpool.Pool
+	js   jetstream.JetStream
+	cfg  broker.Config
+	log  *slog.Logger
+
+	lag, deadLetters *prometheus.Desc
+}
+
+// NewLagCollector returns the lag and the dead letters of every consumer that has offsets, read from the offsets and the streams at each scrape.
+// Every consumer process exports them, so a consumer of which no process runs is seen by the others.
+func NewLagCollector(pool *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config, log *slog.Logger) prometheus.Collector {
+	return &lagCollector{
+		pool: pool, js: js, cfg: cfg, log: log.With("component", "lag"),
+		lag: prometheus.NewDesc("consumer_offset_lag_seconds",
+			"Age of the oldest event that the consumer has not applied, by its offsets, whether or not a process of it runs; 0 without any.", []string{"consumer"}, nil),
+		deadLetters: prometheus.NewDesc("consumer_offset_dead_letters",
+			"Dead letters of the consumer (counted up to 10000), whether or not a process of it runs.", []string{"consumer"}, nil),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c *lagCollector) Describe(ch chan<- *prometheus.Desc) { ch <- c.lag; ch <- c.deadLetters }
+
+// Collect implements prometheus.Collector.
+func (c *lagCollector) Collect(ch chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), lagTimeout)
+	defer cancel()
+	all, err := consumers.Lag(ctx, c.pool, c.js, c.cfg)
+	if err != nil {
+		c.log.WarnContext(ctx, "the consumers' lags are left out of this scrape", "err", err)
+		return
+	}
+	for _, l := range all {
+		ch <- prometheus.MustNewConstMetric(c.lag, prometheus.GaugeValue, l.Seconds, l.Consumer)
+		ch <- prometheus.MustNewConstMetric(c.deadLetters, prometheus.GaugeValue, float64(l.DeadLetters), l.Consumer)
+	}
+}

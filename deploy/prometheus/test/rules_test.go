@@ -1,0 +1,213 @@
+// Package test evaluates the rules and the dashboards with Prometheus' own engine. It is a module of its own, so that no build of Tidings needs
+// Prometheus.
+package test
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/common/model"
+	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/model/rulefmt"
+	"github.com/prometheus/prometheus/promql/parser"
+	"github.com/prometheus/prometheus/promql/promqltest"
+	"github.com/prometheus/prometheus/rules"
+)
+
+const rulesFile = "../rules.yml"
+
+// interval is how often the rules are evaluated, and how often the series have a sample.
+const interval = 15 * time.Second
+
+// healthy is a fleet that nothing is wrong with, in promql's notation of series: 1,000 requests per second, one of 2,000 of which fails.
+var healthy = []string{
+	`tidings_build_info{binary="api",version="v1"} 1x600`,
+	`tidings_build_info{binary="relay",version="v1"} 1x600`,
+	`outbox_lag_seconds 2x600`, `outbox_max_attempts 0x600`, `outbox_dlq_depth 0x600`, `outbox_oldest_undelivered_seconds 2x600`,
+	`outbox_partitions_stuck 0x600`, `relay_partitions_waiting 0x600`, `outbox_below_floor_total 0x600`,
+	`outbox_archive_oldest_seconds 90000x600`, `outbox_ranges_ahead 2x600`, `outbox_stray_messages 0x600`, `outbox_export_failures_total 0x600`,
+	`relay_skipped_messages_total{reason="foreign"} 0x600`, `consumer_skipped_total{consumer="c",reason="foreign"} 0x600`,
+	`consumer_lag_seconds{consumer="c"} 1x600`, `consumer_offset_lag_seconds{consumer="c"} 1x600`, `consumer_partitions_held{consumer="c"} 1x600`,
+	`consumer_partitions_stuck{consumer="c"} 0x600`, `consumer_waiting_for_leader{consumer="c"} 0x600`, `consumer_dead_letters{consumer="c"} 0x600`,
+	`consumer_offset_dead_letters{consumer="c"} 0x600`, `projection_drift_total{consumer="c"} 0x600`, `api_shed_total{reason="requests"} 0x600`,
+	`postgres_blocked_sessions 0x600`, `stream_bytes{stream="EVENTS-0"} 70x600`, `stream_limit_bytes{stream="EVENTS-0"} 100x600`,
+	`jetstream_storage_bytes 70x600`, `jetstream_storage_limit_bytes 100x600`, `stream_replicas{stream="EVENTS-0"} 3x600`,
+	`stream_replicas_current{stream="EVENTS-0"} 3x600`, `node_filesystem_avail_bytes{instance="a",mountpoint="/data",fstype="ext4"} 20x600`,
+	`node_filesystem_size_bytes{instance="a",mountpoint="/data",fstype="ext4"} 100x600`, `job_runs_total{name="outbox-archive",outcome="failed"} 0x600`,
+	`api_requests_total{code="200"} 0+14992x600`, `api_requests_total{code="503"} 0+7x600`,
+	`api_request_seconds_count{route="r"} 0+15000x600`, `api_request_seconds_bucket{route="r",le="0.5"} 0+14990x600`,
+}
+
+// cases: per alert, series that differ from a healthy fleet's and when the alert fires for the first time; and series near by that must not fire
+// anything. A series of healthy with the same name and labels is replaced; one without values ("_") is gone.
+var cases = map[string]struct {
+	sick  []string
+	fires time.Duration
+	also  []string // other alerts that rightly fire with it
+	near  []string
+}{
+	"OutboxLagHigh":          {sick: []string{`outbox_lag_seconds 2x3 61x600`}, fires: 4*interval + 5*time.Minute, near: []string{`outbox_lag_seconds 2x3 61x19 2x3 61x19 2x600`}},
+	"OutboxEventFails":       {sick: []string{`outbox_max_attempts 0x3 1x600`}, fires: 4 * interval},
+	"OutboxAttemptsExceeded": {sick: []string{`outbox_max_attempts 0x3 11x600`}, fires: 4 * interval, also: []string{"OutboxEventFails"}},
+	"OutboxDLQNotEmpty":      {sick: []string{`outbox_dlq_depth 0x3 1x600`}, fires: 4 * interval},
+	"OutboxMetricsAbsent":    {sick: []string{`outbox_lag_seconds 2x3 stale`}, fires: 4*interval + 5*time.Minute, near: []string{`outbox_lag_seconds 2x3 stale _x18 2x600`}},
+	"RelayAbsent": {sick: []string{`tidings_build_info{binary="relay",version="v1"} 1x3 stale`}, fires: 4*interval + 2*time.Minute,
+		near: []string{`tidings_build_info{binary="relay",version="v1"} 1x3 stale _x5 1x600`}},
+	"OutboxPartitionStuck": {sick: []string{`outbox_partitions_stuck 0x3 1x600`}, fires: 4*interval + time.Minute, near: []string{`outbox_partitions_stuck 0x3 1x3 0x600`}},
+	"StreamWaitsForLeader": {sick: []string{`relay_partitions_waiting 0x3 1x600`}, fires: 4*interval + time.Minute, near: []string{`relay_partitions_waiting 0x3 1x3 0x600`}},
+	"OutboxUndelivered":    {sick: []string{`outbox_oldest_undelivered_seconds 2x3 301x600`}, fires: 4*interval + time.Minute, near: []string{`outbox_oldest_undelivered_seconds 2x3 299x600`}},
+	"StreamForeignMessages": {sick: []string{`consumer_skipped_total{consumer="c",reason="foreign"} 0x3 1x600`}, fires: 4 * interval,
+		near: []string{`consumer_skipped_total{consumer="c",reason="unknown"} 0x3 1x600`}},
+	"OutboxFoundBelowFloor": {sick: []string{`outbox_below_floor_total 0x3 1x600`}, fires: 4 * interval},
+	"OutboxArchiveBehind":   {sick: []string{`outbox_archive_oldest_seconds 90000x3 777601x600`}, fires: 4*interval + time.Hour, near: []string{`outbox_archive_oldest_seconds 777599x600`}},
+	"OutboxRangesMissing":   {sick: []string{`outbox_ranges_ahead 2x3 1x600`}, fires: 4*interval + 10*time.Minute, near: []string{`outbox_ranges_ahead 2x3 1x39 2x600`}},
+	"OutboxExportFailing":   {sick: []string{`outbox_export_failures_total 0x3 3x600`}, fires: 4 * interval, near: []string{`outbox_export_failures_total 0x3 1x600`}},
+	"BlockedSessions":       {sick: []string{`postgres_blocked_sessions 0x3 1x600`}, fires: 4*interval + time.Minute, near: []string{`postgres_blocked_sessions 0x3 1x3 0x600`}},
+	"StreamNearlyFull": {sick: []string{`stream_bytes{stream="EVENTS-0"} 70x3 81x600`}, fires: 4*interval + 5*time.Minute,
+		near: []string{`stream_bytes{stream="EVENTS-0"} 79x600`, `stream_bytes{stream="EVENTS-1"} 900x600`}},
+	"StreamReplicaBehind": {sick: []string{`stream_replicas_current{stream="EVENTS-0"} 3x3 2x600`}, fires: 4*interval + 10*time.Minute,
+		near: []string{`stream_replicas_current{stream="EVENTS-0"} 3x3 2x39 3x600`}},
+	"DiskNearlyFull": {sick: []string{`node_filesystem_avail_bytes{instance="a",mountpoint="/data",fstype="ext4"} 20x3 9x600`}, fires: 4*interval + 5*time.Minute,
+		near: []string{`node_filesystem_avail_bytes{instance="a",mountpoint="/run",fstype="tmpfs"} 1x600`, `node_filesystem_size_bytes{instance="a",mountpoint="/run",fstype="tmpfs"} 100x600`}},
+	"JobFailing": {sick: []string{`job_runs_total{name="outbox-archive",outcome="failed"} 0x3 3x600`}, fires: 4 * interval,
+		near: []string{`job_runs_total{name="outbox-archive",outcome="failed"} 0x3 1x600`, `job_runs_total{name="outbox-archive",outcome="lost"} 0x3 9x600`}},
+	"VersionsDiffer": {sick: []string{`tidings_build_info{binary="threadcache",version="v2"} _x3 1x600`}, fires: 3*interval + time.Hour,
+		near: []string{`tidings_build_info{binary="threadcache",version="v2"} _x3 1x239 stale`}},
+	"ApiAbsent": {sick: []string{`tidings_build_info{binary="api",version="v1"} 1x3 stale`}, fires: 4*interval + 2*time.Minute,
+		near: []string{`tidings_build_info{binary="api",version="v1"} 1x3 stale _x5 1x600`}},
+	// After an hour, one request in eleven fails. There are no more than that hour's requests: 0.6 % of all fail after 3m45s.
+	"ApiErrors": {sick: []string{`api_requests_total{code="503"} 0+7x239 1680+1500x600`}, fires: time.Hour + 3*time.Minute + 45*time.Second + 2*time.Minute,
+		near: []string{`api_requests_total{code="503"} 0+7x239 1680+1500x12 19680+7x600`}},
+	"ApiSlow": {sick: []string{`api_request_seconds_bucket{route="r",le="0.5"} 0+14990x239 3597600x600`}, fires: time.Hour + 10*time.Minute + 45*time.Second,
+		near: []string{`api_request_seconds_bucket{route="/v1/comments:batch",le="0.5"} 0x600`, `api_request_seconds_count{route="/v1/comments:batch"} 0+15000x600`}},
+	"ApiOverloaded": {sick: []string{`api_shed_total{reason="requests"} 0x3 0+150x600`}, fires: 7*interval + 5*time.Minute, near: []string{`api_shed_total{reason="requests"} 0x3 0+14x600`}},
+	"ConsumerLagHigh": {sick: []string{`consumer_offset_lag_seconds{consumer="c"} 1x3 61x600`}, fires: 4*interval + 5*time.Minute,
+		near: []string{`consumer_lag_seconds{consumer="c"} 1x3 61x19 1x600`}},
+	"ConsumerAbsent": {sick: []string{`consumer_offset_lag_seconds{consumer="gone"} 5x600`}, fires: 2 * time.Minute,
+		near: []string{`consumer_partitions_held{consumer="c"} 1x3 stale _x5 1x600`}},
+	"ConsumerPartitionStuck": {sick: []string{`consumer_partitions_stuck{consumer="c"} 0x3 1x600`}, fires: 4*interval + time.Minute,
+		near: []string{`consumer_partitions_stuck{consumer="c"} 0x3 1x3 0x600`}},
+	"ConsumerDeadLetters": {sick: []string{`consumer_offset_dead_letters{consumer="gone"} 0x3 1x600`}, fires: 4 * interval},
+	"ProjectionDrift":     {sick: []string{`projection_drift_total{consumer="c"} 0x3 1x600`}, fires: 4 * interval},
+}
+
+// firing evaluates the rules over the series for so long and returns when each alert fired first.
+func firing(t *testing.T, series []string, long time.Duration) map[string]time.Duration {
+	t.Helper()
+	loader, err := promqltest.NewLazyLoader("load 15s\n  "+strings.Join(series, "\n  ")+"\n", promqltest.LazyLoaderOpts{EnableAtModifier: true, EnableNegativeOffset: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer loader.Close()
+	m := rules.NewManager(&rules.ManagerOptions{
+		QueryFunc: rules.EngineQueryFunc(loader.QueryEngine(), loader.Storage()), Appendable: loader.Storage(), Queryable: loader.Storage(),
+		Context: t.Context(), NotifyFunc: func(context.Context, string, ...*rules.Alert) {}, Logger: slog.New(slog.DiscardHandler),
+		Parser: parser.NewParser(parser.Options{}),
+	})
+	groups, errs := m.LoadGroups(interval, labels.EmptyLabels(), "", nil, false, rulesFile)
+	if len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	var alerting []*rules.AlertingRule
+	for _, g := range groups {
+		for _, r := range g.Rules() {
+			if a, ok := r.(*rules.AlertingRule); ok {
+				a.SetRestored(true)
+				alerting = append(alerting, a)
+			}
+		}
+	}
+	names := slices.SortedFunc(maps.Keys(groups), func(a, b string) int { // what alerts read is recorded first
+		return cmp.Or(cmp.Compare(len(groups[a].AlertingRules()), len(groups[b].AlertingRules())), cmp.Compare(a, b))
+	})
+	first := make(map[string]time.Duration)
+	for at := time.Duration(0); at <= long; at += interval {
+		now := time.Unix(0, 0).UTC().Add(at)
+		loader.WithSamplesTill(now, func(err error) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range names {
+				groups[name].Eval(loader.Context(), now)
+				for _, r := range groups[name].Rules() {
+					if err := r.LastError(); err != nil {
+						t.Fatalf("%s at %s: %v", r.Name(), at, err)
+					}
+				}
+			}
+		})
+		for _, a := range alerting {
+			if _, known := first[a.Name()]; !known && a.State() == rules.StateFiring {
+				first[a.Name()] = at
+			}
+		}
+	}
+	return first
+}
+
+// with returns the series of a healthy fleet, those replaced that others has too.
+func with(others ...string) []string {
+	id := func(series string) string { // no label of ours has a space
+		before, _, _ := strings.Cut(series, " ")
+		return before
+	}
+	all := slices.Clone(others)
+	for _, h := range healthy {
+		if !slices.ContainsFunc(others, func(o string) bool { return id(o) == id(h) }) {
+			all = append(all, h)
+		}
+	}
+	return all
+}
+
+func TestNothingFiresWhileTheFleetIsHealthy(t *testing.T) {
+	if got := firing(t, with(), 2*time.Hour); len(got) > 0 {
+		t.Errorf("these fire: %v", got)
+	}
+}
+
+func TestEveryAlertFiresAtItsTimeAndNotNearBy(t *testing.T) {
+	known := make(map[string]bool)
+	groups, err := rulefmt.ParseFile(rulesFile, false, model.UTF8Validation, parser.NewParser(parser.Options{}), slog.New(slog.DiscardHandler))
+	if len(err) > 0 {
+		t.Fatal(err)
+	}
+	for _, g := range groups.Groups {
+		for _, r := range g.Rules {
+			if r.Alert != "" {
+				known[r.Alert] = true
+				if _, ok := cases[r.Alert]; !ok {
+					t.Errorf("no case has the alert %s", r.Alert)
+				}
+			}
+		}
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			if !known[name] {
+				t.Fatal("there is no such alert")
+			}
+			got := firing(t, with(c.sick...), c.fires+5*time.Minute)
+			if at, ok := got[name]; !ok || at != c.fires {
+				t.Errorf("it fires at %s (%t), want %s", at, ok, c.fires)
+			}
+			for other := range got {
+				if other != name && !slices.Contains(c.also, other) {
+					t.Errorf("%s fires too", other)
+				}
+			}
+			if len(c.near) == 0 {
+				return // nothing lies between 0 and 1
+			}
+			if got := firing(t, with(c.near...), c.fires+15*time.Minute); len(got) > 0 {
+				t.Errorf("near by, these fire: %v", got)
+			}
+		})
+	}
+}

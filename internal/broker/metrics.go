@@ -1,0 +1,75 @@
+package broker
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// scrapeTimeout bounds the look of one scrape.
+const scrapeTimeout = 3 * time.Second
+
+type collector struct {
+	js  jetstream.JetStream
+	cfg Config
+	log *slog.Logger
+
+	messages, bytes, limit, replicas, current, used, allowed *prometheus.Desc
+}
+
+// NewCollector returns the sizes of the partitions' streams, and how much of JetStream's storage the account takes, read from the servers at each
+// scrape. A stream without a leader is left out.
+func NewCollector(js jetstream.JetStream, cfg Config, log *slog.Logger) prometheus.Collector {
+	stream := []string{"stream"}
+	return &collector{
+		js: js, cfg: cfg, log: log.With("component", "broker"),
+		messages: prometheus.NewDesc("stream_messages", "Messages that the stream has.", stream, nil),
+		bytes:    prometheus.NewDesc("stream_bytes", "Bytes that the stream's messages take.", stream, nil),
+		limit:    prometheus.NewDesc("stream_limit_bytes", "Bytes that the stream may take by its own limit; absent without one.", stream, nil),
+		replicas: prometheus.NewDesc("stream_replicas", "Servers that are to have the stream.", stream, nil),
+		current:  prometheus.NewDesc("stream_replicas_current", "Servers that have all of the stream now, the leader included.", stream, nil),
+		used:     prometheus.NewDesc("jetstream_storage_bytes", "Bytes on disk that all streams of the account take.", nil, nil),
+		allowed:  prometheus.NewDesc("jetstream_storage_limit_bytes", "Bytes on disk that the streams of the account may take; absent without a limit.", nil, nil),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{c.messages, c.bytes, c.limit, c.replicas, c.current, c.used, c.allowed} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
+	defer cancel()
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	streams, err := Streams(ctx, c.js, c.cfg)
+	if err != nil {
+		c.log.WarnContext(ctx, "streams are left out of this scrape", "err", err)
+	}
+	for _, s := range streams {
+		gauge(c.messages, float64(s.Messages), s.Name)
+		gauge(c.bytes, float64(s.Bytes), s.Name)
+		if s.MaxBytes > 0 {
+			gauge(c.limit, float64(s.MaxBytes), s.Name)
+		}
+		gauge(c.replicas, float64(s.Replicas), s.Name)
+		gauge(c.current, float64(s.Current), s.Name)
+	}
+	account, err := c.js.AccountInfo(ctx)
+	if err != nil {
+		c.log.WarnContext(ctx, "the account's storage is left out of this scrape", "err", err)
+		return
+	}
+	gauge(c.used, float64(account.Store))
+	if account.Limits.MaxStore > 0 {
+		gauge(c.allowed, float64(account.Limits.MaxStore))
+	}
+}
