@@ -46,7 +46,7 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 		return err
 	}
 	reg.MustRegister(outbox.NewCollector(pool, log))
-	reg.MustRegister(postgres.NewBlockedCollector(pool, log))
+	reg.MustRegister(postgres.NewBlockedCollector(pool, log), prometheus.WrapCollectorWith(prometheus.Labels{"database": "truth"}, postgres.NewSizesCollector(pool, log)))
 	ops := daemon.NewOps("relay", cfg.OpsAddr, reg, log)
 	ops.Ready("relay", r.Ready)
 	ops.Ready("postgres", pool.Ping)

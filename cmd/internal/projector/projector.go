@@ -72,7 +72,8 @@ func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Conf
 	if err != nil {
 		return err
 	}
-	for _, c := range []prometheus.Collector{NewLagCollector(pool, js, cfg.Broker, log), broker.NewCollector(js, cfg.Broker, log)} {
+	sizes := prometheus.WrapCollectorWith(prometheus.Labels{"database": "projections"}, postgres.NewSizesCollector(pool, log))
+	for _, c := range []prometheus.Collector{NewLagCollector(pool, js, cfg.Broker, log), broker.NewCollector(js, cfg.Broker, log), sizes} {
 		if err := reg.Register(c); err != nil {
 			return err
 		}

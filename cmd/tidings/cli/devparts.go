@@ -152,7 +152,8 @@ func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, er
 		w.metrics(part).MustRegister(outbox.NewCollector(w.truth, w.log))
 	}
 	w.metrics("relay").MustRegister(postgres.NewBlockedCollector(w.truth, w.log))
-	w.metrics(history.Name).MustRegister(projector.NewLagCollector(w.projections, w.js, w.cfg.Broker, w.log), broker.NewCollector(w.js, w.cfg.Broker, w.log))
+	w.metrics(history.Name).MustRegister(projector.NewLagCollector(w.projections, w.js, w.cfg.Broker, w.log), broker.NewCollector(w.js, w.cfg.Broker, w.log),
+		prometheus.WrapCollectorWith(prometheus.Labels{"database": "truth and projections"}, postgres.NewSizesCollector(w.truth, w.log)))
 	return [][]part{{{"api", serve}}, consuming, {{"relay", r.Run}}}, nil
 }
 

@@ -1,0 +1,63 @@
+package postgres_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+// TestSizesShowTablesAndWhatHoldsTheHorizon has a session hold a snapshot while other transactions begin. A partition counts for its table.
+func TestSizesShowTablesAndWhatHoldsTheHorizon(t *testing.T) {
+	db := testkit.Postgres(t)
+	owner := db.Pool(t, postgres.RoleOwner)
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(postgres.NewSizesCollector(db.Pool(t, postgres.RoleSystem), testkit.Logger(t)))
+	read := func() map[string]float64 {
+		t.Helper()
+		families, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		values := make(map[string]float64)
+		for _, f := range families {
+			for _, m := range f.GetMetric() {
+				name := f.GetName()
+				for _, l := range m.GetLabel() {
+					name += " " + l.GetValue()
+				}
+				values[name] = m.GetGauge().GetValue()
+			}
+		}
+		return values
+	}
+	before := read()
+	if before["postgres_database_bytes"] < 1<<20 || before["postgres_table_bytes outbox_messages"] < 8192 {
+		t.Errorf("sizes: %v", before)
+	}
+	for name := range before {
+		if strings.HasPrefix(name, "postgres_table_bytes outbox_messages_1") {
+			t.Errorf("a partition has a row of its own: %s", name)
+		}
+	}
+	tx, err := owner.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	if _, err := tx.Exec(t.Context(), `SELECT 1`); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		if _, err := owner.Exec(t.Context(), `SELECT pg_current_xact_id()`); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if held := read()["postgres_horizon_transactions session"]; held < 20 {
+		t.Errorf("20 transactions began since a session's snapshot, and the horizon is %v behind", held)
+	}
+}
