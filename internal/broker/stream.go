@@ -307,6 +307,19 @@ func Declare(ctx context.Context, js jetstream.JetStream, cfg Config, p Partitio
 	return describe(cfg, stream.CachedInfo())
 }
 
+// Inspect compares a partition's stream with what Declare would make of it: refused is why Declare would not take it, and reset whether Declare would
+// set limits again that somebody has changed. It changes nothing.
+func Inspect(ctx context.Context, js jetstream.JetStream, cfg Config, p Partition) (refused []string, reset bool, err error) {
+	stream, err := js.Stream(ctx, cfg.StreamName(p.Number))
+	if err != nil {
+		return nil, false, fmt.Errorf("look up stream %s: %w", cfg.StreamName(p.Number), unanswered(js, err))
+	}
+	have := stream.CachedInfo().Config
+	want := cfg.declare(have, p.Number)
+	grow(&want, have)
+	return cfg.mismatch(have, p), !equal(want, have), nil
+}
+
 // change updates a stream by what f makes of its configuration, which is read just before, so that everything that f does not touch, such
 // as an operator's metadata, stays. JetStream has no conditional update: of two that overlap one may be lost. So it reads again whether
 // its own took, up to some times.

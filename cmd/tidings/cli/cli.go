@@ -33,7 +33,7 @@ const (
 	exitOK    = 0
 	exitError = 1
 	exitInput = 2 // bad usage, or bad input
-	exitAgain = 3 // not finished: the same command goes on; or a server is unavailable, and the output is what the others say
+	exitAgain = 3 // not finished: the same command goes on; or a server is unavailable, and the output is what the others say; or doctor found errors
 )
 
 // usageError marks an error of the arguments.
@@ -61,15 +61,14 @@ func Main(args []string) int {
 func Execute(ctx context.Context, args []string, p Process) int {
 	started := false // what fails before a command starts is wrong with its arguments
 	root := &cobra.Command{
-		Use:               "tidings",
-		Short:             "A social write model with an event backbone",
-		SilenceUsage:      true,
-		SilenceErrors:     true,
-		PersistentPreRun:  func(*cobra.Command, []string) { started = true },
-		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+		Use:              "tidings",
+		Short:            "A social write model with an event backbone",
+		SilenceUsage:     true,
+		SilenceErrors:    true,
+		PersistentPreRun: func(*cobra.Command, []string) { started = true },
 	}
 	root.AddCommand(p.devCommand(), p.migrateCommand(), p.tokenCommand(), p.loadCommand(), p.verifyCommand(), p.statusCommand(), p.repairCommand(), p.streamCommand(), p.partitionsCommand(),
-		p.replayCommand(), p.consumeCommand(), p.outboxCommand(), p.dlqCommand(), p.pauseCommand(), p.resumeCommand(), p.eraseCommand(), p.historyCommand(), p.archiveCommand(), p.eventsCommand(), p.kindsCommand(), p.edgesCommand(),
+		p.replayCommand(), p.consumeCommand(), p.outboxCommand(), p.dlqCommand(), p.pauseCommand(), p.resumeCommand(), p.eraseCommand(), p.historyCommand(), p.archiveCommand(), p.eventsCommand(), p.kindsCommand(), p.edgesCommand(), p.doctorCommand(), p.versionCommand(),
 		bench.Command())
 	refuseUnknown(root.Commands())
 	root.SetArgs(args)
@@ -83,9 +82,9 @@ func Execute(ctx context.Context, args []string, p Process) int {
 	switch {
 	case err == nil:
 		return exitOK
-	case errors.Is(err, errReported):
+	case errors.Is(err, errReported), errors.Is(err, errWarnings):
 		return exitError
-	case errors.Is(err, errAway):
+	case errors.Is(err, errAway), errors.Is(err, errIllness):
 		return exitAgain
 	}
 	fmt.Fprintf(p.Stderr, "tidings: %v\n", err)

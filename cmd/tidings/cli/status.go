@@ -224,22 +224,26 @@ func (y *system) state(ctx context.Context) (st systemState, err error) {
 
 // blocked returns which sessions wait for a lock.
 func (y *system) blocked(ctx context.Context) (all []postgres.Blocked, err error) {
-	seen := make(map[string]bool) // both may be one database
-	for _, pool := range []*pgxpool.Pool{y.truth, y.projections} {
+	pools := []*pgxpool.Pool{y.truth, y.projections}
+	if y.truth != nil && y.projections != nil && sameDatabase(y.truth, y.projections) {
+		pools = pools[:1]
+	}
+	for _, pool := range pools {
 		if pool == nil {
 			continue
 		}
-		c := pool.Config().ConnConfig
-		if at := fmt.Sprintf("%s:%d/%s", c.Host, c.Port, c.Database); !seen[at] {
-			seen[at] = true
-			some, err := postgres.ReadBlocked(ctx, pool)
-			if err != nil {
-				return nil, err
-			}
-			all = append(all, some...)
+		some, err := postgres.ReadBlocked(ctx, pool)
+		if err != nil {
+			return nil, err
 		}
+		all = append(all, some...)
 	}
 	return all, nil
+}
+
+func sameDatabase(a, b *pgxpool.Pool) bool {
+	x, y := a.Config().ConnConfig, b.Config().ConnConfig
+	return x.Host == y.Host && x.Port == y.Port && x.Database == y.Database
 }
 
 // consumers reads the lags and the pauses.

@@ -1,0 +1,89 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/internal/broker"
+)
+
+// oldestServer is the first nats-server with atomic batches (its release notes of 2.12), which relays publish with.
+var oldestServer = [2]int{2, 12}
+
+// fullShare of a limit is when somebody should raise it.
+const fullShare = 0.8
+
+// Broker looks at the server of the connection and at the partitions' streams. A stream without a leader is not its business, nor one that is missing.
+func Broker(ctx context.Context, nc *nats.Conn, cfg broker.Config, partitions []broker.Partition) ([]Finding, error) {
+	where := "NATS"
+	all := serverVersion(where, nc.ConnectedServerVersion())
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, fmt.Errorf("use JetStream: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
+	defer cancel()
+	account, err := js.AccountInfo(ctx)
+	if err != nil {
+		return append(all, Finding{Error, "jetstream", where, fmt.Sprintf("JetStream does not answer for this account: %v", err), "enable jetstream in the server's configuration, and for the account"}), nil
+	}
+	all = append(all, storage(where, account.Store, account.Limits.MaxStore)...)
+	for _, p := range partitions {
+		found, err := stream(ctx, js, cfg, p)
+		if err != nil && !broker.IsTransient(err) {
+			return nil, err
+		}
+		all = append(all, found...)
+	}
+	return all, nil
+}
+
+func stream(ctx context.Context, js jetstream.JetStream, cfg broker.Config, p broker.Partition) (all []Finding, err error) {
+	name := cfg.StreamName(p.Number)
+	refused, reset, err := broker.Inspect(ctx, js, cfg, p)
+	if err != nil {
+		return nil, err
+	}
+	if len(refused) > 0 {
+		all = append(all, Finding{Error, "stream-shape", name, strings.Join(refused, "; "), "undo the change with `nats stream edit`, or replace the stream: tidings repair stream"})
+	}
+	if reset {
+		all = append(all, Finding{Warning, "stream-limits", name, "somebody changed limits that Tidings sets, such as what it discards, how it republishes or its number of replicas",
+			"restart a relay: it sets them again. `tidings stream configure` changes limits for good"})
+	}
+	before := time.Now()
+	s, err := broker.ReadStream(ctx, js, cfg, p.Number)
+	if err != nil {
+		return all, err
+	}
+	all = append(all, skew(name, s.At, before, time.Now())...)
+	return append(all, storage(name, s.Bytes, s.MaxBytes)...), nil
+}
+
+// serverVersion wants a server that relays can publish to.
+func serverVersion(where, version string) []Finding {
+	var have [2]int
+	for i, part := range strings.SplitN(version, ".", 3) {
+		if n, err := strconv.Atoi(part); err == nil && i < len(have) {
+			have[i] = n
+		}
+	}
+	if have[0] > oldestServer[0] || have[0] == oldestServer[0] && have[1] >= oldestServer[1] {
+		return nil
+	}
+	return []Finding{{Error, "nats-version", where, fmt.Sprintf("nats-server %s is older than %d.%d, and has no atomic batches", version, oldestServer[0], oldestServer[1]), "upgrade the servers"}}
+}
+
+// storage compares what is used with a limit; 0 or less is none.
+func storage(where string, used uint64, limit int64) []Finding {
+	if limit <= 0 || float64(used) <= fullShare*float64(limit) {
+		return nil
+	}
+	return []Finding{{Warning, "storage", where, fmt.Sprintf("%d of %d bytes are used; at the end it refuses every publish", used, limit), "raise the limit, or keep events for less long: tidings stream configure"}}
+}

@@ -1,0 +1,80 @@
+package doctor
+
+import (
+	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+// TestEveryCheckOfTheBrokerFindsItsIllness changes a stream behind the back of the relays.
+func TestEveryCheckOfTheBrokerFindsItsIllness(t *testing.T) {
+	n := testkit.NATS(t)
+	nc, cfg := n.Connect(t), n.Config()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := broker.Partition{LastSlot: event.Slots - 1}
+	if _, err := broker.Declare(t.Context(), js, cfg, p, testkit.Logger(t)); err != nil {
+		t.Fatal(err)
+	}
+	found := func() map[string]Severity {
+		t.Helper()
+		all, err := Broker(t.Context(), nc, cfg, []broker.Partition{p})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := make(map[string]Severity)
+		for _, f := range all {
+			m[f.Check] = f.Severity
+			if f.What == "" || f.Mend == "" || f.Where == "" {
+				t.Errorf("%+v", f)
+			}
+		}
+		return m
+	}
+	if got := found(); len(got) > 0 {
+		t.Fatalf("a new stream: %v", got)
+	}
+	edit := func(change func(c *jetstream.StreamConfig)) {
+		t.Helper()
+		s, err := js.Stream(t.Context(), cfg.StreamName(0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := s.CachedInfo().Config
+		change(&c)
+		if _, err := js.UpdateStream(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	edit(func(c *jetstream.StreamConfig) { c.MaxMsgs = 7 })
+	if got := found(); len(got) != 1 || got["stream-limits"] != Warning {
+		t.Errorf("a stream that forgets the eighth message: %v", got)
+	}
+	edit(func(c *jetstream.StreamConfig) { c.MaxMsgs = -1; c.MaxBytes = 1000 })
+	if _, err := js.Publish(t.Context(), "events.0.t1.follow.created", make([]byte, 850), jetstream.WithExpectLastSequence(0)); err != nil {
+		t.Fatal(err)
+	}
+	if got := found(); got["storage"] != Warning {
+		t.Errorf("a stream that is nearly full: %v", got)
+	}
+	edit(func(c *jetstream.StreamConfig) { c.Sealed = true })
+	if got := found(); got["stream-shape"] != Error {
+		t.Errorf("a sealed stream: %v", got)
+	}
+	for version, want := range map[string]int{"2.11.9": 1, "2.12.0": 0, "2.15.0-preview.1": 0, "3.0.0": 0, "1.99.0": 1, "": 1} {
+		if got := serverVersion("NATS", version); len(got) != want {
+			t.Errorf("version %q: %v", version, got)
+		}
+	}
+	gone := n.Connect(t)
+	gone.Close()
+	if all, err := Broker(t.Context(), gone, cfg, nil); err != nil || len(all) == 0 || all[len(all)-1].Check != "jetstream" {
+		t.Errorf("a connection without JetStream: %v, %v", all, err)
+	}
+}

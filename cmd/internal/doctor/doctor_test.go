@@ -1,0 +1,153 @@
+package doctor
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// login returns a pool of the owner's login, changed by change.
+func login(t *testing.T, db *testkit.DB, change func(cfg *pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	cfg, err := pgxpool.ParseConfig(db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if change != nil {
+		change(cfg)
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+func found(t *testing.T, pool *pgxpool.Pool, old float64) map[string]Finding {
+	t.Helper()
+	all, err := look(t.Context(), pool, "here", old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := make(map[string]Finding)
+	for _, f := range all {
+		m[f.Check] = f
+		if f.Severity == "" || f.Where != "here" || f.What == "" || f.Mend == "" {
+			t.Errorf("%+v", f)
+		}
+	}
+	return m
+}
+
+func exec(t *testing.T, pool *pgxpool.Pool, sql string) {
+	t.Helper()
+	for one := range strings.SplitSeq(sql, ";;") {
+		if _, err := pool.Exec(t.Context(), one); err != nil {
+			t.Fatalf("%s: %v", one, err)
+		}
+	}
+}
+
+// TestEveryCheckFindsItsIllness makes a healthy server ill in one way after the other, and well again.
+func TestEveryCheckFindsItsIllness(t *testing.T) {
+	db := testkit.PostgresProcess(t, "fsync=on", "full_page_writes=on", "max_prepared_transactions=5", "wal_level=replica", "max_wal_senders=5", "max_connections=60").DB(t)
+	pool := login(t, db, nil)
+	if all := found(t, pool, oldTransaction); len(all) > 0 {
+		t.Fatalf("a new database: %v", all)
+	}
+	tested := map[string]bool{}
+	ill := func(name, says string, old float64, who *pgxpool.Pool) {
+		t.Helper()
+		tested[name] = true
+		if f, ok := found(t, who, old)[name]; !ok || !strings.Contains(f.What+" "+f.Mend, says) {
+			t.Errorf("%s: found %+v", name, f)
+		}
+	}
+	for _, c := range []struct{ name, says, harm, heal string }{
+		{"table-autovacuum", "ALTER TABLE edges_follow RESET", `ALTER TABLE edges_follow SET (autovacuum_enabled = off)`, `ALTER TABLE edges_follow RESET (autovacuum_enabled)`},
+		{"prepared-transaction", "ROLLBACK PREPARED 'forgotten'", `BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION 'forgotten'`, `ROLLBACK PREPARED 'forgotten'`},
+		{"replication-slot", "pg_drop_replication_slot('left')", `SELECT pg_create_physical_replication_slot('left', true)`, `SELECT pg_drop_replication_slot('left')`},
+		{"invalid-index", "REINDEX INDEX CONCURRENTLY edges_follow_pkey", `UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'edges_follow_pkey'::regclass`,
+			`UPDATE pg_index SET indisvalid = true WHERE indexrelid = 'edges_follow_pkey'::regclass`},
+		{"role-bypasses-row-security", "tidings_api bypasses row security", `ALTER ROLE tidings_api BYPASSRLS`, `ALTER ROLE tidings_api NOBYPASSRLS`},
+		{"row-security", "ALTER TABLE edges ENABLE", `ALTER TABLE edges DISABLE ROW LEVEL SECURITY`, `ALTER TABLE edges ENABLE ROW LEVEL SECURITY`},
+		{"temporary-tables", "tidings migrate", `DO $$ BEGIN EXECUTE format('GRANT TEMP ON DATABASE %I TO PUBLIC', current_database()); END $$`,
+			`DO $$ BEGIN EXECUTE format('REVOKE TEMP ON DATABASE %I FROM PUBLIC', current_database()); END $$`},
+		{"dead-rows", "VACUUM dead", `CREATE TABLE dead (a int) WITH (autovacuum_enabled = off);;INSERT INTO dead SELECT generate_series(1, 20001);;DELETE FROM dead;;
+			SELECT pg_stat_force_next_flush();;SELECT 1`, `DROP TABLE dead`},
+	} {
+		exec(t, pool, c.harm)
+		ill(c.name, c.says, 0, pool)
+		exec(t, pool, c.heal)
+		if f, ok := found(t, pool, oldTransaction)[c.name]; ok {
+			t.Errorf("%s: healed, and found %+v", c.name, f)
+		}
+	}
+
+	tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `SELECT 1`); err != nil {
+		t.Fatal(err)
+	}
+	ill("old-transaction", "pg_terminate_backend(", 0, pool)
+	if f, ok := found(t, pool, oldTransaction)["old-transaction"]; ok {
+		t.Errorf("a young transaction: %+v", f)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+
+	many := login(t, db, func(cfg *pgxpool.Config) { cfg.MaxConns = 60 })
+	var held []*pgxpool.Conn
+	for range 48 {
+		c, err := many.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, c)
+	}
+	ill("connections", "of 57 connections", 0, pool)
+	for _, c := range held {
+		c.Release()
+	}
+	many.Close()
+
+	exec(t, pool, `CREATE ROLE plain LOGIN PASSWORD 'plain';;CREATE SCHEMA shadow;;
+		CREATE FUNCTION shadow.pg_is_in_recovery() RETURNS boolean LANGUAGE sql AS 'SELECT true';;
+		CREATE FUNCTION shadow.current_setting(name text) RETURNS text LANGUAGE sql AS $$ SELECT CASE name WHEN 'server_version_num' THEN '140099' ELSE pg_catalog.current_setting(name) END $$`)
+	ill("hidden-sessions", "GRANT pg_monitor TO plain", 0, login(t, db, func(cfg *pgxpool.Config) { cfg.ConnConfig.User, cfg.ConnConfig.Password = "plain", "plain" }))
+	shadowed := login(t, db, func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["search_path"] = "shadow,pg_catalog,public" })
+	ill("standby", "primary", 0, shadowed)
+	ill("postgres-version", "older than 15", 0, shadowed)
+	exec(t, pool, `ALTER ROLE plain SET synchronous_commit = off;;GRANT pg_monitor TO plain`)
+	ill("synchronous-commit", "plain", 0, login(t, db, func(cfg *pgxpool.Config) { cfg.ConnConfig.User, cfg.ConnConfig.Password = "plain", "plain" }))
+
+	careless := login(t, testkit.PostgresProcess(t, "fsync=off", "full_page_writes=off", "autovacuum=off").DB(t), nil)
+	ill("fsync", "fsync = on", 0, careless)
+	ill("full-page-writes", "full_page_writes = on", 0, careless)
+	ill("autovacuum", "autovacuum = on", 0, careless)
+	for _, c := range databaseChecks {
+		if !tested[c.name] {
+			t.Errorf("nothing tests %s", c.name)
+		}
+	}
+}
+
+func TestClocksThatDifferAreFound(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	for theirs, want := range map[time.Duration]int{0: 0, maxSkew: 0, 3 * time.Second: 0, 3*time.Second + maxSkew + 1: 1, -maxSkew - 1: 1} {
+		if got := skew("there", now.Add(theirs), now, now.Add(3*time.Second)); len(got) != want {
+			t.Errorf("their clock is %s ahead of a look of 3 s: %v", theirs, got)
+		}
+	}
+}

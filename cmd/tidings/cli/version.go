@@ -1,0 +1,41 @@
+package cli
+
+import (
+	"fmt"
+	"runtime"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/migrations"
+)
+
+// build is what `tidings version --json` prints.
+type build struct {
+	Version     string `json:"version"`
+	Go          string `json:"go"`
+	Truth       int64  `json:"truth_schema"`
+	Projections int64  `json:"projections_schema"`
+	Slots       int    `json:"slots"`
+}
+
+func (p Process) versionCommand() *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "version",
+		Short: "Show the version of this program, the schemas that it needs, and how many partitions there may be",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			b := build{daemon.Version(), runtime.Version(), migrations.Latest(migrations.Truth), migrations.Latest(migrations.Projections), event.Slots}
+			if asJSON {
+				return p.writeJSON(b)
+			}
+			_, err := fmt.Fprintf(p.Stdout, "tidings %s, built with %s\nschemas: truth %d, projections %d\nslots: %d, so there may be as many partitions\n",
+				b.Version, b.Go, b.Truth, b.Projections, b.Slots)
+			return err
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	return c
+}
