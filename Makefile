@@ -19,9 +19,8 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 16
 
 .PHONY: run
-run: ## start everything and print where it listens (DATA=DIR to keep the data there)
+run: tidings ## start everything and print where it listens (DATA=DIR to keep the data there)
 	@test -n "$$DATABASE_URL" || $(MAKE) --no-print-directory postgres
-	@$(GO) build -buildvcs=false -o $(BIN)/tidings ./cmd/tidings
 	@exec $(BIN)/tidings dev $(if $(DATA),--data "$(DATA)")
 
 # deploy/prometheus/test reads files outside of its module, where the test cache does not look.
@@ -31,6 +30,20 @@ test: ## every test: unit, integration, fault, with the race detector where it c
 	@test -n "$(RACE)" || echo "test: no C compiler here, so without the race detector"
 	GORACE="atexit_sleep_ms=100 $$GORACE" $(GO) test $(RACE) -p $(JOBS) -timeout 14m $(LONGEST) ./...
 	$(GO) -C deploy/prometheus/test test -count=1 ./...
+
+.PHONY: test-node
+test-node: tidings ## the TypeScript client and the Node example against `tidings dev`, where there is node
+	@$(MAKE) --no-print-directory postgres
+	@clients/typescript/test.sh
+
+.PHONY: generate-ts
+generate-ts: tidings ## generate clients/typescript from the OpenAPI document (node 20.19 or later)
+	@$(MAKE) --no-print-directory postgres
+	@cd clients/typescript && npm ci --silent --no-audit --no-fund && npm run --silent generate
+
+.PHONY: tidings
+tidings:
+	@$(GO) build -buildvcs=false -o $(BIN)/tidings ./cmd/tidings
 
 .PHONY: test-short
 test-short: ## the tests that need no server

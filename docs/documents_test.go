@@ -16,7 +16,7 @@ func files(t *testing.T, suffix string, fn func(path, content string)) {
 		if err != nil {
 			return err
 		}
-		if d.IsDir() && (d.Name() == ".git" || d.Name() == "bin") {
+		if d.IsDir() && (d.Name() == ".git" || d.Name() == "bin" || d.Name() == "node_modules") {
 			return fs.SkipDir
 		}
 		if d.IsDir() || !strings.HasSuffix(path, suffix) {

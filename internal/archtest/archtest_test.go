@@ -51,8 +51,9 @@ var rules = []rule{
 	{pkg: "projections", may: []string{"kinds", "event", "internal/postgres"}, libs: []string{pgx}},
 	{pkg: "projections/*", may: []string{"projections", "kinds", "versioned", "event", "internal/postgres", // never each other, never NATS
 		"store"}, libs: []string{pgx}}, // the reader of the truth
-	{pkg: "deploy"}, // tests of the files there
-	{pkg: "docs"},   // likewise
+	{pkg: "examples/*", libs: []string{pgx}}, // programs of others: the public packages, when there are any
+	{pkg: "deploy"},                          // tests of the files there
+	{pkg: "docs"},                            // likewise
 	{pkg: "migrations", may: []string{"kinds", "internal/postgres"}, libs: []string{pgx}},
 
 	{pkg: "internal/broker", may: []string{"event"}, libs: []string{nats, srv}},                              // event says on which subjects; the only one that knows the server

@@ -1,0 +1,41 @@
+// Compiled and never run: a user's program, and the mistakes that the compiler finds in one.
+import { each, ifMatch, isProblem, pages, Tidings, type Comment, type ProblemCode } from '@tidings/client';
+
+export async function program(tidings: Tidings): Promise<ProblemCode | '' | undefined> {
+  const session = tidings.session();
+  await session.follow({ path: { follower_id: '7', followee_id: '9223372036854775807' } });
+  const comment: Comment = await session.createComment({ path: { post_id: '5' }, body: { author_id: '3', body: 'Hello' } });
+  await session.editComment({ path: { id: comment.comment_id }, body: { body: 'Hello there' }, headers: ifMatch(comment) });
+  for await (const follower of each((r) => session.listFollowers(r), { path: { id: '42' }, query: { limit: 200 } })) {
+    const id: string = follower.user_id;
+    void id;
+  }
+  for await (const page of pages((r) => tidings.listComments(r), { path: { post_id: '5' }, query: { order: 'newest' } })) {
+    const title: string | undefined = page.thread.title;
+    void title;
+  }
+  for await (const { operation, outcome } of tidings.batch('comments', [{ op: 'delete', comment_id: comment.comment_id, if_match: '*' }])) {
+    const id: string = operation.op === 'create' ? operation.post_id : operation.comment_id;
+    void [id, outcome.status];
+  }
+  for await (const { operation } of tidings.batch('bookmarks', [{ op: 'put', user_id: '7', page_id: '5' }])) void operation.page_id;
+  await tidings.http.put({ url: '/v1/bookmarks/{user_id}/{page_id}', path: { user_id: '7', page_id: '5' } });
+
+  // @ts-expect-error: an id is a string, so that none of its 64 bits is lost
+  await tidings.getCounts({ path: { id: 9223372036854775807 } });
+  // @ts-expect-error: a follow has two ends
+  await tidings.follow({ path: { follower_id: '7' } });
+  // @ts-expect-error: there is no such order
+  await tidings.listComments({ path: { post_id: '5' }, query: { order: 'random' } });
+  // @ts-expect-error: no such operation
+  tidings.batch('follows', [{ op: 'like', follower_id: '7', followee_id: '42' }]);
+  // @ts-expect-error: no such code
+  isProblem(undefined, 'no-such-code');
+  try {
+    await tidings.getComment({ path: { id: comment.comment_id } });
+  } catch (error) {
+    if (isProblem(error, 'not-found')) return error.code;
+    throw error;
+  }
+  return undefined;
+}

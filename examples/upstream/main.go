@@ -1,0 +1,95 @@
+// Upstream is a service with a table of its own, which tells what happens there through Tidings' outbox. It needs pgx and nothing of Tidings:
+//
+//	DATABASE_URL=postgres://bookmarks_service@HOST/DB go run . USER POST NOTE
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const tenant = 1
+
+// bookmark is a user's note on a post. It is also the payload of its events: the whole state, with ids as strings, which keep their
+// 64 bits in every reader of JSON.
+type bookmark struct {
+	UserID  int64  `json:"user_id,string"`
+	PostID  int64  `json:"post_id,string"`
+	Note    string `json:"note"`
+	Version int64  `json:"version"`
+}
+
+// saveSQL changes a row only where the note is another one, and raises the version with that. Whoever saves the same bookmark waits for
+// the row's lock, until this transaction ends.
+const saveSQL = `
+INSERT INTO bookmarks (tenant_id, user_id, post_id, note) VALUES ($1, $2, $3, $4)
+ON CONFLICT (tenant_id, user_id, post_id) DO UPDATE SET note = excluded.note, version = bookmarks.version + 1
+ WHERE bookmarks.note <> excluded.note
+RETURNING version`
+
+// tellSQL appends the event. The aggregate, here the post, is what order is kept in.
+const tellSQL = `
+INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES ($1, 'bookmark', $2, $3, $4)`
+
+// save keeps a user's note on a post, with its event, in the caller's transaction, and returns the bookmark's version; 0 if the note was
+// there already. The state comes first: its lock puts the events of one bookmark in the order of the commits.
+func save(ctx context.Context, tx pgx.Tx, b bookmark) (version int64, err error) {
+	err = tx.QueryRow(ctx, saveSQL, tenant, b.UserID, b.PostID, b.Note).Scan(&b.Version)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return 0, nil // nothing changed, so nothing happened
+	}
+	if err != nil {
+		return 0, fmt.Errorf("save the bookmark of user %d on post %d: %w", b.UserID, b.PostID, err)
+	}
+	payload, err := json.Marshal(b)
+	if err != nil {
+		return 0, fmt.Errorf("encode the bookmark of user %d on post %d: %w", b.UserID, b.PostID, err)
+	}
+	what := "updated"
+	if b.Version == 1 {
+		what = "created"
+	}
+	if _, err := tx.Exec(ctx, tellSQL, tenant, b.PostID, what, payload); err != nil {
+		return 0, fmt.Errorf("tell of the bookmark of user %d on post %d: %w", b.UserID, b.PostID, err)
+	}
+	return b.Version, nil
+}
+
+func run(ctx context.Context, url string, args []string, stdout io.Writer) error {
+	if len(args) != 3 {
+		return errors.New("want USER POST NOTE")
+	}
+	user, userErr := strconv.ParseInt(args[0], 10, 64)
+	post, postErr := strconv.ParseInt(args[1], 10, 64)
+	if err := errors.Join(userErr, postErr); err != nil {
+		return err
+	}
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(ctx)
+	var version int64
+	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) (err error) {
+		version, err = save(ctx, tx, bookmark{UserID: user, PostID: post, Note: args[2]})
+		return err
+	})
+	if err == nil {
+		_, err = fmt.Fprintf(stdout, "version %d\n", version)
+	}
+	return err
+}
+
+func main() {
+	if err := run(context.Background(), os.Getenv("DATABASE_URL"), os.Args[1:], os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}

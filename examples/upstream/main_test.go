@@ -1,0 +1,183 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/lease"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/relay"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// login runs setup.sql, with a login of the test's own because logins belong to the server, and returns its URL.
+func login(t *testing.T, db *testkit.DB) string {
+	t.Helper()
+	content, err := os.ReadFile("setup.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, password := "bookmarks_"+strings.ToLower(rand.Text()[:12]), rand.Text()
+	owner := db.Pool(t, postgres.RoleOwner)
+	t.Cleanup(func() {
+		if _, err := owner.Exec(context.WithoutCancel(t.Context()), fmt.Sprintf("DROP OWNED BY %s; DROP ROLE %[1]s", name), pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Error(err)
+		}
+	})
+	setup := strings.ReplaceAll(string(content), "bookmarks_service", name) + fmt.Sprintf("ALTER ROLE %s PASSWORD '%s'", name, password)
+	if _, err := owner.Exec(t.Context(), setup, pgx.QueryExecModeSimpleProtocol); err != nil {
+		t.Fatal(err)
+	}
+	u, err := url.Parse(db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.User = url.UserPassword(name, password)
+	return u.String()
+}
+
+// publish runs a relay over the database until the test ends, and returns what reads its stream.
+func publish(t *testing.T, db *testkit.DB) jetstream.Consumer {
+	t.Helper()
+	nats := testkit.NATS(t)
+	js, err := jetstream.New(nats.Connect(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := broker.Declare(t.Context(), js, nats.Config(), broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond, PublishTimeout: 5 * time.Second, CheckInterval: time.Second,
+		DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: time.Second}},
+		db.Pool(t, postgres.RoleSystem), nats.Config(), testkit.Logger(t), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	t.Cleanup(func() {
+		if cancel(); <-done != nil {
+			t.Error("the relay failed")
+		}
+	})
+	consumer, err := js.OrderedConsumer(t.Context(), stream.Name, jetstream.OrderedConsumerConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return consumer
+}
+
+const (
+	post    = 9007199254740993 // more than a float holds
+	users   = 5
+	writers = 8
+	changes = 3*users*writers + 1
+)
+
+// write has writers save the same bookmarks at the same time, one that takes its change back, and one that saves what is there.
+func write(t *testing.T, service string) {
+	t.Helper()
+	var g errgroup.Group
+	for w := range writers {
+		g.Go(func() error {
+			for i := range 3 * users {
+				args := []string{fmt.Sprint(i%users + 1), fmt.Sprint(post), fmt.Sprintf("note %d of %d", i, w)}
+				if err := run(t.Context(), service, args, io.Discard); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := pgx.Connect(t.Context(), service)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	undo := errors.New("undo")
+	for _, end := range []error{undo, nil} {
+		err := pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
+			_, err := save(t.Context(), tx, bookmark{UserID: 1, PostID: post, Note: "the last"})
+			return errors.Join(err, end)
+		})
+		if !errors.Is(err, end) {
+			t.Fatal(err)
+		}
+	}
+	var out bytes.Buffer
+	if err := run(t.Context(), service, []string{"1", fmt.Sprint(post), "the last"}, &out); err != nil || out.String() != "version 0\n" {
+		t.Fatalf("saving what is there: %s%v", &out, err)
+	}
+	if err := run(t.Context(), service, []string{"7", "42"}, &out); err == nil {
+		t.Error("it saves without a note")
+	}
+}
+
+func TestEachChangeIsOneEventInItsOrder(t *testing.T) {
+	db := testkit.Postgres(t)
+	write(t, login(t, db))
+	messages, err := publish(t, db).Messages()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer messages.Stop()
+	last := map[int64]bookmark{}
+	for n := range changes {
+		m, err := messages.Next(jetstream.NextMaxWait(20 * time.Second))
+		if err != nil {
+			t.Fatalf("after %d events: %v", n, err)
+		}
+		var b bookmark
+		if err := json.Unmarshal(m.Data(), &b); err != nil {
+			t.Fatal(err)
+		}
+		want := "events.0.t1.bookmark.updated"
+		if b.Version == 1 {
+			want = "events.0.t1.bookmark.created"
+		}
+		if m.Subject() != want || b.PostID != post || b.Version != last[b.UserID].Version+1 {
+			t.Errorf("%s: %+v behind %+v", m.Subject(), b, last[b.UserID])
+		}
+		last[b.UserID] = b
+	}
+
+	owner := db.Pool(t, postgres.RoleOwner)
+	rows, _ := owner.Query(t.Context(), `SELECT user_id, post_id, note, version FROM bookmarks`)
+	state, err := pgx.CollectRows(rows, pgx.RowToStructByPos[bookmark])
+	if err != nil || len(state) != users {
+		t.Fatalf("%d bookmarks, %v", len(state), err)
+	}
+	for _, b := range state {
+		if b != last[b.UserID] {
+			t.Errorf("the last event says %+v, the table %+v", last[b.UserID], b)
+		}
+	}
+	var events int
+	if err := owner.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages`).Scan(&events); err != nil || events != changes {
+		t.Errorf("%d messages, want %d, %v", events, changes, err)
+	}
+}

@@ -1,0 +1,11 @@
+-- The owner of the database runs this once.
+CREATE ROLE bookmarks_service LOGIN IN ROLE tidings_writer; -- and a password: ALTER ROLE bookmarks_service PASSWORD '...'
+CREATE TABLE bookmarks (
+    tenant_id bigint NOT NULL,
+    user_id   bigint NOT NULL,
+    post_id   bigint NOT NULL,
+    note      text   NOT NULL,
+    version   bigint NOT NULL DEFAULT 1,
+    PRIMARY KEY (tenant_id, user_id, post_id)
+);
+GRANT SELECT, INSERT, UPDATE ON bookmarks TO bookmarks_service;
