@@ -23,12 +23,13 @@ run: tidings ## start everything and print where it listens (DATA=DIR to keep th
 	@test -n "$$DATABASE_URL" || $(MAKE) --no-print-directory postgres
 	@exec $(BIN)/tidings dev $(if $(DATA),--data "$(DATA)")
 
-# deploy/prometheus/test reads files outside of its module, where the test cache does not look.
+# The other modules read files outside of themselves, where the test cache does not look.
 .PHONY: test
 test: ## every test: unit, integration, fault, with the race detector where it can run
 	@$(MAKE) --no-print-directory postgres || { docker info >/dev/null 2>&1 && echo "postgres: taking it from Docker"; }
 	@test -n "$(RACE)" || echo "test: no C compiler here, so without the race detector"
 	GORACE="atexit_sleep_ms=100 $$GORACE" $(GO) test $(RACE) -p $(JOBS) -timeout 14m $(LONGEST) ./...
+	$(GO) -C contracts/cloudevents test -count=1 ./...
 	$(GO) -C deploy/prometheus/test test -count=1 ./...
 
 .PHONY: test-node
@@ -59,6 +60,7 @@ lint: ## formatting, go vet, staticcheck, the import rules
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "not formatted, run make fmt:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
 	$(GO) tool staticcheck ./...
+	$(GO) -C contracts/cloudevents vet ./...
 	$(GO) -C deploy/prometheus/test vet ./...
 	$(GO) test -count=1 ./internal/archtest
 
@@ -73,6 +75,7 @@ build: ## the binaries, into bin/
 .PHONY: tidy-check
 tidy-check: ## go.mod and go.sum are what the code needs
 	$(GO) mod tidy -diff
+	$(GO) -C contracts/cloudevents mod tidy -diff
 
 .PHONY: postgres
 postgres: ## find PostgreSQL's server binaries, or fetch them without installing anything

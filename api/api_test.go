@@ -657,6 +657,7 @@ func TestUnknownRoutesAndMethodsAreProblems(t *testing.T) {
 		{"GET", "//v1/follows/1/2", 404, "not-found", ""},
 		{"GET", "/v1/../v1/follows/1/2", 404, "not-found", ""},
 		{"OPTIONS", "*", 404, "not-found", ""},
+		{"POST", "/v1/users/..:remove-edges", 422, "validation-failed", ""},
 		{"POST", "/v1/follows/1/2", 405, "method-not-allowed", "GET, HEAD, PUT, DELETE"},
 		{"DELETE", "/v1/posts/1/comments", 405, "method-not-allowed", "GET, HEAD, POST"},
 		{"BREW", "/v1/comments/1", 405, "method-not-allowed", "GET, HEAD, PATCH, DELETE"},

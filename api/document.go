@@ -16,13 +16,16 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/yaml"
 
+	"github.com/tidings/tidings/contracts"
 	"github.com/tidings/tidings/event"
 )
 
 // Paths of the documents. They hold nothing of any tenant, so they need no token.
 const (
-	openAPIPath = "/v1/openapi"
-	docsPath    = "/docs"
+	openAPIPath  = "/v1/openapi"
+	asyncAPIPath = "/v1/asyncapi.json"
+	schemasPath  = "/v1/schemas/{type}"
+	docsPath     = "/docs"
 )
 
 func newOpenAPI() *huma.OpenAPI {
@@ -79,7 +82,38 @@ func (s *server) documentRoutes() error {
 		return inYAML.Bytes(), err
 	})
 	serve(docsPath, "text/html; charset=utf-8", s.docsPage)
+	serve(asyncAPIPath, "application/vnd.aai.asyncapi+json;version=3.1.0", func() ([]byte, error) { return contracts.Encode(contracts.AsyncAPI(s.kinds)) })
+	s.schemaRoute()
 	return nil
+}
+
+// schemaRoute serves the schema of each type of events.
+func (s *server) schemaRoute() {
+	all := sync.OnceValue(func() map[string]contracts.Type {
+		byName := make(map[string]contracts.Type)
+		for _, t := range contracts.Types(s.kinds) {
+			byName[t.Name] = t
+		}
+		return byName
+	})
+	s.metrics.begin(schemasPath, http.MethodGet, http.StatusOK)
+	s.mux.HandleFunc("GET "+schemasPath, func(w http.ResponseWriter, r *http.Request) {
+		t, ok := all()[r.PathValue("type")]
+		if !ok {
+			if next := s.router.look(r.Context(), s); next != nil { // of a kind that was not known
+				next.mux.ServeHTTP(w, r)
+				return
+			}
+			s.refuse(w, r, s.problems.problem(codeNotFound, "there is no event of this type"))
+			return
+		}
+		body, err := contracts.Encode(t.Schema())
+		if err != nil {
+			panic(fmt.Errorf("write the schema of %s: %w", t.Name, err)) // its input is this program
+		}
+		w.Header().Set("Content-Type", "application/schema+json")
+		_, _ = w.Write(body) // the client went away; there is nobody to tell
+	})
 }
 
 // document is the OpenAPI document without the framework's own error model, which no answer has.

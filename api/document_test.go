@@ -11,6 +11,9 @@ import (
 	"reflect"
 	"slices"
 	"testing"
+
+	"github.com/tidings/tidings/contracts"
+	"github.com/tidings/tidings/kinds"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -99,4 +102,32 @@ func missing(at string, was, now any) (lost []string) {
 		lost = append(lost, fmt.Sprintf("%s: was %v, is %v", at, was, now))
 	}
 	return lost
+}
+
+// TestTheContractsAreServed: those of the kinds in force, to anybody, and of a kind that is applied later too.
+func TestTheContractsAreServed(t *testing.T) {
+	f, set, _ := openKinds(t, false)
+	served := func(path, mediaType string, doc any) {
+		t.Helper()
+		want, err := contracts.Encode(doc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := f.want(t, 200, "GET", path, "", "Authorization")
+		if ct := a.Header.Get("Content-Type"); ct != mediaType || a.body != string(want) {
+			t.Errorf("%s: %s %.200s", path, ct, a.body)
+		}
+	}
+	const asyncAPI, schema = "application/vnd.aai.asyncapi+json;version=3.1.0", "application/schema+json"
+	served("/v1/asyncapi.json", asyncAPI, contracts.AsyncAPI(kinds.Builtin()))
+	for _, typ := range contracts.Types(set) { // the first one of a kind that is unknown has the kinds read again
+		served("/v1/schemas/"+typ.Name, schema, typ.Schema())
+	}
+	served("/v1/asyncapi.json", asyncAPI, contracts.AsyncAPI(set))
+	for _, name := range []string{"tidings.follow.created.v2", "tidings.follow.updated.v1", "x", "..%2f"} {
+		if a := f.want(t, 404, "GET", "/v1/schemas/"+name, "", "Authorization"); a.text("code") != "not-found" {
+			t.Errorf("%s: %s", name, a.body)
+		}
+	}
+	f.want(t, 405, "POST", "/v1/asyncapi.json", "")
 }

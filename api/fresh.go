@@ -85,7 +85,7 @@ var (
 // handleOnce is handle, for reads that have to see writes: equal ones of a tenant that come at the same time, tokens included, share one.
 func handleOnce[I, O any](ctx context.Context, s *server, r route, in *I, handle func(context.Context, *I) (*O, error)) (*O, error) {
 	c := callerOf(ctx)
-	if r.method != http.MethodGet || len(c.fresh) == 0 {
+	if r.method != http.MethodGet || len(c.fresh) == 0 || r.streams {
 		return handle(ctx, in)
 	}
 	mine := false

@@ -27,7 +27,7 @@ var (
 		"product_id": "post", "conversation_id": "post", "products/id": "post", "conversations/id": "post", "reviews/id": "review", "messages/id": "message",
 	}
 	walkQueries = map[string]string{ // $name is an id of the world
-		"role":  "owner",
+		"role": "owner", "after": "5", "lines": "3",
 		"limit": "1", "skip": "1", "order": "threaded", "around": "$comment", "cursor": "$cursor", "post_id": "$post", "aggregate_type": "comment", "aggregate_id": "$post",
 		"event_type": "created", "dead_before": "2030-01-01T00:00:00Z", "dead_after": "2020-01-01T00:00:00Z",
 	}
@@ -278,6 +278,11 @@ func (f fixture) populate(t *testing.T, secret string) world {
 	return w
 }
 
+// exports reports a path whose answer has all that the tenant itself has, whatever ids were sent: two worlds of it are not the same.
+func exports(path string) bool { return strings.HasSuffix(path, ":export") }
+
+var exportCursor = regexp.MustCompile(`^{"export":.*"cursor":"([^"]*)"`)
+
 // TestATenantFindsNothingOfAnothers walks every operation of the document with another tenant's token, once with ids that the tenant
 // has and once with ids that nobody has: nothing that comes back tells the two apart, and the tenant's rows stay as they are.
 func TestATenantFindsNothingOfAnothers(t *testing.T) {
@@ -296,8 +301,15 @@ func TestATenantFindsNothingOfAnothers(t *testing.T) {
 			if r.query == "cursor=$cursor" { // a cursor that this very list has given
 				page := r
 				page.query = "limit=1"
+				if exports(path) {
+					page.query = "lines=1"
+				}
 				own := f.send(t, theirs, page)
-				if theirs["cursor"] = url.QueryEscape(own.text("next")); theirs["cursor"] == "" {
+				next := own.text("next")
+				if head := exportCursor.FindStringSubmatch(own.body); head != nil {
+					next = head[1]
+				}
+				if theirs["cursor"] = url.QueryEscape(next); theirs["cursor"] == "" {
 					t.Errorf("%s %s: the tenant has no second page: %s", method, path, own.body)
 				}
 			}
@@ -307,7 +319,7 @@ func TestATenantFindsNothingOfAnothers(t *testing.T) {
 				}
 			}
 			got, want := stranger.send(t, theirs, r), stranger.send(t, nobodys, r)
-			if diff := cmp.Diff(nobodys.seen(want), theirs.seen(got)); diff != "" {
+			if diff := cmp.Diff(nobodys.seen(want), theirs.seen(got)); diff != "" && (!exports(path) || got.StatusCode != want.StatusCode) {
 				t.Errorf("%s %s %s %s is answered differently when the ids are another tenant's (-nobody's +another's):\n%s", method, path, r.query, r.header, diff)
 			}
 			if strings.Contains(fmt.Sprint(got.Header)+got.body, secret) || got.StatusCode >= 500 {

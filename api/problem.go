@@ -87,6 +87,8 @@ const (
 	codeThreadTooLarge    = "thread-too-large"
 	codeKeyReused         = "idempotency-key-reused"
 	codeIfMatchMissing    = "if-match-missing"
+	codeExportOutdated    = "export-outdated"
+	codeErasing           = "erasure-unfinished"
 	codeRateLimited       = "rate-limited"
 	codeInternal          = "internal"
 	codeOverloaded        = "overloaded"
@@ -125,6 +127,8 @@ func problemKinds() []problemKind {
 		{Code: codeCommentGone, Status: 409, Title: "The comment's state does not allow this; current has it"},
 		{Code: codeChildGone, Status: 409, Title: "The state does not allow this; current has it"},
 		{Code: codeAlreadyWritten, Status: 409, Title: "The author has one already, and may have no second; current and Location name it"},
+		{Code: codeExportOutdated, Status: 410, Title: "The export cannot be joined to the streams any more: an erasure has begun since, or they have dropped what comes behind it; begin again without a cursor",
+			is: store.ErrExportOutdated},
 		{Code: codeVersionStale, Status: 412, Title: "What the request is about has another version; current has it"},
 		{Code: codeRequestTooLarge, Status: 413, Title: "The request's body is too large"},
 		{Code: codeTooManyOperations, Status: 413, Title: fmt.Sprintf("The batch has more than %d operations, or more than the token may write in a window; nothing was written", maxBatch)},
@@ -144,6 +148,7 @@ func problemKinds() []problemKind {
 		{Code: codeInternal, Status: 500, Title: "The server is at fault"},
 		{Code: codeOverloaded, Status: 503, Title: "More requests come than can be served; nothing was done, try again", is: store.ErrOverloaded},
 		{Code: codeUnavailable, Status: 503, Title: "A database is away for now; try again"},
+		{Code: codeErasing, Status: 503, Title: "An erasure of the tenant has not finished: an export of these edges begins after it; try again", is: store.ErrErasing},
 		{Code: codeThreadReturning, Status: 503, Title: "The thread is archived, and so long that it is still on its way back; try again", is: store.ErrThreadReturning},
 	}
 }
@@ -255,7 +260,7 @@ func (p *Problem) headers() map[string]string {
 	switch p.Code {
 	case codeUnauthenticated:
 		return map[string]string{wwwAuthenticateHeader: `Bearer realm="tidings"`}
-	case codeUnavailable, codeOverloaded, codeThreadReturning:
+	case codeUnavailable, codeOverloaded, codeThreadReturning, codeErasing:
 		return map[string]string{"Retry-After": retryAfter}
 	case codeAlreadyWritten:
 		return map[string]string{"Location": p.location}

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -44,7 +45,11 @@ func verbURL(u *url.URL) *url.URL {
 	if !ok || strings.HasSuffix(object, "/") {
 		return u
 	}
-	out.Path, out.RawPath = strings.TrimSuffix(u.Path, verb)+"/"+verb, object+"/"+verb
+	end := "/" + verb
+	if last := path.Base(strings.TrimSuffix(u.Path, verb)); last == "." || last == ".." { // no id: the mux would resolve it, which the colon prevents
+		end = ":/" + verb
+	}
+	out.Path, out.RawPath = strings.TrimSuffix(u.Path, verb)+end, object+end
 	return &out
 }
 

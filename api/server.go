@@ -45,6 +45,7 @@ type Deps struct {
 	Fleet       []projections.Projection // those that reads go to
 	Pages       *Pages                   // nil: no page is kept
 	Kinds       Kinds                    // nil: the built-in ones
+	Streams     Streams                  // nil: an export is resumed whatever its streams still have
 	Log         *slog.Logger
 	Reg         prometheus.Registerer
 }
@@ -56,6 +57,7 @@ type server struct {
 	projections *pgxpool.Pool
 	fleet       map[string]projections.Projection // by name
 	pages       *Pages
+	streams     Streams
 	log         *slog.Logger
 	metrics     *metrics
 	auth        *authenticator
@@ -92,7 +94,7 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 		return nil, err
 	}
 	s := &server{
-		cfg: cfg, store: deps.Store, dlq: deps.DLQ, projections: deps.Projections, pages: deps.Pages, log: deps.Log.With("component", "api"),
+		cfg: cfg, store: deps.Store, dlq: deps.DLQ, projections: deps.Projections, pages: deps.Pages, streams: deps.Streams, log: deps.Log.With("component", "api"),
 		fleet: make(map[string]projections.Projection), auth: newAuthenticator(tokens.NewLookup(deps.Tokens)), overlays: newCaps(), same: new(singleflight.Group), cursors: cursors{key}, problems: newProblemTable(),
 	}
 	for _, p := range deps.Fleet {
@@ -142,6 +144,7 @@ func (s *server) routes() error {
 	}
 	s.countRoutes()
 	s.removalRoutes()
+	s.exportRoutes()
 	s.kindRoutes()
 	s.describeEntities()
 	if err := s.documentRoutes(); err != nil {
@@ -379,6 +382,7 @@ type route struct {
 	codes        []string       // beyond those that every route has
 	projected    bool           // read from a projection
 	maxBody      int64          // bytes; 0 for API_MAX_BODY_BYTES
+	streams      bool           // works on while it answers
 
 	// Of the routes of a kind (kindroute.go):
 	naming *naming
@@ -514,8 +518,9 @@ func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 		}
 	}
 	if err == nil {
-		err = s.behindGate(ctx, c.TenantID, op.maxBody == 0, func(v *visit) (err error) {
-			if rec, ok := w.(*recorder); ok && op.maxBody == 0 { // a batch works on while it answers
+		atOnce := op.maxBody == 0 && !op.streams // a batch works on while it answers
+		err = s.behindGate(ctx, c.TenantID, atOnce, func(v *visit) (err error) {
+			if rec, ok := w.(*recorder); ok && atOnce {
 				rec.visit = v
 			}
 			if hasBody {

@@ -48,6 +48,11 @@ type Event struct {
 	Seq    uint64
 }
 
+// CloudEventsType is the event's type as headers have it: tidings.follow.created.v1.
+func (e *Event) CloudEventsType() string {
+	return "tidings." + e.AggregateType + "." + e.Type + ".v" + strconv.Itoa(e.Version)
+}
+
 // Subjects is the subject filter of all that one partition's stream holds, under prefix.
 func Subjects(prefix string, partition int) string { return fmt.Sprintf("%s.%d.>", prefix, partition) }
 
@@ -89,7 +94,7 @@ func (e *Event) SetHeaders(h map[string][]string) {
 	set(HeaderSource, Source)
 	set(HeaderDataContentType, "application/json")
 	set(HeaderID, e.ID)
-	set(HeaderType, "tidings."+e.AggregateType+"."+e.Type+".v"+strconv.Itoa(e.Version))
+	set(HeaderType, e.CloudEventsType())
 	set(HeaderSubject, strconv.FormatInt(e.AggregateID, 10))
 	set(HeaderTime, e.OccurredAt.UTC().Format(TimeFormat))
 	set(HeaderOutboxID, strconv.FormatInt(e.OutboxID, 10))

@@ -20,10 +20,10 @@ var (
 // Words that are not free. A kind is an aggregate type, its plural a part of a path and a view in the database.
 var (
 	reservedKinds   = []string{event.AggregateThread, "heartbeat"}
-	partName        = regexp.MustCompile(`^archive(_|$)|_[0-9]+$`)                     // children_archive_KIND, and edges_KIND_7, are tables of KIND
-	reservedPaths   = []string{"kinds", "moderation", "openapi", "outbox", "threads"}  // below /v1/
-	reservedFilters = []string{"around", "cursor", "filter", "limit", "order", "skip"} // parameters of lists
-	reservedLists   = []string{"counts", "mutuals", "summary", "thread", "versions"}   // below /v1/{objects}/{id}/
+	partName        = regexp.MustCompile(`^archive(_|$)|_[0-9]+$`)                                           // children_archive_KIND, and edges_KIND_7, are tables of KIND
+	reservedPaths   = []string{"asyncapi", "kinds", "moderation", "openapi", "outbox", "schemas", "threads"} // below /v1/
+	reservedFilters = []string{"around", "cursor", "filter", "limit", "order", "skip"}                       // parameters of lists
+	reservedLists   = []string{"counts", "mutuals", "summary", "thread", "versions"}                         // below /v1/{objects}/{id}/
 	reservedViews   = regexp.MustCompile(`^(edges|children)(_|$)|^all_`)
 	reservedEdges   = append(members[event.Edge](), "tenant_id", "kind")
 	reservedChild   = append(members[event.Child](), "tenant_id", "kind")

@@ -48,6 +48,34 @@ func Partitions(ctx context.Context, q Querier) ([]Partition, error) {
 	return all, nil
 }
 
+// Position is up to where a partition's stream is published for certain: what was committed and is not on it up to Seq comes behind it, or on a later stream.
+type Position struct {
+	Partition int
+	Stream    string    // empty before a relay has met it
+	Created   time.Time // of that stream, to the microsecond
+	Seq       uint64
+}
+
+// positionsSQL reads how far each partition's marks have come.
+// Index: none, a row per partition that ever was.   Locks: none.
+const positionsSQL = `
+SELECT /* outbox.positions */ partition, coalesce(stream, ''), coalesce(created, 'epoch'), tail_seq FROM outbox_partitions WHERE final_seq IS NULL ORDER BY partition`
+
+// Positions returns those of all partitions that are not closed, by number. A partition that is made later has a higher number than any of them. A state
+// of the truth that is read afterwards, in a later snapshot, has everything in it that the streams have up to these positions. The pool may act as
+// postgres.RoleAPI.
+func Positions(ctx context.Context, q Querier) ([]Position, error) {
+	rows, _ := q.Query(ctx, positionsSQL)
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Position])
+	if err != nil {
+		return nil, fmt.Errorf("read the positions of the partitions: %w", err)
+	}
+	for i := range all {
+		all[i].Created = all[i].Created.UTC()
+	}
+	return all, nil
+}
+
 // ReadPartition returns one partition, or pgx.ErrNoRows.
 func ReadPartition(ctx context.Context, q Querier, number int) (Partition, error) {
 	all, err := Partitions(ctx, q)

@@ -30,7 +30,7 @@ var childSQL = map[string]string{
 	"childCreate": childCreateSQL, "childTaken": childTakenSQL, "childEdit": childEditSQL, "childDelete": childDeleteSQL, "childModerate": childModerateSQL,
 	"returnLock": returnLockSQL, "returnMove": returnMoveSQL, "returnState": returnStateSQL, "archived": archivedSQL,
 	"walked": walkedSQL, "look": lookSQL, "quiet": quietSQL, "mark": markSQL, "walk": walkSQL, "moveLock": moveLockSQL, "move": moveSQL,
-	"moveState": moveStateSQL, "unfinished": unfinishedSQL, "archiveStubs": archiveStubsSQL, "archiveCheck": archiveCheckSQL, "scanChildren": scanChildrenSQL, "scanObjects": scanObjectsSQL, "scanObject": scanObjectSQL,
+	"moveState": moveStateSQL, "unfinished": unfinishedSQL, "archiveStubs": archiveStubsSQL, "archiveCheck": archiveCheckSQL, "scanChildren": scanChildrenSQL, "scanObjects": scanObjectsSQL, "scanObject": scanObjectSQL, "exportChildren": exportChildrenSQL,
 }
 
 func TestStatements(t *testing.T) {
@@ -43,7 +43,7 @@ func TestStatements(t *testing.T) {
 	defer conn.Release()
 	all := map[string]string{
 		"threadsGet": threadsGetSQL,
-		"scanEdges":  scanEdgesSQL, "countEdges": CountEdgesSQL, "scanSettings": scanSettingsSQL,
+		"scanEdges":  scanEdgesSQL, "countEdges": CountEdgesSQL, "scanSettings": scanSettingsSQL, "exportSettings": exportSettingsSQL, "erasures": erasuresSQL,
 		"authorKeys": authorKeysSQL, "blankKeys": blankKeysSQL, "keysBounds": keysBoundsSQL, "countKeys": countKeysSQL, "purgeKeys": purgeKeysSQL, "archives": archivesSQL,
 		"requestRemoval": requestRemovalSQL, "getRemoval": getRemovalSQL, "kindTable": kindTableSQL,
 	}
@@ -60,7 +60,8 @@ func TestStatements(t *testing.T) {
 		k := newEdgeKind(e.Name)
 		maps.Copy(all, map[string]string{e.Name + " put": k.putSQL, e.Name + " remove": k.removeSQL, e.Name + " get": k.getSQL,
 			e.Name + " lock": k.lockSQL, e.Name + " insert": k.insertSQL, e.Name + " update": k.updateSQL,
-			e.Name + " of from": k.ofFromSQL, e.Name + " of to": k.ofToSQL, e.Name + " forget": k.forgetSQL})
+			e.Name + " of from": k.ofFromSQL, e.Name + " of to": k.ofToSQL, e.Name + " forget": k.forgetSQL,
+			e.Name + " export": edgesOf(e.Name, exportEdgesSQL)})
 	}
 	for name, sql := range all {
 		positional, _, err := pgx.NamedArgs{}.RewriteQuery(t.Context(), conn.Conn(), sql, nil)
@@ -167,18 +168,22 @@ func TestHotStatementsUseTheirIndexes(t *testing.T) {
 		{"lockEdges", follow.lockSQL, `'{1,2}', '{5,6}', 1`},
 		{"updateEdges", follow.updateSQL, `'{1,2}', '{5,6}', '{NULL,NULL}', 1`},
 		{"threadsGet", threadsGetSQL, `'{1,2}', 1, 'comment'`},
+		{"exportEdges", edgesOf("follow", exportEdgesSQL), `1, 5, 6, 500`},
+		{"exportSettings", exportSettingsSQL, `1, 5, 'comment', 500`},
 	}
 	for _, k := range testSet.AllChildren() {
 		const id = `'{00000000-0000-7000-8000-000000000000}'`
-		given, attributes, threaded, before := `'{x}'`, "", "", `'ffffffff-ffff-ffff-ffff-ffffffffffff'`
+		given, attributes, threaded, after, before := `'{x}'`, "", "", `'00000000-0000-0000-0000-000000000000'`, `'ffffffff-ffff-ffff-ffff-ffffffffffff'`
 		if len(k.Attributes) > 0 {
 			given, attributes = given+`, '{"{}"}'`, `, '{"{}"}'`
 		}
 		if k.Threaded {
+			after = `'0'`
 			threaded, before = `, '{NULL}', '{abcdefgh}', '{""}', '{NULL}'`, `'~'`
 		}
 		for _, s := range []statement{
 			{"childGet", childGetSQL, `1, ` + id},
+			{"exportChildren", exportChildrenSQL, `1, 5, ` + after + `, 500`},
 			{"childLock", childLockSQL, `1, ` + id},
 			{"childEdit", childEditSQL, id + `, '{1}', ` + given + `, 1`},
 			{"childDelete", childDeleteSQL, id + `, '{1}', ` + given + `, 1`},

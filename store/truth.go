@@ -104,13 +104,16 @@ SELECT /* store.scan_settings */ tenant_id, object
 func ScanSettings(ctx context.Context, pool *pgxpool.Pool, after *State[event.Thread], limit int) iter.Seq2[*State[event.Thread], error] {
 	return scan(ctx, pool, scanSettingsSQL, after, limit, func(s *State[event.Thread]) pgx.StrictNamedArgs {
 		return pgx.StrictNamedArgs{"tenant": s.TenantID, "post": int64(s.Object.PostID), "kind": s.Object.Of()}
-	}, func(r *settingsState) State[event.Thread] {
-		r.Object.Actor = "" // as with children and edges: the history has it
-		if r.Object.Kind == event.AggregateComment {
-			r.Object.Kind = "" // as in its events
-		}
-		return State[event.Thread](*r)
-	})
+	}, func(r *settingsState) State[event.Thread] { return settingsOf(r.TenantID, r.Object) })
+}
+
+// settingsOf is the state of settings as the table has them.
+func settingsOf(tenant int64, t event.Thread) State[event.Thread] {
+	t.Actor = "" // as with children and edges: the history has it
+	if t.Kind == event.AggregateComment {
+		t.Kind = "" // as in its events
+	}
+	return State[event.Thread]{tenant, t}
 }
 
 // querier is a transaction or a pool.

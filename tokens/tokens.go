@@ -24,10 +24,11 @@ const (
 	RoleWrite    = "write"
 	RoleModerate = "moderate"
 	RoleAdmin    = "admin"
+	RoleExport   = "export" // everything of a tenant that its events say: bodies that wait for a moderator, and authors of what is gone
 )
 
 // Roles returns every role.
-func Roles() []string { return []string{RoleRead, RoleWrite, RoleModerate, RoleAdmin} }
+func Roles() []string { return []string{RoleRead, RoleWrite, RoleModerate, RoleAdmin, RoleExport} }
 
 // Errors of tokens.
 var (

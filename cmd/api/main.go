@@ -13,6 +13,7 @@ import (
 
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/cmd/internal/fleet"
+	"github.com/tidings/tidings/cmd/internal/heads"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
@@ -65,7 +66,7 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	waker, pages := broker.NewWaker(nc), api.NewPages(cfg.API, reg)
 	catalog := kinds.NewCatalog(truth, kinds.Truth, log)
 	handler, err := api.New(cfg.API, api.Deps{
-		Store: store.New(truth, waker.Wake), Tokens: tokens, DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Kinds: catalog, Fleet: fleet.Projections(catalog.Now), Pages: pages, Log: log, Reg: reg,
+		Store: store.New(truth, waker.Wake), Tokens: tokens, DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Kinds: catalog, Fleet: fleet.Projections(catalog.Now), Pages: pages, Streams: heads.Of(nc, cfg.Broker), Log: log, Reg: reg,
 	})
 	if err != nil {
 		return err

@@ -34,12 +34,13 @@ var rules = []rule{
 	{pkg: "cmd/*/*", may: []string{"*", "*/*", "*/*/*"}, libs: []string{pgx, nats}},
 
 	{pkg: "api", libs: []string{huma, pgx}, // pgx.Tx goes through its hands: reads of a projection are one transaction, the caller's
-		may: []string{"store", "tokens", "kinds", "outbox", "projections", "projections/*", "versioned", "event", "internal/postgres",
+		may: []string{"store", "tokens", "kinds", "contracts", "outbox", "projections", "projections/*", "versioned", "event", "internal/postgres",
 			"consumers"}}, // how far a projection has come, for as_of
 	{pkg: "store", may: []string{"kinds", "outbox", "versioned", "event", "internal/postgres"}, libs: []string{pgx}},
 	{pkg: "tokens", may: []string{"store", "internal/postgres"}, libs: []string{pgx}}, // store: what a name may be
 	{pkg: "versioned", may: []string{"internal/postgres"}, libs: []string{pgx}},
 	{pkg: "kinds", may: []string{"versioned", "event", "internal/postgres"}, libs: []string{pgx}}, // pgx: where an installation keeps its kinds
+	{pkg: "contracts", may: []string{"kinds", "event"}},
 	{pkg: "event"}, // the wire contract knows nobody
 	{pkg: "outbox", may: []string{"event", "internal/postgres"}, libs: []string{pgx}},
 	{pkg: "coldstore", may: []string{"outbox", "event", "internal/postgres"}, libs: []string{pgx, blob}},

@@ -168,7 +168,7 @@ CREATE TABLE api_tokens (
   token_hash  bytea       PRIMARY KEY CHECK (length(token_hash) = 32),
   tenant_id   bigint      NOT NULL CHECK (tenant_id > 0),
   name        text        NOT NULL CHECK (name <> ''),
-  roles       text[]      NOT NULL CHECK (roles <@ ARRAY['read', 'write', 'moderate', 'admin']),
+  roles       text[]      NOT NULL CHECK (roles <@ ARRAY['read', 'write', 'moderate', 'admin', 'export']),
   created_at  timestamptz NOT NULL DEFAULT now(),
   expires_at  timestamptz,
   revoked_at  timestamptz,
@@ -554,7 +554,10 @@ GRANT SELECT, UPDATE ON outbox_ranges TO tidings_system;
 GRANT SELECT, INSERT, UPDATE ON outbox_requeued TO tidings_system;
 GRANT SELECT, INSERT, UPDATE ON outbox_archive_holds, job_runs TO tidings_system;
 GRANT SELECT, INSERT, UPDATE ON edge_removals TO tidings_system;
-GRANT SELECT, INSERT, UPDATE ON erasures TO tidings_system; -- the API has no business with it
+GRANT SELECT, INSERT, UPDATE ON erasures TO tidings_system;
+-- An export begins where the streams stand, and is over when an erasure has begun: the API sees that much and no more.
+GRANT SELECT (tenant_id, runs, finished_at) ON erasures TO tidings_api;
+GRANT SELECT (partition, stream, created, tail_seq, final_seq) ON outbox_partitions TO tidings_api;
 GRANT USAGE ON SEQUENCE outbox_messages_id_seq TO tidings_api, tidings_writer, tidings_system;
 GRANT SELECT ON children, children_archive TO tidings_system; -- of all kinds at once; their partitions have the other rights
 GRANT SELECT ON SEQUENCE outbox_messages_id_seq TO tidings_system; -- for the floors

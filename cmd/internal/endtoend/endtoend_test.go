@@ -83,6 +83,7 @@ func property(t *testing.T, seed uint64, faults []string) {
 	}
 	var writes, own, walks atomic.Int64
 	models, kindModels := make([]*model, tenants+1), make([][]*kindModel, tenants+1)
+	var exporters []*exporter
 	l.clients = make([]client, tenants+1)
 	for tenant := int64(1); tenant <= tenants; tenant++ {
 		token, err := tokens.Create(t.Context(), l.system, tenant, "tester", tokens.Roles(), time.Time{})
@@ -108,6 +109,9 @@ func property(t *testing.T, seed uint64, faults []string) {
 		until(fmt.Sprintf("reader of its own writes of other kinds of tenant %d", tenant), slow, &own, o.step)
 		walker := &walker{client: c, m: m, kinds: shared, rng: rng(uint64(100*tenant + 60)), lived: map[string]map[string]bool{}}
 		until(fmt.Sprintf("walker of tenant %d", tenant), slow, &walks, walker.step)
+		x := &exporter{client: c, rng: rng(uint64(100*tenant + 70)), set: l.kinds.Now, tenant: tenant}
+		exporters = append(exporters, x)
+		until(fmt.Sprintf("exporter of tenant %d", tenant), slow, &walks, x.step)
 	}
 	archiver, runs := l.newMover(), atomic.Int64{}
 	until("the archiver of comments", rare, &runs, func() error {
@@ -146,6 +150,7 @@ func property(t *testing.T, seed uint64, faults []string) {
 		}
 	}
 	l.verify()
+	l.joined(exporters)
 	if _, err := store.CheckArchive(t.Context(), l.system, l.kinds.Now(), func(f store.ArchiveFlaw) { t.Error(f) }); err != nil {
 		t.Error(err)
 	}

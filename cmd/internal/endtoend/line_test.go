@@ -21,6 +21,7 @@ import (
 
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/cmd/internal/fleet"
+	"github.com/tidings/tidings/cmd/internal/heads"
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
@@ -93,7 +94,7 @@ func newLine(t *testing.T, rng *rand.Rand) *line {
 	}
 	cfg := api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, PageCacheBytes: 1 << 20, RequestTimeout: 20 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: time.Second}
 	pages := api.NewPages(cfg, l.reg)
-	l.handler, err = api.New(cfg, api.Deps{Store: l.store, Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Kinds: l.kinds, Fleet: fleet.Projections(l.kinds.Now), Pages: pages, Log: testkit.Logger(t), Reg: l.reg})
+	l.handler, err = api.New(cfg, api.Deps{Store: l.store, Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Kinds: l.kinds, Fleet: fleet.Projections(l.kinds.Now), Pages: pages, Streams: heads.Of(nc, l.nats.Config()), Log: testkit.Logger(t), Reg: l.reg})
 	if err != nil {
 		t.Fatal(err)
 	}

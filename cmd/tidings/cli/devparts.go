@@ -14,6 +14,7 @@ import (
 
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/cmd/internal/fleet"
+	"github.com/tidings/tidings/cmd/internal/heads"
 	"github.com/tidings/tidings/cmd/internal/projector"
 	"github.com/tidings/tidings/cmd/internal/upkeep"
 	"github.com/tidings/tidings/consumers"
@@ -170,7 +171,8 @@ func (w *wiring) api(ctx context.Context, listener net.Listener, waker *broker.W
 	if err := w.truthKinds.Load(ctx); err != nil {
 		return nil, err
 	}
-	handler, err := api.New(w.cfg.API, api.Deps{Store: store.New(truth, waker.Wake), Tokens: truth, DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Kinds: w.truthKinds, Fleet: fleet.Projections(w.truthKinds.Now), Pages: pages, Log: w.log, Reg: w.metrics("api")})
+	handler, err := api.New(w.cfg.API, api.Deps{Store: store.New(truth, waker.Wake), Tokens: truth, DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Kinds: w.truthKinds, Fleet: fleet.Projections(w.truthKinds.Now), Pages: pages,
+		Streams: heads.Of(w.nc, w.cfg.Broker), Log: w.log, Reg: w.metrics("api")})
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,34 @@
+// Package heads tells the API which events the streams still have. The API knows no NATS.
+package heads
+
+import (
+	"context"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/api"
+	"github.com/tidings/tidings/internal/broker"
+)
+
+// wait is how long an answer of the API may wait for the broker, without which it works too.
+const wait = time.Second
+
+// Of returns what asks the broker for the partitions' streams.
+func Of(nc *nats.Conn, cfg broker.Config) api.Streams {
+	return func(ctx context.Context) (map[string]api.StreamHead, error) {
+		ctx, cancel := context.WithTimeout(ctx, wait)
+		defer cancel()
+		js, err := jetstream.New(nc)
+		if err != nil {
+			return nil, err
+		}
+		streams, err := broker.Streams(ctx, js, cfg)
+		all := make(map[string]api.StreamHead, len(streams))
+		for _, s := range streams {
+			all[s.Name] = api.StreamHead{Created: s.Created, First: s.First}
+		}
+		return all, err
+	}
+}

@@ -1,0 +1,81 @@
+package cli
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/contracts"
+	"github.com/tidings/tidings/kinds"
+)
+
+func (p Process) contractsCommand() *cobra.Command {
+	c := &cobra.Command{Use: "contracts", Short: "What subscribers read, for programs: JSON Schemas and an AsyncAPI document"}
+	c.AddCommand(p.contractsWriteCommand())
+	return c
+}
+
+func (p Process) contractsWriteCommand() *cobra.Command {
+	var (
+		data    string
+		builtIn bool
+	)
+	c := &cobra.Command{
+		Use:   "write DIR",
+		Short: "Write the contracts of the kinds in force into a directory",
+		Long: `Writes asyncapi.json and a JSON Schema of each event type and version, schemas/TYPE.json. Files of these names are replaced, and schemas of types that
+there are no longer are removed. The API serves the same at /v1/asyncapi.json and /v1/schemas/TYPE.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) (err error) {
+			set := kinds.Builtin()
+			if !builtIn {
+				if set, err = p.kindsInForce(c.Context(), data); err != nil {
+					return err
+				}
+			}
+			n, err := writeContracts(args[0], set)
+			if err != nil {
+				return err
+			}
+			if _, err := fmt.Fprintf(p.Stdout, "%d files in %s.\n", n, args[0]); err != nil {
+				return fmt.Errorf("write the result: %w", err)
+			}
+			return nil
+		},
+	}
+	c.Flags().BoolVar(&builtIn, "built-in", false, "of the built-in kinds alone, which needs no database")
+	dataFlag(c, &data)
+	return c
+}
+
+// writeContracts returns how many files it wrote.
+func writeContracts(dir string, set *kinds.Set) (int, error) {
+	files, err := contracts.Files(set)
+	if err != nil {
+		return 0, err
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "schemas"), 0o755); err != nil {
+		return 0, fmt.Errorf("make a directory for the contracts: %w", err)
+	}
+	old, err := filepath.Glob(filepath.Join(dir, "schemas", "tidings.*.json"))
+	if err != nil {
+		return 0, fmt.Errorf("look for earlier contracts in %s: %w", dir, err)
+	}
+	for _, path := range old {
+		if files["schemas/"+filepath.Base(path)] == nil {
+			if err := os.Remove(path); err != nil {
+				return 0, fmt.Errorf("remove the contract of a type that there is no longer: %w", err)
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if err := os.WriteFile(filepath.Join(dir, filepath.FromSlash(name)), files[name], 0o644); err != nil {
+			return 0, fmt.Errorf("write a contract: %w", err)
+		}
+	}
+	return len(files), nil
+}

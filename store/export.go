@@ -1,0 +1,239 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/outbox"
+)
+
+// Errors of exports.
+var (
+	// ErrErasing reports that an erasure of the tenant has begun and not finished: it takes events off the streams that an export would rest on.
+	ErrErasing = errors.New("store: an erasure has not finished")
+	// ErrExportOutdated reports that an erasure has begun since the export did. Begin again.
+	ErrExportOutdated = errors.New("store: an erasure has begun since the export began")
+)
+
+// Export is what an export rests on: where the streams stood before its first page was read. Whoever has all states of a kind that were read
+// afterwards, in any number of pages, and applies every event behind Streams by its version, has the truth:
+//
+//	published up to Streams  ──▶ committed before: every page has it, or a later version
+//	published behind it      ──▶ the reader gets it from the stream
+//	committed, not published ──▶ likewise, later
+//
+// A row is never deleted without an event, but by an erasure of edges, which takes their events off the streams too: Erasures tells of those.
+type Export struct {
+	At       time.Time
+	Streams  []outbox.Position
+	Erasures int64 // runs that have begun; negative when the kind loses no row by an erasure
+}
+
+// ExportPlace is where in an export's order a page ends: an id and what comes behind it. The zero value is before everything.
+type ExportPlace struct {
+	ID   int64
+	Rest string
+}
+
+// Exported is a state as an event, and its place.
+type Exported struct {
+	Place ExportPlace
+	Event event.Event
+}
+
+// erasuresSQL reads how many runs of erasures have begun for the tenant, and how many erasures have not finished.
+// Index: erasures_pkey, the tenant's.   Locks: none.
+const erasuresSQL = `
+SELECT /* store.erasures */ now(), coalesce(sum(runs), 0)::bigint, count(*) FILTER (WHERE finished_at IS NULL) FROM erasures WHERE tenant_id = @tenant::bigint`
+
+func erasuresOf(ctx context.Context, tx pgx.Tx, tenant int64) (now time.Time, runs, unfinished int64, err error) {
+	err = tx.QueryRow(ctx, erasuresSQL, pgx.StrictNamedArgs{"tenant": tenant}).Scan(&now, &runs, &unfinished)
+	if err != nil {
+		err = fmt.Errorf("look for erasures of tenant %d: %w", tenant, err)
+	}
+	return now, runs, unfinished, err
+}
+
+// BeginExport begins an export. Call it before the first page is read. erasable says that erasures delete rows of the kind (ErasesEdges).
+func (s *Store) BeginExport(ctx context.Context, tenant int64, erasable bool) (e Export, err error) {
+	err = s.read(ctx, tenant, func(tx pgx.Tx) error {
+		now, runs, unfinished, err := erasuresOf(ctx, tx, tenant)
+		switch {
+		case err != nil:
+			return err
+		case erasable && unfinished > 0:
+			return ErrErasing
+		case !erasable:
+			runs = -1
+		}
+		e = Export{At: now.UTC(), Erasures: runs}
+		e.Streams, err = outbox.Positions(ctx, tx)
+		return err
+	})
+	return e, err
+}
+
+// ErasesEdges reports whether the erasure of a person deletes edges of the kind.
+func ErasesEdges(k kinds.Edge) bool { return len(k.EndsAt(kinds.Author)) > 0 }
+
+// exportPage reads a page of an export that still holds.
+func exportPage[R any](ctx context.Context, s *Store, tenant int64, e Export, sql string, args pgx.StrictNamedArgs, state func(*R) (Exported, error)) (page []Exported, err error) {
+	args["tenant"] = tenant
+	err = s.read(ctx, tenant, func(tx pgx.Tx) error {
+		if e.Erasures >= 0 {
+			if _, runs, _, err := erasuresOf(ctx, tx, tenant); err != nil {
+				return err
+			} else if runs != e.Erasures {
+				return ErrExportOutdated
+			}
+		}
+		rows, _ := tx.Query(ctx, sql, args)
+		all, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByPos[R])
+		if err != nil {
+			return fmt.Errorf("read a page of an export of tenant %d: %w", tenant, err)
+		}
+		page = make([]Exported, len(all))
+		for i, row := range all {
+			if page[i], err = state(row); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return page, err
+}
+
+// exportEdgesSQL reads a page of the tenant's edges.
+// Index: edges_KIND_pkey, one range.   Locks: none.
+const exportEdgesSQL = `
+SELECT /* store.export_edges */ from_id, to_id, status, version, created_at, positioned_at, updated_at, attributes
+  FROM {edges} WHERE tenant_id = @tenant::bigint AND (from_id, to_id) > (@from::bigint, @to::bigint)
+ ORDER BY from_id, to_id LIMIT @limit`
+
+// ExportEdges reads the next edges of the kind behind a place, at most limit, by origin and target, REMOVED ones too. Fewer than limit are the last. The state of
+// an edge has no actor. ErrInvalid: there is no such place. ErrExportOutdated: begin again.
+func (s *Store) ExportEdges(ctx context.Context, tenant int64, k kinds.Edge, e Export, after ExportPlace, limit int) ([]Exported, error) {
+	to, err := restID(after)
+	if err != nil {
+		return nil, err
+	}
+	return exportPage(ctx, s, tenant, e, edgesOf(k.Name, exportEdgesSQL), pgx.StrictNamedArgs{"from": after.ID, "to": to, "limit": limit}, func(r *edgeRow) (Exported, error) {
+		ev, err := EdgeEvent(k, &State[event.Edge]{tenant, r.wire()})
+		return Exported{ExportPlace{r.From, strconv.FormatInt(r.To, 10)}, ev}, err
+	})
+}
+
+func restID(p ExportPlace) (n int64, err error) {
+	if p.Rest == "" {
+		return 0, nil
+	}
+	if n, err = strconv.ParseInt(p.Rest, 10, 64); err != nil || strconv.FormatInt(n, 10) != p.Rest {
+		return 0, fmt.Errorf("%w: place %.80q", ErrInvalid, p.Rest)
+	}
+	return n, nil
+}
+
+// exportChildrenSQL reads a page of the tenant's children in the order of their objects, archived or not. A child is in one of the two tables in each snapshot.
+// Index: that of the kind's Order and its like in the archive, one range each.   Locks: none.
+const exportChildrenSQL = `
+SELECT /* store.export_children */ ` + childColumns + ` FROM (
+  (SELECT * FROM {{.Table}} WHERE tenant_id = @tenant::bigint AND (object_id, {{.Order}}) > (@object::bigint, @place::{{.OrderType}}) ORDER BY object_id, {{.Order}} LIMIT @limit)
+  UNION ALL
+  (SELECT * FROM {{.Archive}} WHERE tenant_id = @tenant::bigint AND (object_id, {{.Order}}) > (@object::bigint, @place::{{.OrderType}}) ORDER BY object_id, {{.Order}} LIMIT @limit)) c
+ ORDER BY c.object_id, c.{{.Order}} LIMIT @limit`
+
+var pathPlace = regexp.MustCompile(`^[0-9a-z/]+$`)
+
+// ExportChildren is ExportEdges of children, by object, and there as the kind's index has them: of a threaded kind in the order of the thread, a child
+// before the replies to it. What is erased or withdrawn is there, as events say it.
+func (s *Store) ExportChildren(ctx context.Context, tenant int64, k kinds.Child, e Export, after ExportPlace, limit int) ([]Exported, error) {
+	shape := shapeOf(k)
+	place := after.Rest
+	switch {
+	case place == "":
+		place = shape.place(event.Child{})
+	case k.Threaded && (len(place) > 2000 || !pathPlace.MatchString(place)):
+		return nil, fmt.Errorf("%w: place %.80q", ErrInvalid, place)
+	case !k.Threaded:
+		if _, err := uuid.Parse(place); err != nil {
+			return nil, fmt.Errorf("%w: place %.80q", ErrInvalid, place)
+		}
+	}
+	return exportPage(ctx, s, tenant, e, shape.sql(exportChildrenSQL), pgx.StrictNamedArgs{"object": after.ID, "place": place, "limit": limit}, func(r *childRow) (Exported, error) {
+		state := (&childState{tenant, *r}).state()
+		ev, err := ChildEvent(k, &state)
+		ev.Type = childEventType(state.Object)
+		return Exported{ExportPlace{r.Object, shape.place(state.Object)}, ev}, err
+	})
+}
+
+// childEventType is the type of an event that leads to such a state.
+func childEventType(c event.Child) string {
+	switch {
+	case c.AuthorState == event.AuthorErased:
+		return event.Erased
+	case c.AuthorState == event.AuthorDeleted:
+		return event.Deleted
+	case c.Version == 1:
+		return event.Created
+	case c.ModerationState != event.ModerationNone:
+		return event.Moderated
+	}
+	return event.Edited
+}
+
+// exportSettingsSQL is scanSettingsSQL for one tenant.
+// Index: threads_head_idx, threads_purged_pkey, one range each.   Locks: none.
+const exportSettingsSQL = `
+SELECT /* store.export_settings */ kind, object
+  FROM (SELECT post_id, kind, object FROM threads WHERE tenant_id = @tenant::bigint AND version_state IN ('LATEST', 'DELETED')
+         UNION ALL
+        SELECT post_id, kind, jsonb_build_object('kind', kind, 'post_id', post_id::text, 'version', version) FROM threads_purged p
+         WHERE tenant_id = @tenant::bigint AND NOT EXISTS (SELECT FROM threads t WHERE t.tenant_id = p.tenant_id AND t.post_id = p.post_id AND t.kind = p.kind)) t
+ WHERE (post_id, kind) > (@post::bigint, @kind::text COLLATE "C")
+ ORDER BY post_id, kind LIMIT @limit`
+
+type exportedSettings struct {
+	Kind   string
+	Object event.Thread
+}
+
+var kindPlace = regexp.MustCompile(`^[a-z0-9_]{0,63}$`)
+
+// ExportSettings is ExportEdges of the settings of threads of every kind, by object and kind.
+func (s *Store) ExportSettings(ctx context.Context, tenant int64, e Export, after ExportPlace, limit int) ([]Exported, error) {
+	if !kindPlace.MatchString(after.Rest) {
+		return nil, fmt.Errorf("%w: place %.80q", ErrInvalid, after.Rest)
+	}
+	return exportPage(ctx, s, tenant, e, exportSettingsSQL, pgx.StrictNamedArgs{"post": after.ID, "kind": after.Rest, "limit": limit}, func(r *exportedSettings) (Exported, error) {
+		state := settingsOf(tenant, r.Object)
+		ev, err := SettingsEvent(&state)
+		return Exported{ExportPlace{int64(r.Object.PostID), r.Kind}, ev}, err
+	})
+}
+
+// String is the place as a client sends it back.
+func (p ExportPlace) String() string { return fmt.Sprintf("%d,%s", p.ID, p.Rest) }
+
+// ParsePlace reads what String wrote, or ErrInvalid. What is behind the comma is looked at when a page is read.
+func ParsePlace(text string) (p ExportPlace, err error) {
+	id, rest, _ := strings.Cut(text, ",")
+	if text == "" {
+		return p, nil
+	}
+	n, err := strconv.ParseInt(id, 10, 64)
+	if err != nil || n < 0 || strconv.FormatInt(n, 10) != id {
+		return p, fmt.Errorf("%w: place %.80q", ErrInvalid, text)
+	}
+	return ExportPlace{n, rest}, nil
+}
