@@ -23,7 +23,7 @@ type childPage struct {
 	Next   string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
 	Prev   string     `json:"prev,omitempty" doc:"The cursor of the page before, in the orders oldest and newest; absent on the first. What it leads to may be gone by then."`
 	Thread any        `json:"thread,omitempty"`
-	AsOf   event.Time `json:"as_of" format:"date-time" doc:"Everything that was published up to then is in the page."`
+	AsOf   event.Time `json:"as_of" format:"date-time" doc:"Every write that had committed by then is in the page."`
 }
 
 // childSummary is the children of an object in numbers.
@@ -33,7 +33,7 @@ type childSummary struct {
 	Total          int64       `json:"total" example:"131" doc:"{Children} that were ever written, whatever became of them."`
 	LastActivityAt *event.Time `json:"last_activity_at,omitempty" format:"date-time" doc:"When the newest visible {child} was written; absent without any."`
 	Thread         any         `json:"thread,omitempty"`
-	AsOf           event.Time  `json:"as_of" format:"date-time" doc:"Everything that was published up to then is counted."`
+	AsOf           event.Time  `json:"as_of" format:"date-time" doc:"Every write that had committed by then is counted."`
 }
 
 // childVersion is a version of a child.

@@ -36,7 +36,7 @@ type childBody struct {
 	// In a tree, and behind a permalink (childthreads.go):
 	Replies []any       `json:"replies,omitempty"`
 	Thread  any         `json:"thread,omitempty"`
-	AsOf    *event.Time `json:"as_of,omitempty" format:"date-time" doc:"Everything that was published up to then has been looked at."`
+	AsOf    *event.Time `json:"as_of,omitempty" format:"date-time" doc:"Every write that had committed by then has been looked at."`
 }
 
 func childBodyOf(c event.Child) childBody {

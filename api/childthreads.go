@@ -21,7 +21,7 @@ const maxTree = 1000
 type childTree struct {
 	Items  []any      `json:"items" nullable:"false"`
 	Thread any        `json:"thread,omitempty"`
-	AsOf   event.Time `json:"as_of" format:"date-time" doc:"Everything that was published up to then is in the tree."`
+	AsOf   event.Time `json:"as_of" format:"date-time" doc:"Every write that had committed by then is in the tree."`
 }
 
 type repliesInput struct {

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/tidings/tidings/tokens"
@@ -13,7 +14,7 @@ import (
 // Config is the API's environment.
 type Config struct {
 	Addr               string        `env:"API_ADDR, default=127.0.0.1:8080"`       // where it listens
-	CursorKey          string        `env:"API_CURSOR_KEY"`                         // signs cursors: 32 bytes or more in hexadecimal or base64, the same on every API process
+	CursorKey          string        `env:"API_CURSOR_KEY"`                         // signs cursors: 32 bytes or more in hexadecimal or base64, the same on every API process; behind a comma another one, whose cursors are accepted
 	MaxBodyBytes       int64         `env:"API_MAX_BODY_BYTES, default=131072"`     // of a request, 1 KiB..16 MiB; a comment of 16 KiB may take 96 KiB of JSON
 	MaxBatchBytes      int64         `env:"API_MAX_BATCH_BYTES, default=4194304"`   // of the body of a batch, 1 KiB..64 MiB; the API holds it three times while it works
 	PageCacheBytes     int64         `env:"API_PAGE_CACHE_BYTES, default=16777216"` // of first pages that are kept in memory, 0..1 GiB; 0 for none
@@ -34,7 +35,7 @@ type Config struct {
 // Validate reports every value out of bounds.
 func (c Config) Validate() error {
 	var errs []error
-	if _, err := c.cursorKey(); err != nil {
+	if _, err := c.cursorKeys(); err != nil {
 		errs = append(errs, err)
 	}
 	if c.MaxBodyBytes < 1<<10 || c.MaxBodyBytes > 16<<20 {
@@ -69,13 +70,28 @@ func (c Config) Validate() error {
 
 const minCursorKey = 32 // bytes
 
-func (c Config) cursorKey() ([]byte, error) {
+// cursorKeys returns the key that signs cursors, and perhaps another one, whose cursors are accepted too: so a key is replaced while clients hold cursors.
+func (c Config) cursorKeys() (keys [][]byte, err error) {
+	for text := range strings.SplitSeq(c.CursorKey, ",") {
+		key, ok := decodeKey(strings.TrimSpace(text))
+		if !ok {
+			return nil, fmt.Errorf("API_CURSOR_KEY is not %d bytes or more in hexadecimal or base64 (openssl rand -hex %d makes one), or two such keys with a comma between them", minCursorKey, minCursorKey)
+		}
+		keys = append(keys, key)
+	}
+	if len(keys) > 2 {
+		return nil, fmt.Errorf("API_CURSOR_KEY has %d keys: want the one that signs, and at most one that is accepted too", len(keys))
+	}
+	return keys, nil
+}
+
+func decodeKey(text string) (key []byte, ok bool) {
 	for _, decode := range []func(string) ([]byte, error){
 		hex.DecodeString, base64.StdEncoding.DecodeString, base64.URLEncoding.DecodeString, base64.RawStdEncoding.DecodeString, base64.RawURLEncoding.DecodeString,
 	} {
-		if key, err := decode(c.CursorKey); err == nil && len(key) >= minCursorKey {
-			return key, nil
+		if key, err := decode(text); err == nil && len(key) >= minCursorKey {
+			return key, true
 		}
 	}
-	return nil, fmt.Errorf("API_CURSOR_KEY is not %d bytes or more in hexadecimal or base64 (openssl rand -hex %d makes one)", minCursorKey, minCursorKey)
+	return nil, false
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // errCursor reports a cursor that was not given by this list of this tenant, or was changed since.
@@ -18,8 +19,8 @@ const (
 )
 
 // cursors signs where a page ended. A cursor carries the sort values of the page's last item, so it holds however much is
-// written meanwhile, on every API process with the same key.
-type cursors struct{ key []byte }
+// written meanwhile, on every API process with the same keys. The first key signs; each is accepted.
+type cursors struct{ keys [][]byte }
 
 // list names the list that a cursor belongs to; a cursor of another is refused.
 type list struct {
@@ -28,8 +29,8 @@ type list struct {
 	of     int64  // the user or the post
 }
 
-func (c cursors) mac(l list, payload []byte) []byte {
-	h := hmac.New(sha256.New, c.key)
+func mac(key []byte, l list, payload []byte) []byte {
+	h := hmac.New(sha256.New, key)
 	fmt.Fprintf(h, "tidings cursor 1\n%d\n%s\n%d\n", l.tenant, l.name, l.of)
 	h.Write(payload)
 	return h.Sum(nil)[:cursorMACLen]
@@ -40,7 +41,7 @@ func (c cursors) encode(l list, last any) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("encode a cursor of %s: %w", l.name, err)
 	}
-	return base64.RawURLEncoding.EncodeToString(append(c.mac(l, payload), payload...)), nil
+	return base64.RawURLEncoding.EncodeToString(append(mac(c.keys[0], l, payload), payload...)), nil
 }
 
 // decode reads what encode wrote into v, or returns errCursor.
@@ -49,7 +50,7 @@ func (c cursors) decode(l list, cursor string, v any) error {
 	if err != nil || len(raw) < cursorMACLen || len(cursor) > maxCursorLen {
 		return errCursor
 	}
-	if !hmac.Equal(raw[:cursorMACLen], c.mac(l, raw[cursorMACLen:])) {
+	if !slices.ContainsFunc(c.keys, func(key []byte) bool { return hmac.Equal(raw[:cursorMACLen], mac(key, l, raw[cursorMACLen:])) }) {
 		return errCursor
 	}
 	if err := json.Unmarshal(raw[cursorMACLen:], v); err != nil {

@@ -91,7 +91,7 @@ type edgeRelation struct {
 // edgeRelations answers a check.
 type edgeRelations struct {
 	Items []any      `json:"items" nullable:"false" doc:"One for each pair, in their order."`
-	AsOf  event.Time `json:"as_of" format:"date-time" doc:"Everything that was published up to then is in the answer."`
+	AsOf  event.Time `json:"as_of" format:"date-time" doc:"Every write that had committed by then is in the answer."`
 }
 
 // edgeItem is one line of a list of edges.

@@ -137,7 +137,7 @@ func (s *server) readOnce(ctx context.Context, tenant int64, consumer string, re
 		defer leave()
 	}
 	err = postgres.InTenant(ctx, s.projections, tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
-		if progress, err = consumers.ReadProgress(ctx, tx, consumer); err != nil {
+		if progress, err = s.readProgress(ctx, tx, tenant, consumer); err != nil {
 			return err
 		}
 		if len(refs) > 0 {
@@ -177,7 +177,7 @@ func (s *server) readAsIf(ctx context.Context, tenant int64, consumer string, re
 		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '`+freshLock+`'`); err != nil {
 			return err
 		}
-		if progress, err = consumers.ReadProgress(ctx, tx, consumer); err != nil {
+		if progress, err = s.readProgress(ctx, tx, tenant, consumer); err != nil {
 			return err
 		}
 		if err := s.fleet[consumer].Apply(ctx, tx, states); err != nil {

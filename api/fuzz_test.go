@@ -48,7 +48,7 @@ func offline(f *testing.F) *server {
 
 // A cursor that is read is one that was given: its text is the only one with its content.
 func FuzzCursor(f *testing.F) {
-	c := cursors{key: []byte("0123456789abcdef0123456789abcdef")}
+	c := cursors{[][]byte{[]byte("0123456789abcdef0123456789abcdef")}}
 	home := list{tenant: 1, name: "followers", of: 42}
 	for _, user := range []event.ID{1, 1 << 62} {
 		given, err := c.encode(home, edgeCursor{At: event.Time{Time: time.Unix(1, 1000).UTC()}, User: user})

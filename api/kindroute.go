@@ -78,14 +78,14 @@ func wordsOf(kind string) kindWords {
 type entityList struct {
 	Items []any      `json:"items" nullable:"false"`
 	Next  string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
-	AsOf  event.Time `json:"as_of" format:"date-time" doc:"Everything that was published up to then is in the list."`
+	AsOf  event.Time `json:"as_of" format:"date-time" doc:"Every write that had committed by then is in the list."`
 }
 
 // entityVersions is one page of the versions of an edge or a child.
 type entityVersions struct {
 	Items []any      `json:"items" nullable:"false" doc:"The newest first."`
 	Next  string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
-	AsOf  event.Time `json:"as_of" format:"date-time" doc:"Everything that was published up to then is in the history."`
+	AsOf  event.Time `json:"as_of" format:"date-time" doc:"Every write that had committed by then is in the history."`
 }
 
 // archetype is what the routes of edges and of children have in common.

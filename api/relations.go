@@ -28,7 +28,7 @@ type UserCounts struct {
 // UserCountsList are the counts of many users.
 type UserCountsList struct {
 	Items []UserCounts `json:"items" nullable:"false" doc:"One for each user, in their order."`
-	AsOf  event.Time   `json:"as_of" format:"date-time" doc:"Everything that was published up to then is counted."`
+	AsOf  event.Time   `json:"as_of" format:"date-time" doc:"Every write that had committed by then is counted."`
 }
 
 type manyCountsOutput struct{ Body UserCountsList }
@@ -43,7 +43,7 @@ type mutualsInput struct {
 type MutualList struct {
 	Items     []Edge     `json:"items" nullable:"false"`
 	Truncated bool       `json:"truncated" doc:"There are more, or may be." example:"false"`
-	AsOf      event.Time `json:"as_of" format:"date-time" doc:"Everything that was published up to then is in the list."`
+	AsOf      event.Time `json:"as_of" format:"date-time" doc:"Every write that had committed by then is in the list."`
 }
 
 type mutualsOutput struct{ Body MutualList }

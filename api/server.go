@@ -58,6 +58,7 @@ type server struct {
 	fleet       map[string]projections.Projection // by name
 	pages       *Pages
 	streams     Streams
+	fresh       *freshness
 	log         *slog.Logger
 	metrics     *metrics
 	auth        *authenticator
@@ -82,6 +83,10 @@ type Handler struct {
 	http.Handler
 	// Ready is an error while requests have been refused for so long that others should get them.
 	Ready func(context.Context) error
+	// Look brings as_of up to now. Before the first look every as_of is the Unix epoch.
+	Look func(context.Context) error
+	// Run looks once a second until ctx ends, and returns nil.
+	Run func(context.Context) error
 }
 
 // New returns the API. It starts nothing and connects to nothing.
@@ -89,14 +94,15 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("configure the API: %w", err)
 	}
-	key, err := cfg.cursorKey()
+	keys, err := cfg.cursorKeys()
 	if err != nil {
 		return nil, err
 	}
 	s := &server{
 		cfg: cfg, store: deps.Store, dlq: deps.DLQ, projections: deps.Projections, pages: deps.Pages, streams: deps.Streams, log: deps.Log.With("component", "api"),
-		fleet: make(map[string]projections.Projection), auth: newAuthenticator(tokens.NewLookup(deps.Tokens)), overlays: newCaps(), same: new(singleflight.Group), cursors: cursors{key}, problems: newProblemTable(),
+		fleet: make(map[string]projections.Projection), auth: newAuthenticator(tokens.NewLookup(deps.Tokens)), overlays: newCaps(), same: new(singleflight.Group), cursors: cursors{keys}, problems: newProblemTable(),
 	}
+	s.fresh = &freshness{read: deps.Store.Delivered, log: s.log}
 	for _, p := range deps.Fleet {
 		s.fleet[p.Name()] = p
 	}
@@ -116,7 +122,7 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 	if err := s.router.build(deps.Kinds.Now()); err != nil {
 		return nil, err
 	}
-	return &Handler{Handler: s.router, Ready: s.gate.ready}, nil
+	return &Handler{Handler: s.router, Ready: s.gate.ready, Look: s.fresh.look, Run: s.fresh.run}, nil
 }
 
 // quarter is a quarter of a pool's connections: what may be slow for one caller keeps off the others.

@@ -48,7 +48,7 @@ func TestStrictJSON(t *testing.T) {
 }
 
 func TestCursorsBelongToTheirList(t *testing.T) {
-	c := cursors{key: []byte("0123456789abcdef0123456789abcdef")}
+	c := cursors{[][]byte{[]byte("0123456789abcdef0123456789abcdef")}}
 	home := list{tenant: 1, name: "followers", of: 42}
 	cursor, err := c.encode(home, edgeCursor{User: 7})
 	if err != nil {
@@ -78,7 +78,7 @@ func TestCursorsBelongToTheirList(t *testing.T) {
 	} {
 		d := c
 		if try.key != "" {
-			d = cursors{key: []byte(try.key)}
+			d = cursors{[][]byte{[]byte(try.key)}}
 		}
 		if err := d.decode(try.list, try.cursor, &got); !errors.Is(err, errCursor) {
 			t.Errorf("%s: got %v, want errCursor", name, err)
@@ -119,6 +119,38 @@ func TestTraceParent(t *testing.T) {
 	}
 }
 
+// TestTheCursorKeyIsReplacedWhileClientsHoldCursors goes through the steps of docs/runbook/cursor-key.md: while processes of one step and the next run side by side,
+// each takes every cursor of the others, and those of the old key are good until it is taken away.
+func TestTheCursorKeyIsReplacedWhileClientsHoldCursors(t *testing.T) {
+	before, after := strings.Repeat("ab", 32), strings.Repeat("cd", 32)
+	accepted, signed := []string{"b", "ba", "ba", "a"}, "bbaa" // neighbors take each other's
+	steps := []string{before, before + "," + after, after + ", " + before, after}
+	l := list{tenant: 1, name: "followers", of: 42}
+	var processes []cursors
+	var given []string
+	for _, step := range steps {
+		keys, err := Config{CursorKey: step}.cursorKeys()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := cursors{keys}
+		cursor, err := c.encode(l, 7)
+		if err != nil {
+			t.Fatal(err)
+		}
+		processes, given = append(processes, c), append(given, cursor)
+	}
+	for i, c := range processes {
+		for j, cursor := range given {
+			var got int
+			err := c.decode(l, cursor, &got)
+			if want := strings.Contains(accepted[i], signed[j:j+1]); (err == nil && got == 7) != want {
+				t.Errorf("a process of step %d and a cursor of step %d: %d, %v, want it accepted: %t", i, j, got, err, want)
+			}
+		}
+	}
+}
+
 func TestConfigRefusesWhatCannotWork(t *testing.T) {
 	good := Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, RequestTimeout: 1e9, AddressConnections: 100, MaxRequests: 512, MaxWait: 1e9}
 	if err := good.Validate(); err != nil {
@@ -127,6 +159,8 @@ func TestConfigRefusesWhatCannotWork(t *testing.T) {
 	for name, change := range map[string]func(*Config){
 		"no key":         func(c *Config) { c.CursorKey = "" },
 		"a short key":    func(c *Config) { c.CursorKey = "abcd" },
+		"a short second": func(c *Config) { c.CursorKey += ",abcd" },
+		"three keys":     func(c *Config) { c.CursorKey += "," + c.CursorKey + "," + c.CursorKey },
 		"a tiny body":    func(c *Config) { c.MaxBodyBytes = 1 },
 		"a tiny batch":   func(c *Config) { c.MaxBatchBytes = 1 },
 		"no time":        func(c *Config) { c.RequestTimeout = 0 },

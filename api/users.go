@@ -29,7 +29,7 @@ type Edge struct {
 type EdgeList struct {
 	Items []Edge     `json:"items" nullable:"false"`
 	Next  string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
-	AsOf  event.Time `json:"as_of" format:"date-time" doc:"Everything that was published up to then is in the list."`
+	AsOf  event.Time `json:"as_of" format:"date-time" doc:"Every write that had committed by then is in the list."`
 }
 
 // UserPath names a user.
@@ -157,7 +157,7 @@ type counted struct {
 }
 
 type countsBody struct {
-	AsOf event.Time `json:"as_of" format:"date-time" doc:"Everything that was published up to then is counted."`
+	AsOf event.Time `json:"as_of" format:"date-time" doc:"Every write that had committed by then is counted."`
 }
 
 func (s *server) counts(ctx context.Context, ends []counted, under []kinds.Child, object int64) (*anyOutput, error) {

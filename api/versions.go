@@ -6,7 +6,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/projections/history"
@@ -45,7 +44,7 @@ func past[T any](ctx context.Context, s *server, l list, p Page, read func(tx pg
 		return nil, "", asOf, err
 	}
 	err = postgres.InTenant(ctx, s.projections, l.tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		progress, err := consumers.ReadProgress(ctx, tx, history.Name)
+		progress, err := s.readProgress(ctx, tx, l.tenant, history.Name)
 		if err != nil {
 			return err
 		}

@@ -96,7 +96,7 @@ func New(cfg Config, deps Deps, projection Projection) (*Consumer, error) {
 	}
 	name := projection.Name()
 	log := deps.Log.With("component", "consumer", "consumer", name)
-	group, err := lease.New(cfg.Lease, deps.Pool, name, lease.Owner(name), log)
+	group, err := lease.New(cfg.Lease, deps.Pool, name, lease.Owner(name), deps.Log)
 	if err != nil {
 		return nil, err
 	}

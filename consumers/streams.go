@@ -76,7 +76,7 @@ func (c *Consumer) leaveBroker(ctx context.Context) {
 	if !nc.IsConnected() || len(nc.Servers()) < 2 {
 		return
 	}
-	c.log.WarnContext(ctx, "trying another broker", "url", nc.ConnectedUrlRedacted())
+	c.log.WarnContext(ctx, "trying another broker", broker.Where(nc)...)
 	if err := nc.ForceReconnect(); err != nil {
 		c.log.WarnContext(ctx, "leaving the broker failed", "err", err)
 	}

@@ -58,7 +58,7 @@ func TestEveryAlertHasAMetricAndAPage(t *testing.T) {
 	}
 	names := exported(t)
 	for _, expr := range regexp.MustCompile(`(?m)expr: (.*)$`).FindAllStringSubmatch(string(b), -1) {
-		metrics := regexp.MustCompile(`\b(?:outbox|relay|consumer|api|projection|stream|jetstream|postgres|job|tidings|node)_[a-z_]+|\bapi:\w+:\w+`).FindAllString(expr[1], -1)
+		metrics := regexp.MustCompile(`\b(?:outbox|relay|consumer|api|projection|stream|jetstream|postgres|job|tidings|node|tls)_[a-z_]+|\bapi:\w+:\w+`).FindAllString(expr[1], -1)
 		if len(metrics) == 0 {
 			t.Errorf("no metric in %q", expr[1])
 		}

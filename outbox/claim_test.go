@@ -492,6 +492,15 @@ func TestPlans(t *testing.T) {
 					}
 				}
 			}
+			lines, _ := pool.Query(t.Context(), `EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, SUMMARY OFF) SELECT * FROM outbox_delivered(100)`)
+			plan, err := pgx.CollectRows(lines, pgx.RowTo[string])
+			var hit int
+			if err == nil {
+				_, err = fmt.Sscanf(strings.TrimSpace(plan[1]), "Buffers: shared hit=%d", &hit)
+			}
+			if err != nil || hit > 400 { // of 2,000 and more
+				t.Errorf("the look at what is delivered reads %d pages (%v):\n%s", hit, err, strings.Join(plan, "\n"))
+			}
 		})
 	}
 }

@@ -81,9 +81,8 @@ func Adopt(ctx context.Context, pool *pgxpool.Pool, strays []Partition) error {
 		if _, err := tx.Exec(ctx, lockPartitionsSQL); err != nil {
 			return err
 		}
-		var closing []int
+		closing := closingFor(strays)
 		for _, p := range strays {
-			closing = append(closing, p.After...)
 			if _, err := tx.Exec(ctx, adoptSQL, pgx.StrictNamedArgs{"partition": p.Number, "first": p.FirstSlot, "last": p.LastSlot,
 				"after": p.After, "stream": p.Stream, "created": p.Created}); err != nil {
 				return err
@@ -96,17 +95,9 @@ func Adopt(ctx context.Context, pool *pgxpool.Pool, strays []Partition) error {
 		if err != nil {
 			return err
 		}
-		next := all[len(all)-1].Number + 1
-		for _, p := range all {
-			if p.Closed || !slices.Contains(closing, p.Number) {
-				continue
-			}
-			for _, gap := range uncovered(p, Successors(all, p.Number)) {
-				gap.Number, gap.After = next, []int{p.Number}
-				if err := addPartition(ctx, tx, gap); err != nil {
-					return err
-				}
-				next++
+		for _, gap := range gaps(all, closing) {
+			if err := addPartition(ctx, tx, gap); err != nil {
+				return err
 			}
 		}
 		return nil
@@ -115,6 +106,41 @@ func Adopt(ctx context.Context, pool *pgxpool.Pool, strays []Partition) error {
 		return fmt.Errorf("adopt %d partitions: %w", len(strays), err)
 	}
 	return nil
+}
+
+// Adopted returns what Partitions returns once strays are adopted.
+func Adopted(all, strays []Partition) []Partition {
+	if len(strays) == 0 {
+		return all
+	}
+	all = append(slices.Clone(all), strays...)
+	byNumber := func(a, b Partition) int { return a.Number - b.Number }
+	slices.SortFunc(all, byNumber)
+	return append(all, gaps(all, closingFor(strays))...)
+}
+
+// closingFor are the partitions that strays came after.
+func closingFor(strays []Partition) (closing []int) {
+	for _, p := range strays {
+		closing = append(closing, p.After...)
+	}
+	return closing
+}
+
+// gaps are partitions to add, for slots of closing ones that nobody would take over.
+func gaps(all []Partition, closing []int) (added []Partition) {
+	next := all[len(all)-1].Number + 1
+	for _, p := range all {
+		if p.Closed || !slices.Contains(closing, p.Number) {
+			continue
+		}
+		for _, gap := range uncovered(p, Successors(all, p.Number)) {
+			gap.Number, gap.After = next, []int{p.Number}
+			added = append(added, gap)
+			next++
+		}
+	}
+	return added
 }
 
 // uncovered returns the ranges of p's slots that no successor has.

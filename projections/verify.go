@@ -22,6 +22,7 @@ type Difference struct {
 	Want       string `json:"want"`   // by the truth
 	Got        string `json:"got"`    // in the projection
 	Key        Key    `json:"-"`      // what to mend
+	Record     bool   `json:"-"`      // of a record, which is only added to: mending leaves this difference
 }
 
 // Key names what a projection mends as one. Type, TenantID and Aggregate name the aggregate whose events it is made of: while a DLQ has any of

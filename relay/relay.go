@@ -63,6 +63,7 @@ type Relay struct {
 	broker  broker.Config
 	owner   string
 	log     *slog.Logger
+	base    *slog.Logger // without a component, for parts that have one of their own
 	metrics *metrics
 
 	mu      sync.Mutex
@@ -83,7 +84,7 @@ func New(cfg Config, pool *pgxpool.Pool, brokerCfg broker.Config, log *slog.Logg
 		return nil, err
 	}
 	return &Relay{
-		cfg: cfg, pool: pool, broker: brokerCfg, owner: lease.Owner("relay"), log: log.With("component", "relay"), metrics: newMetrics(reg),
+		cfg: cfg, pool: pool, broker: brokerCfg, owner: lease.Owner("relay"), log: log.With("component", "relay"), base: log, metrics: newMetrics(reg),
 		state: errors.New("starting"), trouble: make(map[int]error), doubts: make(map[int]*broker.Doubt), floorEvery: floorEvery,
 		sessions: rand.Int(),
 	}, nil

@@ -23,21 +23,22 @@ var ErrUnknownMessages = errors.New("relay: the stream holds messages of writes 
 
 // RepairOptions say what a repair may do.
 type RepairOptions struct {
-	DryRun        bool // only look
+	DryRun        bool // say what the same call without it would do, and change nothing
 	DeleteUnknown bool // take messages without a row off the streams
 	DeleteForeign bool // read all streams, and take messages that no relay wrote off them
 
 	at func(step string) error // a test's: an error ends the repair there
 }
 
-// RepairReport says what a repair found and did.
+// RepairReport says what a repair found and did, or, of a dry run, what it would do: the same.
 type RepairReport struct {
+	DryRun     bool              `json:"dry_run"`
 	Healthy    bool              `json:"healthy"`  // there was nothing to do
 	Repaired   bool              `json:"repaired"` // what there was is done
 	Partitions []PartitionReport `json:"partitions"`
 }
 
-// PartitionReport is what a repair found of one partition, and did.
+// PartitionReport is what a repair found of one partition, and did or would do.
 type PartitionReport struct {
 	Partition  int             `json:"partition"`
 	Stream     string          `json:"stream"`
@@ -49,6 +50,9 @@ type PartitionReport struct {
 	Duplicates int64           `json:"duplicates"`        // messages of an event that an earlier one has: the first counts
 	Foreign    int64           `json:"foreign"`           // messages that no relay wrote: everybody skips them
 	Deleted    int64           `json:"deleted"`           // of the unknown and the foreign ones
+	Adopt      bool            `json:"adopt,omitempty"`   // take the partition back into the database
+	Bind       bool            `json:"bind,omitempty"`    // bind it to its stream
+	Close      bool            `json:"close,omitempty"`   // close its stream again, which has lost its end
 	ReplacedBy []int           `json:"replaced_by,omitempty"`
 	Left       uint64          `json:"left"` // where a replaced one's stream ends now, but for the closing message
 	Successors []broker.Stream `json:"-"`    // those that the broker has of ReplacedBy
@@ -58,7 +62,10 @@ type PartitionReport struct {
 // lost its end is replaced: a new partition takes over its slots, and publishes first what is missing, in its order. Messages that are missing
 // in the middle of a stream are published again at its end. Erased rows never are. Relays may run meanwhile. It may be
 // repeated after it was interrupted at any point. While a stream has no leader nothing is known of it: broker.ErrNoLeader.
+//
+// A dry run does not write. It returns the report and the error that the repair would return, as long as nobody else changes what it has seen.
 func Repair(ctx context.Context, pool *pgxpool.Pool, cfg broker.Config, log *slog.Logger, o RepairOptions) (report RepairReport, err error) {
+	report.DryRun = o.DryRun
 	nc, err := broker.Connect(cfg, "repair", log)
 	if err != nil {
 		return report, err
@@ -81,9 +88,12 @@ func Repair(ctx context.Context, pool *pgxpool.Pool, cfg broker.Config, log *slo
 		unknown += f.report.Unknown
 		report.Healthy = report.Healthy && !f.wrong(o)
 	}
-	if unknown > 0 && !o.DeleteUnknown && !o.DryRun {
+	switch {
+	case unknown > 0 && !o.DeleteUnknown:
 		err = fmt.Errorf("%w: %d of them; --delete-unknown takes them off", ErrUnknownMessages, unknown)
-	} else if !report.Healthy && !o.DryRun {
+	case o.DryRun:
+		err = r.foresee(ctx)
+	case !report.Healthy:
 		err = r.repairAll(ctx)
 		report.Repaired = err == nil
 	}
@@ -146,6 +156,7 @@ func (r *repairer) inspectAll(ctx context.Context) error {
 	for i, p := range append(all, r.strays...) {
 		f := &finding{p: p, report: PartitionReport{Partition: p.Number, Stream: r.cfg.StreamName(p.Number)}}
 		if i >= len(all) {
+			f.report.Adopt = true
 			f.report.Problem = "this database does not know the partition: it went back to before it was made"
 		}
 		if err := r.inspect(ctx, f); err != nil {
@@ -164,6 +175,9 @@ func (r *repairer) inspect(ctx context.Context, f *finding) (err error) {
 			return nil
 		}
 		f.lost, f.report.Problem = true, "it is being replaced by a repair that was interrupted"
+		if f.report.Republish, err = outbox.CountLost(ctx, r.pool, f.lostRows()); err != nil {
+			return err
+		}
 		if f.stream, err = broker.ReadStream(ctx, r.js, r.cfg, f.p.Number); !errors.Is(err, jetstream.ErrStreamNotFound) {
 			f.exists = err == nil
 			return err
@@ -324,6 +338,28 @@ func (r *repairer) classify(ctx context.Context, f *finding, messages []outbox.P
 	return nil
 }
 
+// foresee fills in what repairAll and findSuccessors would report.
+func (r *repairer) foresee(ctx context.Context) error {
+	all, err := outbox.Partitions(ctx, r.pool)
+	if err != nil {
+		return err
+	}
+	all = outbox.Adopted(all, r.strays)
+	for _, f := range r.found {
+		f.report.Deleted, f.report.Bind, f.report.Close = int64(len(f.doomed)), f.unbound(), f.lost && f.p.Closed
+		if f.lost && !f.p.Closed && len(outbox.Successors(all, f.p.Number)) == 0 {
+			p := outbox.Partition{Number: max(r.next, all[len(all)-1].Number+1), FirstSlot: f.p.FirstSlot, LastSlot: f.p.LastSlot, After: []int{f.p.Number}}
+			all, r.next = append(all, p), p.Number+1
+		}
+		if f.lost || f.p.Replaced() {
+			for _, p := range outbox.Successors(all, f.p.Number) {
+				f.report.ReplacedBy = append(f.report.ReplacedBy, p.Number)
+			}
+		}
+	}
+	return nil
+}
+
 // repairAll does what there is to do, each partition's in steps that may be repeated.
 func (r *repairer) repairAll(ctx context.Context) error {
 	if len(r.strays) > 0 {
@@ -341,7 +377,7 @@ func (r *repairer) repairAll(ctx context.Context) error {
 		if err := r.delete(ctx, f); err != nil {
 			return err
 		}
-		if f.unbound() {
+		if f.report.Bind = f.unbound(); f.report.Bind {
 			if err := outbox.Bind(ctx, r.pool, f.p.Number, f.stream.Name, f.stream.Created); err != nil {
 				return err
 			}
@@ -449,6 +485,7 @@ func (r *repairer) reclose(ctx context.Context, f *finding) (err error) {
 	if err != nil {
 		return err
 	}
+	f.report.Close = true
 	return outbox.Reclose(ctx, r.pool, f.p.Number, final)
 }
 

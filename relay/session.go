@@ -49,7 +49,7 @@ func (r *Relay) connect(ctx context.Context) (*session, error) {
 	r.sessions++
 	cfg.URL = urls[r.sessions%len(urls)]
 	var err error
-	s.nc, err = broker.Connect(cfg, r.owner, r.log,
+	s.nc, err = broker.Connect(cfg, r.owner, r.base,
 		nats.RetryOnFailedConnect(false), nats.NoReconnect(),
 		nats.FlusherTimeout(r.cfg.PublishTimeout), // a write that blocks holds the connection's lock, heeds no context, and by default waits a minute
 		nats.ClosedHandler(func(*nats.Conn) { close(s.closed) }))
@@ -77,7 +77,7 @@ func (s *session) run(ctx context.Context) error {
 	drained := context.AfterFunc(ctx, func() { time.AfterFunc(s.cfg.DrainTimeout, cancel) })
 	defer drained()
 	var err error
-	if s.group, err = lease.New(s.cfg.Lease, s.pool, LeaseKind, s.owner, s.log); err != nil {
+	if s.group, err = lease.New(s.cfg.Lease, s.pool, LeaseKind, s.owner, s.base); err != nil {
 		return err
 	}
 	if _, err := s.nc.Subscribe(broker.WakeSubject, s.onWake); err != nil {

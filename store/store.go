@@ -64,6 +64,11 @@ func New(pool *pgxpool.Pool, wake func(slot int)) *Store {
 	return s
 }
 
+// Delivered looks at what is delivered of what was written, of all tenants.
+func (s *Store) Delivered(ctx context.Context) (outbox.Delivered, error) {
+	return outbox.ReadDelivered(ctx, s.pool)
+}
+
 // unit is one write transaction and the events of the state that it has written. They are appended last.
 type unit struct {
 	pgx.Tx

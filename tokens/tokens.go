@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -38,6 +39,8 @@ var (
 	ErrExists = errors.New("tokens: the tenant has a token of this name")
 	// ErrUnknown reports a name that the tenant never gave to a token, or that has no current one to replace.
 	ErrUnknown = errors.New("tokens: the tenant has no token of this name")
+	// ErrNobodys reports a token that this installation never made.
+	ErrNobodys = errors.New("tokens: this installation never made this token")
 )
 
 // tokenPrefix makes a token recognisable to people and to scanners of leaked secrets.
@@ -245,8 +248,9 @@ func Revoke(ctx context.Context, pool *pgxpool.Pool, tenant int64, name string) 
 	return n, at, nil
 }
 
-// Token is what is known of a token. Neither the token nor its hash is.
+// Token is what is known of a token. Neither the token nor its whole hash is.
 type Token struct {
+	Fingerprint                string // Fingerprint of the token
 	TenantID                   int64
 	Name                       string
 	Roles                      []string
@@ -256,25 +260,59 @@ type Token struct {
 	Works                      bool       // neither revoked nor expired
 }
 
+const tokenColumns = `token_hash, tenant_id, name, roles, created_at, expires_at, replaced_at, revoked_at, rate_read, rate_write,
+       revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())`
+
+func scanToken(row pgx.CollectableRow) (t Token, err error) {
+	var hash []byte
+	var read, write *string
+	err = row.Scan(&hash, &t.TenantID, &t.Name, &t.Roles, &t.Created, &t.Expires, &t.Replaced, &t.Revoked, &read, &write, &t.Works)
+	t.Fingerprint = fingerprint(hash)
+	return t, errors.Join(err, setRate(&t.ReadRate, read), setRate(&t.WriteRate, write))
+}
+
+// fingerprintLen is how many bytes of the hash tell a token from another: too few to find a token by, or to prove that one is it.
+const fingerprintLen = 6
+
+func fingerprint(hash []byte) string {
+	return hex.EncodeToString(hash[:min(len(hash), fingerprintLen)])
+}
+
+// Fingerprint is a short name of a token, for lists and logs: 12 hexadecimal digits of its SHA-256.
+func Fingerprint(token string) string { return fingerprint(hashed(token)) }
+
 // listTokensSQL reads the tokens of a tenant, or of all.
 // Index: api_tokens_name_idx for one tenant; all: a scan of a table with a row per token ever made.   Locks: none.
 const listTokensSQL = `
-SELECT /* tokens.list_tokens */ tenant_id, name, roles, created_at, expires_at, replaced_at, revoked_at, rate_read, rate_write,
-       revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())
+SELECT /* tokens.list_tokens */ ` + tokenColumns + `
   FROM api_tokens WHERE @tenant::bigint = 0 OR tenant_id = @tenant::bigint ORDER BY tenant_id, name, created_at, token_hash`
 
 // List returns the tokens of a tenant, of all tenants for 0, by tenant, name and age, former ones included. pool acts as postgres.RoleSystem.
 func List(ctx context.Context, pool *pgxpool.Pool, tenant int64) ([]Token, error) {
 	rows, _ := pool.Query(ctx, listTokensSQL, pgx.StrictNamedArgs{"tenant": tenant})
-	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (t Token, err error) {
-		var read, write *string
-		err = row.Scan(&t.TenantID, &t.Name, &t.Roles, &t.Created, &t.Expires, &t.Replaced, &t.Revoked, &read, &write, &t.Works)
-		return t, errors.Join(err, setRate(&t.ReadRate, read), setRate(&t.WriteRate, write))
-	})
+	all, err := pgx.CollectRows(rows, scanToken)
 	if err != nil {
 		return nil, fmt.Errorf("list the tokens of tenant %d: %w", tenant, err)
 	}
 	return all, nil
+}
+
+// identifySQL finds a token by its hash, whatever has become of it.
+// Index: api_tokens_pkey.   Locks: none.
+const identifySQL = `SELECT /* tokens.identify */ ` + tokenColumns + ` FROM api_tokens WHERE token_hash = @hash::bytea`
+
+// Identify returns what is known of a token that was found somewhere, also of one that was revoked or has expired, or ErrNobodys. No error names it, and the
+// database gets its hash alone. pool acts as postgres.RoleSystem.
+func Identify(ctx context.Context, pool *pgxpool.Pool, token string) (Token, error) {
+	rows, _ := pool.Query(ctx, identifySQL, pgx.StrictNamedArgs{"hash": hashed(token)})
+	t, err := pgx.CollectExactlyOneRow(rows, scanToken)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return Token{}, ErrNobodys
+	case err != nil:
+		return Token{}, fmt.Errorf("identify a token: %w", err)
+	}
+	return t, nil
 }
 
 // authenticateSQL finds a token by its hash, before the tenant is known; the function runs as the owner of the tables.

@@ -211,3 +211,40 @@ func TestParseRate(t *testing.T) {
 		}
 	}
 }
+
+func TestExpiringCountsTheTokensThatSomebodyMustReplaceSoon(t *testing.T) {
+	f := open(t)
+	for name, c := range map[string]struct {
+		made, ends string // from now
+		more       string // what is done to it
+		counts     int
+	}{
+		"never ends":                        {"-1 year", "infinity", "", 0},
+		"ends in half a year":               {"-1 year", "180 days", "", 0},
+		"ends in thirteen days":             {"-1 year", "13 days", "", 1},
+		"made for thirteen days just now":   {"-1 hour", "13 days", "", 0},
+		"made for four hours, ends in one":  {"-220 minutes", "20 minutes", "", 1},
+		"made for four hours, ends in four": {"0 hours", "4 hours", "", 0},
+		"has ended":                         {"-1 year", "-1 day", "", 0},
+		"is revoked":                        {"-1 year", "13 days", "revoked_at = now()", 0},
+		"is replaced":                       {"-1 year", "13 days", "replaced_at = now()", 0},
+	} {
+		if _, err := tokens.Create(t.Context(), f.system, 1, name, []string{tokens.RoleRead}, time.Time{}); err != nil {
+			t.Fatal(err)
+		}
+		before, err := tokens.Expiring(t.Context(), f.system)
+		if err != nil {
+			t.Fatal(err)
+		}
+		set := `created_at = now() + $1::interval, expires_at = CASE WHEN $2 = 'infinity' THEN NULL ELSE now() + nullif($2, 'infinity')::interval END`
+		if c.more != "" {
+			set += ", " + c.more
+		}
+		if _, err := f.system.Exec(t.Context(), `UPDATE api_tokens SET `+set+` WHERE name = $3`, c.made, c.ends, name); err != nil {
+			t.Fatal(err)
+		}
+		if after, err := tokens.Expiring(t.Context(), f.system); err != nil || after-before != c.counts {
+			t.Errorf("one that %s counts %d, %v, want %d", name, after-before, err, c.counts)
+		}
+	}
+}

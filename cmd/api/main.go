@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"sync/atomic"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sethvargo/go-envconfig"
 	"golang.org/x/sync/errgroup"
@@ -71,6 +72,7 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	if err != nil {
 		return err
 	}
+	reg.MustRegister(certificates(cfg, truth, projections))
 	ops := daemon.NewOps("api", cfg.OpsAddr, reg, log)
 	ops.Ready("truth", truth.Ping)
 	ops.Ready("projections", projections.Ping)
@@ -93,17 +95,11 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	g.Go(func() error { return broker.Listen(serving, nc, cfg.Broker, event.AggregateFollow, pages, log) })
 	g.Go(func() error {
 		defer end()
-		err := migrations.Await(ctx, truth, migrations.Truth, log)
-		if err == nil {
-			err = migrations.Await(ctx, projections, migrations.Projections, log)
-		}
-		if err == nil {
-			err = catalog.Load(ctx)
-		}
-		if err != nil {
+		if err := await(ctx, truth, projections, catalog, handler, log); err != nil {
 			return err
 		}
 		g.Go(func() error { return catalog.Run(ctx) })
+		g.Go(func() error { return handler.Run(serving) })
 		log := log.With("component", "api")
 		l, err := daemon.Listen(cfg.API.Addr, cfg.API.TLSCert, cfg.API.TLSKey, log)
 		if err != nil {
@@ -113,4 +109,26 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 		return daemon.Serve(serving, l, handler, cfg.API.AddressConnections, log)
 	})
 	return g.Wait()
+}
+
+// await waits for the databases' schemas, and reads what requests need.
+func await(ctx context.Context, truth, projections *pgxpool.Pool, catalog *kinds.Catalog, handler *api.Handler, log *slog.Logger) error {
+	if err := migrations.Await(ctx, truth, migrations.Truth, log); err != nil {
+		return err
+	}
+	if err := migrations.Await(ctx, projections, migrations.Projections, log); err != nil {
+		return err
+	}
+	if err := catalog.Load(ctx); err != nil {
+		return err
+	}
+	return handler.Look(ctx)
+}
+
+// certificates are those that the API serves or presents.
+func certificates(cfg config, truth, projections *pgxpool.Pool) prometheus.Collector {
+	return daemon.NewCertificates(map[string]daemon.Expiry{
+		"api": daemon.FileExpiry(cfg.API.TLSCert), "nats": daemon.FileExpiry(cfg.Broker.TLSCert),
+		"postgres": postgres.CertificateExpiry(truth), "postgres_projections": postgres.CertificateExpiry(projections),
+	})
 }

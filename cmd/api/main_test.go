@@ -35,6 +35,7 @@ func freeAddr(t *testing.T) string {
 }
 
 func TestRunAnswersUntilItIsStopped(t *testing.T) {
+	testkit.DefaultLogger(t)
 	db := testkit.Postgres(t)
 	token, err := tokens.Create(t.Context(), db.Pool(t, postgres.RoleSystem), 1, "tester", tokens.Roles(), time.Time{})
 	if err != nil {
@@ -75,6 +76,15 @@ func TestRunAnswersUntilItIsStopped(t *testing.T) {
 	if got := status("GET", "https://"+addr+"/v1/users/2/counts"); got != 200 {
 		t.Errorf("counts: %d, want 200: PROJECTIONS_DATABASE_URL is DATABASE_URL by default", got)
 	}
+	metrics, err := client.Get("http://" + opsAddr + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(metrics.Body)
+	metrics.Body.Close()
+	if err != nil || !strings.Contains(string(body), `tls_certificate_expires_timestamp_seconds{use="api"} `) || strings.Contains(string(body), `use="nats"`) {
+		t.Errorf("the metrics have no expiry of the certificate that is served, or one of a certificate that there is not: %v", err)
+	}
 	stop()
 	select {
 	case err := <-done:
@@ -87,6 +97,7 @@ func TestRunAnswersUntilItIsStopped(t *testing.T) {
 }
 
 func TestTheAPIWaitsForADatabaseThatStartsLater(t *testing.T) {
+	testkit.DefaultLogger(t)
 	url, open := testkit.Gate(t, testkit.Postgres(t).URL)
 	addr, opsAddr := freeAddr(t), freeAddr(t)
 	ctx, stop := context.WithCancel(t.Context())
@@ -123,6 +134,7 @@ func TestTheAPIWaitsForADatabaseThatStartsLater(t *testing.T) {
 // TestAnAnswerThatWasLostIsGivenByTheNextProcess: the client is cut off after it sent its request, and the process is another one when it
 // asks again.
 func TestAnAnswerThatWasLostIsGivenByTheNextProcess(t *testing.T) {
+	testkit.DefaultLogger(t)
 	db := testkit.Postgres(t)
 	system := db.Pool(t, postgres.RoleSystem)
 	token, err := tokens.Create(t.Context(), system, 1, "tester", tokens.Roles(), time.Time{})
@@ -205,6 +217,7 @@ func TestAnAnswerThatWasLostIsGivenByTheNextProcess(t *testing.T) {
 
 // Writes that wait for a lock when the stop comes are answered and kept, after the port has closed, and before that load balancers are told.
 func TestAStopFinishesTheWritesThatItHasTaken(t *testing.T) {
+	testkit.DefaultLogger(t)
 	db := testkit.Postgres(t)
 	system := db.Pool(t, postgres.RoleSystem)
 	token, err := tokens.Create(t.Context(), system, 1, "tester", tokens.Roles(), time.Time{})
@@ -302,6 +315,7 @@ func TestAStopFinishesTheWritesThatItHasTaken(t *testing.T) {
 }
 
 func TestRunRefusesAConfigurationThatCannotWork(t *testing.T) {
+	testkit.DefaultLogger(t)
 	for says, env := range map[string]map[string]string{
 		"DATABASE_URL":   {"API_CURSOR_KEY": strings.Repeat("ab", 32)},
 		"API_CURSOR_KEY": {"DATABASE_URL": "postgres://127.0.0.1:1/x"},

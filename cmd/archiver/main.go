@@ -20,6 +20,7 @@ import (
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
 )
 
 type config struct {
@@ -49,6 +50,7 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	reg, log := prometheus.NewRegistry(), slog.Default()
 	reg.MustRegister(outbox.NewCollector(truth, log))
 	reg.MustRegister(postgres.NewBlockedCollector(truth, log))
+	reg.MustRegister(tokens.NewCollector(truth, log))
 	if err := cfg.Upkeep.Outlives(cfg.Projector.Broker.MaxAge); err != nil {
 		log.Warn("stream and archive", "err", err)
 	}

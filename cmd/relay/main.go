@@ -46,6 +46,9 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 		return err
 	}
 	reg.MustRegister(outbox.NewCollector(pool, log))
+	reg.MustRegister(daemon.NewCertificates(map[string]daemon.Expiry{
+		"nats": daemon.FileExpiry(cfg.Broker.TLSCert), "postgres": postgres.CertificateExpiry(pool),
+	}))
 	reg.MustRegister(postgres.NewBlockedCollector(pool, log), prometheus.WrapCollectorWith(prometheus.Labels{"database": "truth"}, postgres.NewSizesCollector(pool, log)))
 	ops := daemon.NewOps("relay", cfg.OpsAddr, reg, log)
 	ops.Ready("relay", r.Ready)

@@ -20,6 +20,7 @@ import (
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestTheRelayWaitsForServersThatStartLater(t *testing.T) {
+	testkit.DefaultLogger(t)
 	db, nats := testkit.Postgres(t), testkit.NATS(t)
 	dbURL, openDB := testkit.Gate(t, db.URL)
 	natsURL, openNATS := testkit.Gate(t, nats.URL)
@@ -62,6 +63,7 @@ func TestTheRelayWaitsForServersThatStartLater(t *testing.T) {
 }
 
 func TestTheRelayRefusesAnOlderSchema(t *testing.T) {
+	testkit.DefaultLogger(t)
 	db := testkit.Postgres(t)
 	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `DROP TABLE tidings_truth_migrations`); err != nil {
 		t.Fatal(err)
@@ -72,6 +74,7 @@ func TestTheRelayRefusesAnOlderSchema(t *testing.T) {
 }
 
 func TestTheRelayDoesNotWaitForADatabaseThatRefusesIt(t *testing.T) {
+	testkit.DefaultLogger(t)
 	absent, err := url.Parse(testkit.Postgres(t).URL)
 	if err != nil {
 		t.Fatal(err)

@@ -27,19 +27,19 @@ func Connect(cfg Config, name string, log *slog.Logger, opts ...nats.Option) (*n
 		nats.ReconnectBufSize(-1),
 		nats.PingInterval(cfg.Ping), // a frozen server or a dead link is noticed after two of them
 		nats.MaxPingsOutstanding(2),
-		nats.ConnectHandler(func(nc *nats.Conn) { log.Info("connected to NATS", "url", nc.ConnectedUrlRedacted()) }),
-		nats.ReconnectHandler(func(nc *nats.Conn) { log.Info("reconnected to NATS", "url", nc.ConnectedUrlRedacted()) }),
+		nats.ConnectHandler(func(nc *nats.Conn) { log.Info("connected to NATS", Where(nc)...) }),
+		nats.ReconnectHandler(func(nc *nats.Conn) { log.Info("reconnected to NATS", Where(nc)...) }),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {
 				log.Warn("lost NATS, reconnecting", "err", err)
 			}
 		}),
 		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
-			subject := ""
+			about := []any{"err", err}
 			if sub != nil {
-				subject = sub.Subject
+				about = append(about, "subject", sub.Subject)
 			}
-			log.Error("NATS reports an error", "subject", subject, "err", err)
+			log.Error("NATS reports an error", about...)
 		}),
 	}
 	if cfg.Credentials != "" {
@@ -56,4 +56,12 @@ func Connect(cfg Config, name string, log *slog.Logger, opts ...nats.Option) (*n
 		return nil, fmt.Errorf("connect to NATS: %w", err)
 	}
 	return nc, nil
+}
+
+// Where are attributes of a log line: the server that the connection is to. There are none when it is lost meanwhile.
+func Where(nc *nats.Conn) []any {
+	if url := nc.ConnectedUrlRedacted(); url != "" {
+		return []any{"url", url}
+	}
+	return nil
 }

@@ -77,7 +77,7 @@ func Delay(ctx context.Context, d time.Duration) (later context.Context, cancel 
 	return later, cancel
 }
 
-// NewLogger returns a logger that writes to w: text when w is a terminal, else JSON. level is debug, info, warn or error, and
+// NewLogger returns a logger that writes to w: text when w is a terminal, else JSON, in both durations as people write them (1.5s) and errors by Plain. level is debug, info, warn or error, and
 // info when empty.
 func NewLogger(w io.Writer, level string) (*slog.Logger, error) {
 	var at slog.Level
@@ -86,7 +86,7 @@ func NewLogger(w io.Writer, level string) (*slog.Logger, error) {
 			return nil, fmt.Errorf("LOG_LEVEL is %q: want debug, info, warn or error", level)
 		}
 	}
-	opts := &slog.HandlerOptions{Level: at}
+	opts := &slog.HandlerOptions{Level: at, ReplaceAttr: readable}
 	if f, ok := w.(*os.File); ok && isTerminal(f) {
 		return slog.New(slog.NewTextHandler(w, opts)), nil
 	}

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sethvargo/go-envconfig"
 
@@ -245,5 +246,27 @@ func TestTakenAddressIsAnError(t *testing.T) {
 	}
 	if err := daemon.NewOps("test", l.Addr().String(), prometheus.NewRegistry(), log).Run(t.Context()); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("ops: %v", err)
+	}
+}
+
+// TestLogLinesAreForPeople: durations as people write them, and no error that needs nats.go's source to be understood.
+func TestLogLinesAreForPeople(t *testing.T) {
+	var b strings.Builder
+	log, err := daemon.NewLogger(&b, "info")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for d, want := range map[time.Duration]string{0: "0s", 12345: "12.35µs", 7 * time.Millisecond: "7ms", 123456789: "123.46ms", 1534567890: "1.53s", -90 * time.Second: "-1m30s", 36 * time.Hour: "36h0m0s"} {
+		b.Reset()
+		log.With("ttl", d).Info("x", "wait", d, slog.Group("g", "waited", d))
+		if got := strings.Count(b.String(), `"`+want+`"`); got != 3 {
+			t.Errorf("%d: want %q three times in %s", d, want, b.String())
+		}
+	}
+	b.Reset()
+	err = fmt.Errorf("read stream EVENTS-0: %w", nats.ErrReconnectBufExceeded)
+	log.Info("x", "err", err)
+	if got := daemon.Plain(err); got != "read stream EVENTS-0: NATS is unreachable" || !strings.Contains(b.String(), `"err":"`+got+`"`) {
+		t.Errorf("%q: %s", got, b.String())
 	}
 }

@@ -111,7 +111,7 @@ func (o *Ops) readyz(w http.ResponseWriter, r *http.Request) {
 			if err := check(ctx); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
-				bad = append(bad, failing{Check: name, Error: err.Error()})
+				bad = append(bad, failing{Check: name, Error: Plain(err)})
 			}
 		})
 	}

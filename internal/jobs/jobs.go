@@ -110,6 +110,7 @@ type Runner struct {
 	pool    *pgxpool.Pool
 	lanes   [][]Job // the jobs by their lease
 	log     *slog.Logger
+	base    *slog.Logger // without a component: a lease has its own
 	metrics *metrics
 }
 
@@ -127,7 +128,7 @@ func New(pool *pgxpool.Pool, jobs []Job, log *slog.Logger, reg prometheus.Regist
 	if err != nil {
 		return nil, err
 	}
-	return &Runner{pool: pool, lanes: slices.Collect(maps.Values(lanes)), log: log.With("component", "jobs"), metrics: m}, nil
+	return &Runner{pool: pool, lanes: slices.Collect(maps.Values(lanes)), log: log.With("component", "jobs"), base: log, metrics: m}, nil
 }
 
 // Run runs what is due until ctx ends, and returns nil. Failures are logged and tried again.
@@ -161,7 +162,7 @@ func (r *Runner) runOnce(ctx context.Context, lane []Job) error {
 		} else if !ok {
 			continue
 		}
-		err := withLease(ctx, r.pool, j.kind(), "job-"+j.Name, leaseTTL, r.log, func(ctx context.Context, h *Hold) error {
+		err := withLease(ctx, r.pool, j.kind(), "job-"+j.Name, leaseTTL, r.base, func(ctx context.Context, h *Hold) error {
 			left, ok, err := r.isDue(ctx, j) // somebody else may have run it while this one waited
 			if err != nil || !ok {
 				return err

@@ -341,3 +341,24 @@ func Holders(ctx context.Context, pool *pgxpool.Pool, kind string) ([]Holder, er
 	}
 	return all, nil
 }
+
+// Refusal is a partition that an instance could not serve, and does not take back before a time.
+type Refusal struct {
+	Partition int
+	By        string
+	Until     time.Time
+}
+
+// refusalsSQL reads the refusals of a kind that are in force.
+const refusalsSQL = `
+SELECT partition::int, refused_by, refused_until FROM leases WHERE kind = @kind AND refused_by <> '' AND refused_until > now() ORDER BY partition`
+
+// Refusals returns which partitions of kind an instance has refused lately, by partition.
+func Refusals(ctx context.Context, pool *pgxpool.Pool, kind string) ([]Refusal, error) {
+	rows, _ := pool.Query(ctx, refusalsSQL, pgx.StrictNamedArgs{"kind": kind})
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Refusal])
+	if err != nil {
+		return nil, fmt.Errorf("read who refuses partitions of %s: %w", kind, err)
+	}
+	return all, nil
+}

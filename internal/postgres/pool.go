@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"maps"
@@ -82,6 +83,23 @@ func OpenWith(ctx context.Context, url string, cfg Config, role Role, name strin
 		return nil, fmt.Errorf("open pool: %w", err)
 	}
 	return pool, nil
+}
+
+// CertificateExpiry returns when the first of the certificates expires that the pool's connections present (sslcert in the connection string); ok is false where there
+// are none. They are read once, when the pool is opened.
+func CertificateExpiry(pool *pgxpool.Pool) func() (at time.Time, ok bool) {
+	var at time.Time
+	var ok bool
+	if tls := pool.Config().ConnConfig.TLSConfig; tls != nil {
+		for _, chain := range tls.Certificates {
+			for _, der := range chain.Certificate {
+				if cert, err := x509.ParseCertificate(der); err == nil && (!ok || cert.NotAfter.Before(at)) {
+					at, ok = cert.NotAfter, true
+				}
+			}
+		}
+	}
+	return func() (time.Time, bool) { return at, ok }
 }
 
 // rollbackTimeout bounds the rollback that InTx sends on a context of its own.

@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
@@ -87,5 +88,21 @@ func TestTheConnectionStringAsksForTLSAndForTheServersCertificate(t *testing.T) 
 			t.Errorf("%s: %v", c.name, err)
 		}
 		pool.Close()
+	}
+}
+
+func TestTheExpiryOfAClientCertificateIsKnown(t *testing.T) {
+	cert := testkit.NewCertificate(t)
+	until := time.Now().Add(50 * time.Hour).Truncate(time.Second)
+	cert.RenewUntil(t, until)
+	for query, want := range map[string]bool{"?sslmode=require&sslcert=" + url.QueryEscape(cert.CertFile) + "&sslkey=" + url.QueryEscape(cert.KeyFile): true, "?sslmode=require": false, "?sslmode=disable": false} {
+		pool, err := postgres.Open(t.Context(), "postgres://u@127.0.0.1:1/x"+query, postgres.Config{MaxConns: 2, ConnectTimeout: time.Second}, postgres.RoleAPI, "test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer pool.Close()
+		if at, ok := postgres.CertificateExpiry(pool)(); ok != want || want && !at.Equal(until) {
+			t.Errorf("%s: %s, %t", query, at, ok)
+		}
 	}
 }

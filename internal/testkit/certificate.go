@@ -28,8 +28,11 @@ func NewCertificate(t testing.TB) Certificate {
 	return c
 }
 
-// Renew makes another pair in the place of the files.
-func (c Certificate) Renew(t testing.TB) {
+// Renew makes another pair in the place of the files, for an hour.
+func (c Certificate) Renew(t testing.TB) { t.Helper(); c.RenewUntil(t, time.Now().Add(time.Hour)) }
+
+// RenewUntil is Renew of a certificate that expires then.
+func (c Certificate) RenewUntil(t testing.TB, expires time.Time) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	check(t, "make a key", err)
@@ -37,7 +40,7 @@ func (c Certificate) Renew(t testing.TB) {
 	check(t, "make a serial number", err)
 	template := &x509.Certificate{
 		SerialNumber: serial, Subject: pkix.Name{CommonName: "tidings test"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: expires, IsCA: true, BasicConstraintsValid: true,
 		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
 	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)

@@ -1,7 +1,9 @@
 package testkit
 
 import (
+	"context"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -29,16 +31,60 @@ func Eventually(t testing.TB, within time.Duration, what string, cond func() (bo
 	}
 }
 
-// Logger returns a logger that writes to the test's log, and nowhere once the test has ended.
+// Logger returns a logger that writes to the test's log, and nowhere once the test has ended. A line with the same key twice, or with an empty url, fails the test.
 func Logger(t testing.TB) *slog.Logger {
 	w := &testWriter{t: t}
 	t.Cleanup(w.close)
-	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+	return slog.New(strict{Handler: slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 		if a.Key == slog.TimeKey {
 			a.Value = slog.StringValue(a.Value.Time().Format("15:04:05.000"))
 		}
 		return a
-	}}))
+	}}), w: w})
+}
+
+// DefaultLogger has what takes slog.Default, as a binary does, log as Logger until the test ends.
+func DefaultLogger(t testing.TB) {
+	before := slog.Default()
+	slog.SetDefault(Logger(t))
+	t.Cleanup(func() { slog.SetDefault(before) })
+}
+
+// strict is a handler that fails the test at lines that nobody can search for by a key.
+type strict struct {
+	slog.Handler
+	w    *testWriter
+	with []slog.Attr
+}
+
+// Enabled implements slog.Handler.
+func (s strict) Enabled(ctx context.Context, level slog.Level) bool {
+	return s.Handler.Enabled(ctx, level)
+}
+
+// WithAttrs implements slog.Handler.
+func (s strict) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return strict{s.Handler.WithAttrs(attrs), s.w, append(slices.Clip(s.with), attrs...)}
+}
+
+// Handle implements slog.Handler.
+func (s strict) Handle(ctx context.Context, r slog.Record) error {
+	seen := map[string]bool{slog.TimeKey: true, slog.LevelKey: true, slog.MessageKey: true}
+	check := func(a slog.Attr) bool {
+		if seen[a.Key] {
+			s.w.fail("the line %q has the key %q twice", r.Message, a.Key)
+		}
+		if a.Key == "url" && a.Value.String() == "" {
+			s.w.fail("the line %q has an empty url", r.Message)
+		}
+		seen[a.Key] = true
+		return true
+	}
+	for _, a := range s.with {
+		check(a)
+	}
+	r.Attrs(check)
+	return s.Handler.Handle(ctx, r)
 }
 
 // testWriter guards t.Log, which panics when a straggler logs after the test.
@@ -54,6 +100,14 @@ func (w *testWriter) Write(p []byte) (int, error) {
 		w.t.Log(strings.TrimSuffix(string(p), "\n"))
 	}
 	return len(p), nil
+}
+
+func (w *testWriter) fail(format string, args ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.t != nil {
+		w.t.Errorf(format, args...)
+	}
 }
 
 func (w *testWriter) close() {

@@ -459,6 +459,7 @@ CREATE UNIQUE INDEX threads_head_idx ON threads (tenant_id, post_id, kind) WHERE
 CREATE UNIQUE INDEX kinds_head_idx ON kinds (tenant_id, name) WHERE version_state IN ('LATEST', 'DELETED');
 CREATE UNIQUE INDEX api_tokens_current_key ON api_tokens (tenant_id, name) WHERE revoked_at IS NULL AND replaced_at IS NULL;
 CREATE INDEX api_tokens_name_idx ON api_tokens (tenant_id, name);
+CREATE INDEX api_tokens_expires_idx ON api_tokens (expires_at) WHERE revoked_at IS NULL AND replaced_at IS NULL;
 CREATE INDEX api_tokens_change_idx ON api_tokens (change) WHERE change IS NOT NULL;
 -- A claim walks the primary key from the partition's floor. Rows that wait are elsewhere, so any number of them costs a claim
 -- nothing. These indexes hold waiting rows alone: by when they fall due, by age, and by aggregate, to hold back the later rows of theirs.
@@ -609,6 +610,38 @@ $$;
 -- +goose StatementEnd
 REVOKE ALL ON FUNCTION changed_tokens(bigint, integer) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION changed_tokens(bigint, integer) TO tidings_api;
+
+-- delivered tells up to when everything that was committed is on the streams, and where these end, as one snapshot has it. It runs as the owner of
+-- the tables: whoever asks knows one tenant, and the streams are everybody's.
+--   complete  every message whose write had committed by then is marked as published, but for what missing names. A pending message with a higher id
+--             committed later than the one with the lowest id began. So the first ones are enough;
+--   tails     by stream, its last sequence that a mark covers, and whether it is closed;
+--   missing   by tenant and aggregate type, since when messages wait for a retry or behind one, or are in the DLQ. A message whose writer asked for a
+--             later time is not missing before then. Where more wait than are counted, complete ends before the first of them.
+-- +goose StatementBegin
+CREATE FUNCTION outbox_delivered(most integer)
+RETURNS TABLE (complete timestamptz, tails jsonb, missing jsonb)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+  WITH fresh AS MATERIALIZED (
+    SELECT inserted_at FROM outbox_messages
+     WHERE id > (SELECT coalesce(min(floor_id), 0) FROM outbox_partitions WHERE final_seq IS NULL) AND processed_at IS NULL AND NOT delayed
+     ORDER BY id LIMIT 100),
+  waiting AS MATERIALIZED (
+    SELECT tenant_id, aggregate_type, inserted_at, attempts > 0 OR behind IS NOT NULL OR available_at <= now() AS counts
+      FROM outbox_messages WHERE delayed ORDER BY available_at, id LIMIT most),
+  dead AS MATERIALIZED (SELECT tenant_id, aggregate_type, inserted_at FROM outbox_messages_dlq ORDER BY id LIMIT most)
+  SELECT least(now(), (SELECT min(inserted_at) FROM fresh),
+           CASE WHEN (SELECT count(*) FILTER (WHERE counts) FROM waiting) = most THEN (SELECT inserted_at FROM outbox_messages WHERE delayed ORDER BY id LIMIT 1) END,
+           CASE WHEN (SELECT count(*) FROM dead) = most THEN (SELECT inserted_at FROM outbox_messages_dlq ORDER BY id LIMIT 1) END) - interval '1 microsecond',
+         (SELECT coalesce(jsonb_agg(jsonb_build_object('stream', stream, 'seq', tail_seq, 'closed', final_seq IS NOT NULL) ORDER BY partition), '[]')
+            FROM outbox_partitions WHERE stream IS NOT NULL AND tail_seq > 0),
+         (SELECT coalesce(jsonb_agg(jsonb_build_object('tenant', tenant_id, 'type', aggregate_type, 'since', since)), '[]')
+            FROM (SELECT tenant_id, aggregate_type, min(inserted_at) AS since
+                    FROM (SELECT tenant_id, aggregate_type, inserted_at FROM waiting WHERE counts UNION ALL SELECT * FROM dead) m GROUP BY 1, 2) m)
+$$;
+-- +goose StatementEnd
+REVOKE ALL ON FUNCTION outbox_delivered(integer) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION outbox_delivered(integer) TO tidings_api, tidings_system;
 
 -- number_token_change gives each change of a token its number. The lock is held until the transaction has ended, so that nobody sees a number before
 -- the changes with lower ones are there to be seen.

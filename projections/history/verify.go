@@ -27,10 +27,11 @@ type headRow struct {
 	From, To int64
 	Version  int64
 	Deleted  bool
+	Object   int64 `db:"-"` // of the truth's child: its parent, which its events are of
 }
 
 func childHead(s *store.State[event.Child]) *headRow {
-	return &headRow{TenantID: s.TenantID, Child: s.Object.ID, Version: s.Object.Version, Deleted: s.Object.AuthorState != event.AuthorActive}
+	return &headRow{TenantID: s.TenantID, Child: s.Object.ID, Version: s.Object.Version, Deleted: s.Object.AuthorState != event.AuthorActive, Object: int64(s.Object.Parent)}
 }
 
 func edgeHead(s *store.State[event.Edge]) *headRow {
@@ -83,7 +84,7 @@ func (p *Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool
 						return
 					}
 					k.Type, k.TenantID = kind, f.TenantID
-					report(projections.Difference{Projection: Name, TenantID: f.TenantID, Entity: entity(k), Field: fmt.Sprintf("version %d, %s", version, f.Rule), Want: f.Want, Got: f.Got, Key: k})
+					report(projections.Difference{Projection: Name, TenantID: f.TenantID, Entity: entity(k), Field: fmt.Sprintf("version %d, %s", version, f.Rule), Want: f.Want, Got: f.Got, Key: k, Record: true})
 				})
 				return errors.Join(err, failed)
 			})
@@ -127,8 +128,8 @@ func compareHead(kind string, want, got *headRow, report func(projections.Differ
 	if want == nil {
 		present = got
 	}
-	key := projections.Key{Type: kind, TenantID: present.TenantID, Aggregate: present.To, Other: present.From, Child: present.Child}
-	about := projections.Difference{Projection: Name, TenantID: present.TenantID, Entity: entity(key), Key: key}
+	key := projections.Key{Type: kind, TenantID: present.TenantID, Aggregate: cmp.Or(present.To, present.Object), Other: present.From, Child: present.Child}
+	about := projections.Difference{Projection: Name, TenantID: present.TenantID, Entity: entity(key), Key: key, Record: want == nil || got != nil && got.Version >= want.Version}
 	if want == nil || got == nil {
 		about.Differ(report, "row", projections.Present(want != nil), projections.Present(got != nil))
 		return

@@ -72,6 +72,9 @@ func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Conf
 	if err != nil {
 		return err
 	}
+	certificates := map[string]daemon.Expiry{
+		"nats": daemon.FileExpiry(cfg.Broker.TLSCert), "postgres_projections": postgres.CertificateExpiry(pool),
+	}
 	sizes := prometheus.WrapCollectorWith(prometheus.Labels{"database": "projections"}, postgres.NewSizesCollector(pool, log))
 	for _, c := range []prometheus.Collector{NewLagCollector(pool, js, cfg.Broker, log), broker.NewCollector(js, cfg.Broker, log), sizes} {
 		if err := reg.Register(c); err != nil {
@@ -89,12 +92,14 @@ func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Conf
 			return err
 		}
 		defer truth.Close()
+		certificates["postgres"] = postgres.CertificateExpiry(truth)
 		drift, err := NewDrift(cfg.Verify, truth, pool, js, cfg.Broker, projection, reg, log)
 		if err != nil {
 			return err
 		}
 		g.Go(func() error { return drift.Run(ctx) })
 	}
+	reg.MustRegister(daemon.NewCertificates(certificates))
 	g.Go(func() error { return ops.Run(ctx) })
 	g.Go(func() error {
 		if err := migrations.Await(ctx, pool, migrations.Projections, log); err != nil {

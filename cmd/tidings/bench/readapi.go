@@ -59,6 +59,7 @@ func (a apiPart) Run(ctx context.Context) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return waker.Run(ctx) })
+	g.Go(func() error { return handler.Run(ctx) })
 	g.Go(func() error { return broker.Listen(ctx, nc, a.broker, event.AggregateFollow, pages, log) })
 	g.Go(func() error { return daemon.Serve(ctx, l, handler, a.cfg.AddressConnections, log) })
 	return g.Wait()

@@ -17,6 +17,7 @@ import (
 
 	"github.com/tidings/tidings/cmd/tidings/bench"
 	"github.com/tidings/tidings/erasure"
+	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/load"
 	"github.com/tidings/tidings/kinds"
 )
@@ -87,7 +88,7 @@ func Execute(ctx context.Context, args []string, p Process) int {
 	case errors.Is(err, errAway), errors.Is(err, errIllness):
 		return exitAgain
 	}
-	fmt.Fprintf(p.Stderr, "tidings: %v\n", err)
+	fmt.Fprintf(p.Stderr, "tidings: %s\n", daemon.Plain(err))
 	if errors.Is(err, erasure.ErrUnfinished) {
 		return exitAgain
 	}

@@ -103,7 +103,7 @@ func (w *wiring) connect(ctx context.Context) (err error) {
 // parts makes everything that runs, in the order in which it stops.
 func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, error) {
 	waker, pages := broker.NewWaker(w.nc), api.NewPages(w.cfg.API, w.metrics("api"))
-	serve, err := w.api(ctx, listener, waker, pages)
+	serving, err := w.api(ctx, listener, waker, pages)
 	if err != nil {
 		return nil, err
 	}
@@ -155,10 +155,10 @@ func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, er
 	w.metrics("relay").MustRegister(postgres.NewBlockedCollector(w.truth, w.log))
 	w.metrics(history.Name).MustRegister(projector.NewLagCollector(w.projections, w.js, w.cfg.Broker, w.log), broker.NewCollector(w.js, w.cfg.Broker, w.log),
 		prometheus.WrapCollectorWith(prometheus.Labels{"database": "truth and projections"}, postgres.NewSizesCollector(w.truth, w.log)))
-	return [][]part{{{"api", serve}}, consuming, {{"relay", r.Run}}}, nil
+	return [][]part{serving, consuming, {{"relay", r.Run}}}, nil
 }
 
-func (w *wiring) api(ctx context.Context, listener net.Listener, waker *broker.Waker, pages *api.Pages) (func(context.Context) error, error) {
+func (w *wiring) api(ctx context.Context, listener net.Listener, waker *broker.Waker, pages *api.Pages) ([]part, error) {
 	truth, err := w.pool(ctx, w.in.DatabaseURL, postgres.RoleAPI, "api")
 	if err != nil {
 		return nil, err
@@ -177,7 +177,10 @@ func (w *wiring) api(ctx context.Context, listener net.Listener, waker *broker.W
 		return nil, err
 	}
 	w.ops.Ready("load", handler.Ready)
-	return func(ctx context.Context) error {
+	if err := handler.Look(ctx); err != nil {
+		return nil, err
+	}
+	return []part{{"as_of", handler.Run}, {"api", func(ctx context.Context) error {
 		return daemon.Serve(ctx, listener, handler, w.cfg.API.AddressConnections, w.log.With("component", "api"))
-	}, nil
+	}}}, nil
 }

@@ -182,7 +182,7 @@ func TestLoadArrivesEverywhere(t *testing.T) {
 		t.Errorf("verify: %s", stdout)
 	}
 	if code, stdout, _ := run(t, nil, "", "verify", "--data", d.dir, "--limit", "2"); code != exitError || !strings.Contains(stdout, "followercounts: and 1 more") ||
-		!strings.HasSuffix(stdout, "NOT equal.\n") {
+		!strings.HasSuffix(stdout, "\nNOT equal:\n  followercounts: 3 differences that nothing explains\n") {
 		t.Errorf("verify: exit code %d\n%s", code, stdout)
 	}
 }

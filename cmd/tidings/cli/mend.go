@@ -1,14 +1,17 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
@@ -21,37 +24,79 @@ const (
 
 // flaw is what is wrong, whatever its values are.
 type flaw struct {
-	key   projections.Key
-	field string
+	key    projections.Key
+	entity string
+	field  string
+	record bool
 }
 
-// mend brings what differs to the truth and returns how many keys it mended. Only what differs twice counts, with a wait for what lags
-// in between: the first look may have met events on their way.
-func (y *system) mend(ctx context.Context, p projections.Projection, wait time.Duration) (int64, error) {
-	first, err := y.flaws(ctx, p)
-	if err != nil || len(first) == 0 {
-		return 0, err
+// mended is what a repair did about an entity, or would do.
+type mended struct {
+	TenantID int64  `json:"tenant_id,string"`
+	Entity   string `json:"entity"`
+	Left     string `json:"left,omitempty"` // why the repair leaves it as it is
+
+	key projections.Key
+}
+
+func (m mended) String() string {
+	s := fmt.Sprintf("tenant %d, %s", m.TenantID, m.Entity)
+	if m.Left != "" {
+		s += ": " + m.Left
 	}
-	if _, err := y.await(ctx, wait, systemState.settled); err != nil {
-		return 0, err
-	}
-	second, err := y.flaws(ctx, p)
-	if err != nil {
-		return 0, err
-	}
-	found := make(map[projections.Key]bool)
-	for f := range second {
-		if first[f] {
-			found[f.key] = true
+	return s
+}
+
+// Why a difference stays, or is there.
+const (
+	whyDead    = "its aggregate has messages in the outbox's DLQ"
+	whyParked  = "the consumer has parked events of its aggregate"
+	whyWaiting = "messages of its aggregate wait in the outbox"
+	whyRecord  = "a history is a record, which a repair only adds to"
+)
+
+// explained returns which of these facts explains a difference, "" for none.
+func (y *system) explained(k projections.Key, facts map[string]projections.Parked) string {
+	for _, why := range slices.Sorted(maps.Keys(facts)) {
+		is := facts[why]
+		if is(k.TenantID, k.Type, k.Aggregate) {
+			return why
+		}
+		if child, ok := y.kinds.Now().Child(cmp.Or(k.Kind, k.Type)); ok && (is(k.TenantID, child.Name, k.Aggregate) || is(k.TenantID, event.AggregateThread, k.Aggregate)) {
+			return why
 		}
 	}
-	keys := make([]projections.Key, 0, len(found))
-	for k := range found {
-		keys = append(keys, k)
+	return ""
+}
+
+// mend brings what differs to the truth, and returns of each entity that it found what it did. Only what differs twice counts, with a wait for what lags
+// in between: the first look may have met events on their way. With dry it returns the same, and changes nothing.
+func (y *system) mend(ctx context.Context, p projections.Projection, wait time.Duration, dry bool) ([]mended, error) {
+	found, err := y.flawsThatStay(ctx, p, wait)
+	if err != nil || len(found) == 0 {
+		return nil, err
+	}
+	parked, err := consumers.AllParked(ctx, y.projections, p.Name())
+	if err != nil {
+		return nil, err
 	}
 	dead, err := outbox.Dead(ctx, y.truth)
 	if err != nil {
-		return 0, err
+		return nil, err
+	}
+	var all []mended
+	var keys []projections.Key
+	known := make(map[projections.Key]bool)
+	for _, m := range found {
+		if m.Left == "" {
+			m.Left = y.explained(m.key, map[string]projections.Parked{whyParked: parked, whyDead: dead})
+		}
+		if all = append(all, m); m.Left == "" && !known[m.key] {
+			known[m.key], keys = true, append(keys, m.key)
+		}
+	}
+	if dry {
+		return all, nil
 	}
 	for chunk := range slices.Chunk(keys, mendAtOnce) {
 		if err := postgres.InTx(ctx, y.projections, pgx.TxOptions{}, func(tx pgx.Tx) error {
@@ -63,17 +108,53 @@ func (y *system) mend(ctx context.Context, p projections.Projection, wait time.D
 				return parked(tenant, aggregateType, aggregateID) || dead(tenant, aggregateType, aggregateID)
 			})
 		}); err != nil {
-			return 0, fmt.Errorf("mend %d differences of %s: %w", len(chunk), p.Name(), err)
+			return nil, fmt.Errorf("mend %d differences of %s: %w", len(chunk), p.Name(), err)
 		}
 	}
-	return int64(len(keys)), nil
+	return all, nil
+}
+
+// flawsThatStay returns the entities that differ in two looks, in the order of their names.
+func (y *system) flawsThatStay(ctx context.Context, p projections.Projection, wait time.Duration) ([]mended, error) {
+	first, err := y.flaws(ctx, p)
+	if err != nil || len(first) == 0 {
+		return nil, err
+	}
+	if _, err := y.await(ctx, wait, systemState.settled); err != nil {
+		return nil, err
+	}
+	second, err := y.flaws(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	type about struct {
+		key    projections.Key
+		entity string
+	}
+	stay := make(map[about]mended)
+	for f := range second {
+		if !first[f] {
+			continue
+		}
+		at := about{f.key, f.entity}
+		m, again := stay[at]
+		if m = (mended{TenantID: f.key.TenantID, Entity: f.entity, Left: m.Left, key: f.key}); !again && f.record {
+			m.Left = whyRecord
+		} else if !f.record {
+			m.Left = ""
+		}
+		stay[at] = m
+	}
+	return slices.SortedFunc(maps.Values(stay), func(a, b mended) int {
+		return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.Entity, b.Entity), cmp.Compare(fmt.Sprint(a.key), fmt.Sprint(b.key)))
+	}), nil
 }
 
 func (y *system) flaws(ctx context.Context, p projections.Projection) (map[flaw]bool, error) {
 	all := make(map[flaw]bool)
 	_, err := p.Verify(ctx, y.truth, y.projections, func(d projections.Difference) {
 		if len(all) < maxMends {
-			all[flaw{d.Key, d.Field}] = true
+			all[flaw{d.Key, d.Entity, d.Field, d.Record}] = true
 		}
 	})
 	if err == nil && len(all) == maxMends {

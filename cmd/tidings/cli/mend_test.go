@@ -3,8 +3,11 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -93,11 +96,15 @@ func TestVerifyRepairMendsEveryDifferenceWhileWritesGoOn(t *testing.T) {
 	}
 }
 
-func TestVerifyRepairLeavesWhatIsInADLQ(t *testing.T) {
+// TestADryRunOfVerifyRepairSaysExactlyWhatTheRepairDoes damages all projections, parks an aggregate in each DLQ, and compares what the dry run said with
+// what the repair did, and that with the tables.
+func TestADryRunOfVerifyRepairSaysExactlyWhatTheRepairDoes(t *testing.T) {
 	d := newDev(t)
 	d.start(t)
-	if code, stdout, stderr := run(t, nil, "", "load", "--data", d.dir, "--generate", "users=20,edges=60,seed=1"); code != exitOK {
-		t.Fatalf("load: exit code %d\n%s\n%s", code, stdout, stderr)
+	for _, generate := range [][]string{{"--generate", "users=20,edges=60,seed=1"}, {"--kind", "comment", "--generate", "posts=8,comments=80,seed=1"}} {
+		if code, stdout, stderr := run(t, nil, "", append([]string{"load", "--data", d.dir}, generate...)...); code != exitOK {
+			t.Fatalf("load: exit code %d\n%s\n%s", code, stdout, stderr)
+		}
 	}
 	d.verify(t)
 	conn, err := pgx.Connect(t.Context(), d.instance(t).DatabaseURL)
@@ -105,21 +112,84 @@ func TestVerifyRepairLeavesWhatIsInADLQ(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close(context.WithoutCancel(t.Context()))
-	var followee int64
-	if err := conn.QueryRow(t.Context(), `DELETE FROM edge_lists WHERE ctid = (SELECT ctid FROM edge_lists LIMIT 1) RETURNING to_id`).Scan(&followee); err != nil {
-		t.Fatal(err)
+	exec := func(sql string, args ...any) {
+		t.Helper()
+		if tag, err := conn.Exec(t.Context(), sql, args...); err != nil || tag.RowsAffected() == 0 {
+			t.Fatalf("%s: %d rows, %v", sql, tag.RowsAffected(), err)
+		}
 	}
-	if _, err := conn.Exec(t.Context(), `INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id,
-		event_type, event_version, headers, payload, error) VALUES ('followercounts', 1, 'p00', 1, 'follow', $1, gen_random_uuid(), 'created', 1, '{}', '', 'test')`, followee); err != nil {
-		t.Fatal(err)
+	verify := func(args ...string) (v verification) {
+		t.Helper()
+		code, stdout, stderr := run(t, nil, "", append([]string{"verify", "--data", d.dir, "--json", "--limit", "1000"}, args...)...)
+		if err := json.Unmarshal([]byte(stdout), &v); err != nil || (code == exitOK) != v.OK {
+			t.Fatalf("verify %v: exit code %d, %v\n%s\n%s", args, code, err, stdout, stderr)
+		}
+		return v
 	}
-	code, stdout, stderr := run(t, nil, "", "verify", "--repair", "--data", d.dir, "--json")
-	var v verification
-	if err := json.Unmarshal([]byte(stdout), &v); code != exitError || err != nil {
-		t.Fatalf("verify --repair: exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
+	// Dead letters alone are not equal, although nothing differs.
+	exec(`INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type, event_version, headers, payload, error)
+		SELECT c.name, 1, 'p00', 1, c.type, c.id, gen_random_uuid(), 'created', 1, '{}', '', 'test'
+		  FROM (VALUES ('followercounts', 'follow', (SELECT min(to_id) FROM edge_lists)), ('archiver', 'comment', (SELECT min(object_id) FROM child_lists))) c(name, type, id)`)
+	exec(`INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts, event_id, inserted_at, slot)
+		SELECT 0, 1, 'comment', max(object_id), 'created', 1, '{}', now(), now(), 11, gen_random_uuid(), now(), 0 FROM child_lists`)
+	if v := verify(); v.OK || len(v.Why) != 3 || len(v.Lagging) > 0 {
+		t.Errorf("beside dead letters: %+v", v.Why)
 	}
-	var n int
-	if err := conn.QueryRow(t.Context(), `SELECT count(*) FROM edge_lists`).Scan(&n); err != nil || n != 59 || len(v.DeadLetters) == 0 {
-		t.Errorf("%d edges, %v, %s: the pair of the parked aggregate was touched", n, err, stdout)
+	if code, stdout, _ := run(t, nil, "", "verify", "--data", d.dir); code != exitError || strings.Contains(stdout, "Everything is equal") ||
+		!strings.Contains(stdout, "NOT equal:\n  given up: outbox: 1 message in the DLQ\n  given up: followercounts: 1 dead letter\n") {
+		t.Errorf("beside dead letters: exit code %d\n%s", code, stdout)
+	}
+
+	for _, sql := range damages {
+		exec(sql)
+	}
+	exec(`UPDATE edge_lists SET version = version + 5 WHERE to_id = (SELECT min(to_id) FROM edge_lists)`)
+	exec(`UPDATE child_lists SET body = body || '!' WHERE object_id = (SELECT max(object_id) FROM children)`)
+	exec(`DELETE FROM comment_history WHERE comment_id = (SELECT child_id FROM children WHERE object_id = (SELECT min(object_id) FROM children) LIMIT 1)`)
+	state := func() (sum string) {
+		t.Helper()
+		if err := conn.QueryRow(t.Context(), `SELECT concat((SELECT sum(hashtext(t::text)) FROM edge_lists t), (SELECT sum(hashtext(t::text)) FROM edge_counts t), (SELECT sum(hashtext(t::text)) FROM child_lists t),
+			(SELECT sum(hashtext(t::text)) FROM child_buckets t), (SELECT sum(hashtext(t::text)) FROM child_totals t), (SELECT sum(hashtext(t::text)) FROM comment_history t))`).Scan(&sum); err != nil {
+			t.Fatal(err)
+		}
+		return sum
+	}
+	before := state()
+	found, said := verify(), verify("--repair", "--dry-run")
+	if state() != before {
+		t.Error("the dry run changed a projection")
+	}
+	did, after := verify("--repair"), verify()
+	for i, p := range said.Projections {
+		real := did.Projections[i]
+		if diff := cmp.Diff(p.Repair, real.Repair, cmpopts.IgnoreUnexported(mended{})); diff != "" || p.Mended != real.Mended || p.Left != real.Left {
+			t.Errorf("%s: the dry run said, and the repair did (-said +did):\n%s", p.Projection, diff)
+		}
+		stays, listed := make(map[string]bool), make(map[string]bool)
+		for _, m := range p.Repair {
+			stays[m.Entity], listed[m.Entity] = stays[m.Entity] || m.Left != "", true
+		}
+		for _, d := range found.Projections[i].Differences {
+			if !listed[d.Entity] {
+				t.Errorf("the dry run says nothing of %s", d)
+			}
+		}
+		still := make(map[string]bool)
+		for _, d := range after.Projections[i].Differences {
+			if still[d.Entity] = true; !stays[d.Entity] {
+				t.Errorf("the repair was said to mend %s", d)
+			}
+		}
+		for _, m := range p.Repair {
+			if m.Left != "" && !still[m.Entity] {
+				t.Errorf("the repair was said to leave %s", m)
+			}
+		}
+		if p.Projection != "thread versions" && p.Projection != "comment archive" && (p.Left == 0 || p.Mended == 0) {
+			t.Errorf("%s: %d mended, %d left: the test shows nothing", p.Projection, p.Mended, p.Left)
+		}
+	}
+	if code, stdout, stderr := run(t, nil, "", "verify", "--data", d.dir, "--dry-run"); code != exitInput {
+		t.Errorf("--dry-run alone: exit code %d\n%s%s", code, stdout, stderr)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/relay"
 )
@@ -69,9 +70,9 @@ func (y *system) partitions(ctx context.Context) ([]partitionState, error) {
 		}
 		switch {
 		case errors.Is(c.Err, relay.ErrStreamRefused):
-			all[i].Refused = c.Err.Error()
+			all[i].Refused = daemon.Plain(c.Err)
 		case c.Err != nil:
-			all[i].NoLeader = c.Err.Error()
+			all[i].NoLeader = daemon.Plain(c.Err)
 		}
 	}
 	return all, nil

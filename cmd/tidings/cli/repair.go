@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -51,21 +52,17 @@ does nothing: wait until the brokers have elected one. Rows that were discarded 
 			if err != nil && !errors.Is(err, relay.ErrUnknownMessages) {
 				return err
 			}
-			for _, part := range report.Partitions { // also after a repair that was interrupted before this
-				for _, s := range part.Successors {
-					if err := consumers.Rebase(c.Context(), y.projections, part.Stream, part.Left, s); err != nil {
-						return err
-					}
-				}
+			if err := y.rebase(c.Context(), report); err != nil {
+				return err
 			}
 			if asJSON {
 				return errors.Join(p.writeJSON(report), err)
 			}
-			printRepair(p.Stdout, report)
+			printRepair(p.Stdout, report, err != nil)
 			return err
 		},
 	}
-	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "only say what would be done")
+	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "say exactly what the same command would do without it, and change nothing")
 	c.Flags().BoolVar(&o.DeleteUnknown, "delete-unknown", false, "delete messages that have no row")
 	c.Flags().BoolVar(&o.DeleteForeign, "delete-foreign", false, "read all streams, and delete messages that no relay wrote")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
@@ -73,38 +70,63 @@ does nothing: wait until the brokers have elected one. Rows that were discarded 
 	return c
 }
 
-// printRepair writes a line for each partition with a problem, and what was done.
-func printRepair(w io.Writer, report relay.RepairReport) {
+// rebase tells the consumers where to continue, also after a repair that was interrupted before this.
+func (y *system) rebase(ctx context.Context, report relay.RepairReport) error {
+	for _, part := range report.Partitions {
+		for _, s := range part.Successors {
+			if err := consumers.Rebase(ctx, y.projections, part.Stream, part.Left, s); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// printRepair writes a line for each partition that has a problem, with what a repair does about it: a dry run writes the same lines.
+func printRepair(w io.Writer, report relay.RepairReport, refused bool) {
 	for _, p := range report.Partitions {
 		if p.Problem == "" && p.Foreign+p.Duplicates == 0 {
 			continue
 		}
-		var facts []string
-		add := func(n int64, one, many string) {
+		var found, do []string
+		add := func(to *[]string, n int64, one, many string) {
 			if n == 1 {
-				facts = append(facts, "1 "+one)
+				*to = append(*to, "1 "+one)
 			} else if n > 1 {
-				facts = append(facts, fmt.Sprintf("%d %s", n, many))
+				*to = append(*to, count(n)+" "+many)
 			}
 		}
-		add(p.Republish, "event to publish again", "events to publish again")
-		add(p.Unknown, "message without a row", "messages without a row")
-		add(p.Foreign, "foreign message", "foreign messages")
-		add(p.Duplicates, "repeated message", "repeated messages")
-		add(p.Deleted, "message deleted", "messages deleted")
-		for _, n := range p.ReplacedBy {
-			facts = append(facts, fmt.Sprintf("replaced by partition %d", n))
-		}
 		if p.Problem != "" {
-			facts = append([]string{p.Problem}, facts...)
+			found = append(found, p.Problem)
 		}
-		fmt.Fprintf(w, "Partition %d (%s): %s.\n", p.Partition, p.Stream, strings.Join(facts, ", "))
+		add(&found, p.Unknown, "message without a row", "messages without a row")
+		add(&found, p.Foreign, "foreign message", "foreign messages")
+		add(&found, p.Duplicates, "repeated message", "repeated messages")
+		if p.Adopt {
+			do = append(do, "take the partition back into the database")
+		}
+		if p.Bind {
+			do = append(do, "bind the partition to its stream")
+		}
+		add(&do, p.Republish, "event to publish again", "events to publish again")
+		add(&do, p.Deleted, "message to delete", "messages to delete")
+		if p.Close {
+			do = append(do, "close the stream again")
+		} else if len(p.ReplacedBy) > 0 {
+			do = append(do, "replace the partition by "+ranges(p.ReplacedBy))
+		}
+		if len(do) == 0 {
+			do = []string{"nothing"}
+		}
+		fmt.Fprintf(w, "Partition %d (%s): %s. Repair: %s.\n", p.Partition, p.Stream, strings.Join(found, ", "), strings.Join(do, ", "))
 	}
 	switch {
 	case report.Healthy:
-		fmt.Fprintln(w, "The streams and the database agree. Repair did nothing.")
-	case !report.Repaired:
-		fmt.Fprintln(w, "Repair did nothing.")
+		fmt.Fprintln(w, "The streams and the database agree. Repair has nothing to do.")
+	case report.DryRun && !refused:
+		fmt.Fprintln(w, "Nothing was changed. The same command without --dry-run does what is listed.")
+	case refused:
+		fmt.Fprintln(w, "Nothing was changed.")
 	default:
 		fmt.Fprintln(w, "The streams are repaired. The relay publishes what is missing.")
 	}

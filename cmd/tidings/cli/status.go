@@ -35,12 +35,24 @@ type systemState struct {
 	Consumers  []consumerState    `json:"consumers"`
 	Leases     []leaseState       `json:"leases"`
 	Unheld     []unheldState      `json:"unheld,omitempty"`
+	Refusals   []refusalState     `json:"refusals,omitempty"`
+	External   []broker.Durable   `json:"external_consumers,omitempty"` // subscribers' durable consumers; status alone lists them
+	MoreOf     []string           `json:"more_external,omitempty"`      // streams that have more of them than are listed
+	NotListed  string             `json:"external_unknown,omitempty"`   // why they are not known
 }
 
 // unheldState is which open partitions no instance of a kind holds.
 type unheldState struct {
 	Kind       string `json:"kind"`
 	Partitions []int  `json:"partitions"`
+}
+
+// refusalState is an instance that could not serve a partition.
+type refusalState struct {
+	Kind      string    `json:"kind"`
+	Partition int       `json:"partition"`
+	By        string    `json:"by"`
+	Until     time.Time `json:"until"` // it does not take the partition back before
 }
 
 // awayServer is a server that does not answer.
@@ -52,6 +64,7 @@ type awayServer struct {
 
 type consumerState struct {
 	consumers.ConsumerLag
+	AsOf    *time.Time        `json:"as_of,omitempty"`       // every write that had committed by then is in; nil while the consumer is behind the streams
 	Unknown string            `json:"lag_unknown,omitempty"` // why the lag is not known now; it is shown as 0
 	Paused  *consumers.Paused `json:"paused,omitempty"`
 }
@@ -187,12 +200,19 @@ func (y *system) close() {
 // state reads how everything is, as far as the servers are there, at a cost that does not grow with it.
 func (y *system) state(ctx context.Context) (st systemState, err error) {
 	st.Away = y.away
+	var delivered *time.Time // before the consumers are asked
 	if y.truth != nil {
 		stats, err := outbox.ReadStats(ctx, y.truth)
 		if err != nil {
 			return st, err
 		}
 		st.Outbox = &stats
+		d, err := outbox.ReadDelivered(ctx, y.truth)
+		if err != nil {
+			return st, err
+		}
+		at := d.Whole().UTC()
+		delivered = &at
 	}
 	if st.Blocked, err = y.blocked(ctx); err != nil {
 		return st, err
@@ -201,7 +221,7 @@ func (y *system) state(ctx context.Context) (st systemState, err error) {
 		return st, err
 	}
 	if y.projections != nil {
-		if st.Consumers, err = y.consumers(ctx); err != nil {
+		if st.Consumers, err = y.consumers(ctx, delivered); err != nil {
 			return st, err
 		}
 	}
@@ -246,14 +266,14 @@ func sameDatabase(a, b *pgxpool.Pool) bool {
 	return x.Host == y.Host && x.Port == y.Port && x.Database == y.Database
 }
 
-// consumers reads the lags and the pauses.
-func (y *system) consumers(ctx context.Context) (all []consumerState, err error) {
+// consumers reads the lags and the pauses. All that had been committed at delivered was on the streams before.
+func (y *system) consumers(ctx context.Context, delivered *time.Time) (all []consumerState, err error) {
 	unknown, lags := "NATS is unavailable", []consumers.ConsumerLag(nil)
 	if y.js != nil {
 		unknown = ""
 		lags, err = consumers.Lag(ctx, y.projections, y.js, y.broker, fleet.Names()...)
 		if broker.IsTransient(err) {
-			unknown, lags = err.Error(), nil
+			unknown, lags = daemon.Plain(err), nil
 		} else if err != nil {
 			return nil, err
 		}
@@ -271,6 +291,9 @@ func (y *system) consumers(ctx context.Context) (all []consumerState, err error)
 		c := consumerState{ConsumerLag: l, Unknown: unknown}
 		if p, ok := pauses[l.Consumer]; ok {
 			c.Paused = &p
+		}
+		if unknown == "" && l.Messages == 0 {
+			c.AsOf = delivered
 		}
 		all = append(all, c)
 	}
@@ -371,6 +394,34 @@ func (y *system) leases(ctx context.Context, st *systemState, pool *pgxpool.Pool
 		}
 		st.Leases[i].Partitions = append(st.Leases[i].Partitions, h.Partition)
 	}
+	refusals, err := lease.Refusals(ctx, pool, kind)
+	if err != nil {
+		return err
+	}
+	for _, r := range refusals {
+		st.Refusals = append(st.Refusals, refusalState{kind, r.Partition, r.By, r.Until.UTC()})
+	}
+	return nil
+}
+
+// subscribers lists the durable consumers of the streams, as far as the servers say.
+func (y *system) subscribers(ctx context.Context, st *systemState) error {
+	for _, p := range st.Partitions {
+		if y.js == nil || p.Replicas == 0 {
+			continue
+		}
+		all, more, err := broker.Durables(ctx, y.js, p.Stream)
+		switch {
+		case broker.IsTransient(err):
+			st.NotListed = daemon.Plain(err)
+			return nil
+		case err != nil && !errors.Is(err, jetstream.ErrStreamNotFound):
+			return err
+		}
+		if st.External = append(st.External, all...); more {
+			st.MoreOf = append(st.MoreOf, p.Stream)
+		}
+	}
 	return nil
 }
 
@@ -378,7 +429,7 @@ func (y *system) leases(ctx context.Context, st *systemState, pool *pgxpool.Pool
 func (st systemState) lagging() []string {
 	var all []string
 	if st.Outbox != nil && st.Outbox.Pending > 0 {
-		all = append(all, fmt.Sprintf("outbox: %s messages are not published", capped(st.Outbox.Pending, st.Outbox.PendingMax)))
+		all = append(all, pending(*st.Outbox))
 	}
 	for _, p := range st.Partitions {
 		if p.Refused+p.NoLeader != "" {
@@ -390,7 +441,7 @@ func (st systemState) lagging() []string {
 			all = append(all, c.Consumer+": "+c.Unknown)
 		}
 		if c.Messages > 0 {
-			line := fmt.Sprintf("%s: %s messages behind", c.Consumer, count(c.Messages))
+			line := fmt.Sprintf("%s: %s behind", c.Consumer, messages(c.Messages))
 			if c.Paused != nil {
 				line += ", and paused"
 			}
@@ -400,15 +451,39 @@ func (st systemState) lagging() []string {
 	return all
 }
 
+// pending says what is not published, and what it waits for.
+func pending(o outbox.Stats) string {
+	noun := "messages are"
+	if o.Pending == 1 {
+		noun = "message is"
+	}
+	line := fmt.Sprintf("outbox: %s %s not published", capped(o.Pending, o.PendingMax), noun)
+	var waits []string
+	if o.Retrying > 0 {
+		waits = append(waits, count(int64(o.Retrying))+" of them after a failure, until the next attempt")
+	}
+	if n := o.Delayed - o.Retrying; n > 0 {
+		waits = append(waits, count(int64(n))+" of them for a time that its writer asked for, or behind another one")
+	}
+	if len(waits) > 0 {
+		line += "; " + strings.Join(waits, " and ") + ": `tidings outbox list` shows them"
+	}
+	return line
+}
+
 // deadLetters lists what waits for a person, apart from everything else.
 func (st systemState) deadLetters() []string {
 	var all []string
 	if st.Outbox != nil && st.Outbox.DLQDepth > 0 {
-		all = append(all, fmt.Sprintf("outbox: %s messages in the DLQ", count(int64(st.Outbox.DLQDepth))))
+		all = append(all, fmt.Sprintf("outbox: %s in the DLQ", messages(int64(st.Outbox.DLQDepth))))
 	}
 	for _, c := range st.Consumers {
 		if c.DeadLetters > 0 {
-			all = append(all, fmt.Sprintf("%s: %s dead letters", c.Consumer, count(c.DeadLetters)))
+			noun := "dead letters"
+			if c.DeadLetters == 1 {
+				noun = "dead letter"
+			}
+			all = append(all, fmt.Sprintf("%s: %s %s", c.Consumer, count(c.DeadLetters), noun))
 		}
 	}
 	return all
@@ -440,6 +515,9 @@ shows what it knows. When PostgreSQL or NATS is unavailable, it names the server
 			defer y.close()
 			st, err := y.await(c.Context(), patience, systemState.seen)
 			if err != nil {
+				return err
+			}
+			if err := y.subscribers(c.Context(), &st); err != nil {
 				return err
 			}
 			show := p.printState
@@ -483,6 +561,10 @@ func (p Process) printState(st systemState) error {
 	} else {
 		outboxRows = append(outboxRows, []string{"", "unknown", "unknown", "unknown", "unknown", "unknown", "unknown"})
 	}
+	externalRows := [][]string{{"EXTERNAL CONSUMER", "STREAM", "BEHIND", "UNACKNOWLEDGED"}}
+	for _, e := range st.External {
+		externalRows = append(externalRows, []string{e.Name, e.Stream, count(int64(e.Behind)), count(int64(e.Unacked))})
+	}
 	notes := strings.Join(st.notes(), "\n")
 	if notes != "" {
 		notes += "\n\n"
@@ -498,7 +580,17 @@ func (p Process) printState(st systemState) error {
 		p.table(consumerRows...),
 		blank(),
 		p.table(leaseRows...),
+		p.printExternal(externalRows),
 	)
+}
+
+// printExternal prints the table of external consumers, if there are any.
+func (p Process) printExternal(rows [][]string) error {
+	if len(rows) == 1 {
+		return nil
+	}
+	_, err := fmt.Fprintln(p.Stdout)
+	return errors.Join(err, p.table(rows...))
 }
 
 // notes says what needs attention, a line each.
@@ -532,6 +624,15 @@ func (st systemState) notes() (notes []string) {
 			noun = "partitions"
 		}
 		note("No running %s holds %s %s: start one, or look into its log.", u.Kind, noun, ranges(u.Partitions))
+	}
+	for _, r := range st.Refusals {
+		note("%s could not serve partition %d of %s, and does not take it back before %s: look into its log.", r.By, r.Partition, r.Kind, r.Until.Format(time.RFC3339))
+	}
+	for _, stream := range st.MoreOf {
+		note("Stream %s has more external consumers than are listed.", stream)
+	}
+	if st.NotListed != "" {
+		note("The external consumers are not known: %s", st.NotListed)
 	}
 	for _, c := range st.Consumers {
 		if c.Unknown != "" && len(st.Away) == 0 {

@@ -104,6 +104,27 @@ func TestStatusAnswersWithoutNATSOrPostgreSQL(t *testing.T) {
 	if _, err := broker.Declare(t.Context(), js, cfg, broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
 		t.Fatal(err)
 	}
+	for name, durable := range map[string]string{"mailer": "mailer", "passing": ""} {
+		if _, err := js.CreateConsumer(t.Context(), cfg.StreamName(0), jetstream.ConsumerConfig{Name: name, Durable: durable, AckPolicy: jetstream.AckExplicitPolicy, InactiveThreshold: time.Hour}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if _, err := js.Publish(t.Context(), cfg.Prefix+".0.t1.post.created", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mailer, err := js.Consumer(t.Context(), cfg.StreamName(0), "mailer")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := mailer.Next(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), `INSERT INTO leases (kind, partition, refused_by, refused_until) VALUES ('threadcache', 0, 'threadcache-host-7', now() + interval '1 hour')`); err != nil {
+		t.Fatal(err)
+	}
+	check("beside a subscriber and a refusal", exitOK, []string{"mailer             " + cfg.StreamName(0) + "  1       1\n", "threadcache-host-7 could not serve partition 0 of threadcache, and does not take it back before 2"}, "passing")
 	n.Kill(t)
 	check("without NATS", exitAgain, []string{"NATS is unavailable (" + n.URL + "): ", "3 messages failed", cfg.StreamName(0) + "  0-31   open   unknown", "threadcache     unknown"}, "no stream", "PostgreSQL")
 	n.Restart(t)

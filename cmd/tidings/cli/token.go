@@ -1,14 +1,19 @@
 package cli
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/migrations"
@@ -19,6 +24,7 @@ import (
 // createdToken is what `tidings token create --json` prints.
 type createdToken struct {
 	Token    string     `json:"token"`
+	Print    string     `json:"fingerprint"`
 	TenantID int64      `json:"tenant_id,string"`
 	Name     string     `json:"name"`
 	Roles    []string   `json:"roles"`
@@ -26,18 +32,19 @@ type createdToken struct {
 	Replaced *time.Time `json:"replaced_until,omitempty"` // when the token before it ends
 }
 
-// listedToken is a line of `tidings token list --json`.
+// listedToken is a line of `tidings token list --json`, and what `tidings token identify --json` prints.
 type listedToken struct {
-	TenantID  int64        `json:"tenant_id,string"`
-	Name      string       `json:"name"`
-	Roles     []string     `json:"roles"`
-	Works     bool         `json:"works"`
-	Created   time.Time    `json:"created"`
-	Expires   *time.Time   `json:"expires,omitempty"`
-	Replaced  *time.Time   `json:"replaced,omitempty"`
-	Revoked   *time.Time   `json:"revoked,omitempty"`
-	RateRead  *tokens.Rate `json:"rate_read,omitempty"`
-	RateWrite *tokens.Rate `json:"rate_write,omitempty"`
+	Fingerprint string       `json:"fingerprint"`
+	TenantID    int64        `json:"tenant_id,string"`
+	Name        string       `json:"name"`
+	Roles       []string     `json:"roles"`
+	Works       bool         `json:"works"`
+	Created     time.Time    `json:"created"`
+	Expires     *time.Time   `json:"expires,omitempty"`
+	Replaced    *time.Time   `json:"replaced,omitempty"`
+	Revoked     *time.Time   `json:"revoked,omitempty"`
+	RateRead    *tokens.Rate `json:"rate_read,omitempty"`
+	RateWrite   *tokens.Rate `json:"rate_write,omitempty"`
 }
 
 // revokedToken is what `tidings token revoke --json` prints.
@@ -49,8 +56,8 @@ type revokedToken struct {
 }
 
 func (p Process) tokenCommand() *cobra.Command {
-	c := &cobra.Command{Use: "token", Short: "Make, list and revoke bearer tokens for the API"}
-	c.AddCommand(p.tokenCreateCommand(), p.tokenListCommand(), p.tokenRevokeCommand())
+	c := &cobra.Command{Use: "token", Short: "Make, list, identify and revoke bearer tokens for the API"}
+	c.AddCommand(p.tokenCreateCommand(), p.tokenListCommand(), p.tokenIdentifyCommand(), p.tokenRevokeCommand())
 	return c
 }
 
@@ -106,7 +113,7 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 			}
 			err := p.withTokens(c.Context(), data, func(pool *pgxpool.Pool) (err error) {
 				made, err := tokens.Issue(c.Context(), pool, spec)
-				t.Token, t.Roles, t.Replaced = made.Token, made.Roles, inUTC(made.Replaced)
+				t.Token, t.Print, t.Roles, t.Replaced = made.Token, tokens.Fingerprint(made.Token), made.Roles, inUTC(made.Replaced)
 				return err
 			})
 			switch {
@@ -125,7 +132,7 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 			if _, err := fmt.Fprintln(p.Stdout, t.Token); err != nil {
 				return fmt.Errorf("write the token: %w", err)
 			}
-			fmt.Fprintf(p.Stderr, "Token %q of tenant %d, roles %s. Keep it: it is not shown again.\n", t.Name, t.TenantID, strings.Join(t.Roles, ", "))
+			fmt.Fprintf(p.Stderr, "Token %q of tenant %d, roles %s, fingerprint %s. Keep it: it is not shown again.\n", t.Name, t.TenantID, strings.Join(t.Roles, ", "), t.Print)
 			if t.Replaced != nil {
 				fmt.Fprintf(p.Stderr, "The token that it replaces ends %s.\n", utc(t.Replaced))
 			}
@@ -163,14 +170,15 @@ func (p Process) tokenListCommand() *cobra.Command {
 		data   string
 		asJSON bool
 		tenant int64
+		within time.Duration
 	)
 	c := &cobra.Command{
 		Use:   "list",
-		Short: "List the tokens, former ones too: never the tokens themselves",
+		Short: "List the tokens, former ones too: their fingerprints, never the tokens themselves",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if tenant < 0 {
-				return &usageError{errors.New("--tenant wants a positive number")}
+			if tenant < 0 || within < 0 {
+				return &usageError{errors.New("--tenant wants a positive number, and --expires-within a duration such as 336h")}
 			}
 			var all []tokens.Token
 			err := p.withTokens(c.Context(), data, func(pool *pgxpool.Pool) (err error) {
@@ -180,29 +188,105 @@ func (p Process) tokenListCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			rows := [][]string{{"TENANT", "NAME", "ROLES", "CREATED", "STATE", "READS", "WRITES"}}
-			for _, t := range all {
-				if asJSON {
-					if err := p.writeJSON(listedToken{
-						TenantID: t.TenantID, Name: t.Name, Roles: t.Roles, Works: t.Works, Created: t.Created.UTC(), Expires: inUTC(t.Expires), Replaced: inUTC(t.Replaced),
-						Revoked: inUTC(t.Revoked), RateRead: t.ReadRate, RateWrite: t.WriteRate,
-					}); err != nil {
-						return err
-					}
-					continue
-				}
-				rows = append(rows, []string{fmt.Sprint(t.TenantID), t.Name, strings.Join(t.Roles, ","), utc(&t.Created), tokenState(t), rateText(t.ReadRate), rateText(t.WriteRate)})
+			if within > 0 {
+				until := time.Now().Add(within)
+				all = slices.DeleteFunc(all, func(t tokens.Token) bool { return !t.Works || t.Expires == nil || t.Expires.After(until) })
 			}
-			if asJSON {
-				return nil
-			}
-			return p.table(rows...)
+			return p.printTokens(asJSON, all...)
 		},
 	}
 	c.Flags().Int64Var(&tenant, "tenant", 0, "only of this tenant")
+	c.Flags().DurationVar(&within, "expires-within", 0, "only those that work and expire within this time, such as 336h")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per token and line")
 	dataFlag(c, &data)
 	return c
+}
+
+func (p Process) printTokens(asJSON bool, all ...tokens.Token) error {
+	rows := [][]string{{"FINGERPRINT", "TENANT", "NAME", "ROLES", "CREATED", "STATE", "READS", "WRITES"}}
+	for _, t := range all {
+		if asJSON {
+			if err := p.writeJSON(listedToken{
+				Fingerprint: t.Fingerprint, TenantID: t.TenantID, Name: t.Name, Roles: t.Roles, Works: t.Works, Created: t.Created.UTC(), Expires: inUTC(t.Expires),
+				Replaced: inUTC(t.Replaced), Revoked: inUTC(t.Revoked), RateRead: t.ReadRate, RateWrite: t.WriteRate,
+			}); err != nil {
+				return err
+			}
+			continue
+		}
+		rows = append(rows, []string{t.Fingerprint, fmt.Sprint(t.TenantID), t.Name, strings.Join(t.Roles, ","), utc(&t.Created), tokenState(t), rateText(t.ReadRate), rateText(t.WriteRate)})
+	}
+	if asJSON {
+		return nil
+	}
+	return p.table(rows...)
+}
+
+func (p Process) tokenIdentifyCommand() *cobra.Command {
+	var (
+		data   string
+		asJSON bool
+	)
+	c := &cobra.Command{
+		Use:   "identify",
+		Short: "Say whose a token is that was found somewhere, also one that was revoked or has expired",
+		Long: `Identify reads a token from its input, or asks for it without showing it, and says whose it is. It takes no argument: arguments are seen by every user of the
+machine, and kept in the shell's history. Nothing of the token is logged or printed, and the database gets its hash alone. To end it, run tidings token revoke.`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return errors.New("token identify reads the token from its input: an argument is seen by every user of the machine, so revoke a token that was given as one")
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, _ []string) error {
+			token, err := p.secret("Token: ")
+			if err != nil {
+				return err
+			}
+			var t tokens.Token
+			err = p.withTokens(c.Context(), data, func(pool *pgxpool.Pool) (err error) {
+				t, err = tokens.Identify(c.Context(), pool, token)
+				return err
+			})
+			switch {
+			case errors.Is(err, tokens.ErrNobodys):
+				return errors.New("this installation never made that token")
+			case err != nil:
+				return err
+			}
+			return p.printTokens(asJSON, t)
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	dataFlag(c, &data)
+	return c
+}
+
+// maxSecret is how long a line with a secret may be.
+const maxSecret = 4096
+
+// secret reads one line, as it is given in a header perhaps, without showing it when a person types it. No error names what was read.
+func (p Process) secret(prompt string) (string, error) {
+	var line []byte
+	var err error
+	if f, ok := p.Stdin.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		fmt.Fprint(p.Stderr, prompt)
+		line, err = term.ReadPassword(int(f.Fd()))
+		fmt.Fprintln(p.Stderr)
+	} else if line, err = bufio.NewReaderSize(io.LimitReader(p.Stdin, maxSecret), maxSecret).ReadSlice('\n'); errors.Is(err, io.EOF) {
+		err = nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the token: %w", err)
+	}
+	s := strings.TrimSpace(string(line))
+	if scheme, rest, ok := strings.Cut(s, " "); ok && strings.EqualFold(scheme, "Bearer") {
+		s = strings.TrimSpace(rest)
+	}
+	if s == "" {
+		return "", &usageError{errors.New("there is no token in the input")}
+	}
+	return s, nil
 }
 
 // tokenState is what became of the token, for people.

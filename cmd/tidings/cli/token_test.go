@@ -1,13 +1,19 @@
 package cli
 
 import (
+	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sethvargo/go-envconfig"
+	"golang.org/x/sys/unix"
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
@@ -129,6 +135,100 @@ func TestTokensAreReplacedListedAndRevoked(t *testing.T) {
 	if code, _, _ := run(t, env, "", "token", "revoke", "--tenant", "7"); code != exitInput {
 		t.Errorf("no name: exit code %d", code)
 	}
+}
+
+// TestALeakedTokenIsIdentifiedAndNotShown: whatever became of it, from a pipe, from a terminal, and never from an argument.
+func TestALeakedTokenIsIdentifiedAndNotShown(t *testing.T) {
+	db := testkit.Postgres(t)
+	env := map[string]string{"DATABASE_URL": db.URL}
+	create := func(args ...string) string {
+		t.Helper()
+		code, stdout, stderr := run(t, env, "", append([]string{"token", "create", "--tenant", "7"}, args...)...)
+		token := strings.TrimSpace(stdout)
+		if code != exitOK || !strings.Contains(stderr, tokens.Fingerprint(token)) {
+			t.Fatalf("exit code %d: %s", code, stderr)
+		}
+		return token
+	}
+	replaced, revoked, expired := create("--name", "importer"), create("--name", "gone"), create("--name", "old", "--expires", "1h")
+	current := create("--name", "importer", "--replace")
+	if code, _, stderr := run(t, env, "", "token", "revoke", "--tenant", "7", "--name", "gone"); code != exitOK {
+		t.Fatal(stderr)
+	}
+	if _, err := db.Pool(t, postgres.RoleSystem).Exec(t.Context(), `UPDATE api_tokens SET created_at = now() - interval '3 days', expires_at = now() - interval '2 days' WHERE name = 'old'`); err != nil {
+		t.Fatal(err)
+	}
+	nobodys := tokens.New()
+	silent := func(token, said string) {
+		t.Helper()
+		hash := tokens.HashOf(token)
+		if strings.Contains(said, token) || strings.Contains(said, token[5:20]) || strings.Contains(said, hex.EncodeToString(hash[:])) {
+			t.Errorf("the token or its hash is shown: %s", said)
+		}
+	}
+	list, _ := func() (string, string) { _, stdout, stderr := run(t, env, "", "token", "list"); return stdout, stderr }()
+	for what, c := range map[string]struct {
+		token, state string
+		code         int
+	}{
+		"the current one": {current, "  works  ", exitOK}, "a replaced one": {replaced, "  replaced, until 2", exitOK}, "a revoked one": {revoked, "  revoked 2", exitOK},
+		"an expired one": {expired, "  expired 2", exitOK}, "nobody's": {nobodys, "never made that token", exitError},
+	} {
+		for _, input := range []string{c.token, c.token + "\n", "  bearer " + c.token + "\r\nmore\n"} {
+			code, stdout, stderr := run(t, env, input, "token", "identify")
+			if code != c.code || !strings.Contains(stdout+stderr, c.state) || code == exitOK && (strings.Count(stdout, "\n") != 2 || !strings.Contains(stdout, tokens.Fingerprint(c.token)+"  7  ") || !strings.Contains(list, tokens.Fingerprint(c.token))) {
+				t.Errorf("%s: exit code %d\n%s%s\n%s", what, code, stdout, stderr, list)
+			}
+			silent(c.token, stdout+stderr)
+		}
+		code, stdout, stderr := run(t, env, "", "token", "identify", c.token)
+		if code != exitInput || !strings.Contains(stderr, "never") && !strings.Contains(stderr, "from its input") {
+			t.Errorf("as an argument: exit code %d\n%s%s", code, stdout, stderr)
+		}
+		silent(c.token, stdout+stderr)
+	}
+	if code, _, stderr := run(t, env, "\n", "token", "identify"); code != exitInput || !strings.Contains(stderr, "no token in the input") {
+		t.Errorf("an empty line: exit code %d: %s", code, stderr)
+	}
+	_, stdout, _ := run(t, env, current+"\n", "token", "identify", "--json")
+	var l listedToken
+	if err := json.Unmarshal([]byte(stdout), &l); err != nil || l.Fingerprint != tokens.Fingerprint(current) || l.Name != "importer" || !l.Works {
+		t.Errorf("%s: %v", stdout, err)
+	}
+
+	// At a terminal it is asked for, and not echoed.
+	keyboard, tty := openTerminal(t)
+	if _, err := keyboard.WriteString(current + "\n"); err != nil {
+		t.Fatal(err)
+	}
+	var out, prompt strings.Builder
+	if code := Execute(t.Context(), []string{"token", "identify"}, Process{Stdin: tty, Stdout: &out, Stderr: &prompt, Env: envconfig.MapLookuper(env)}); code != exitOK || prompt.String() != "Token: \n" || !strings.Contains(out.String(), "importer") {
+		t.Errorf("at a terminal: exit code %d\n%s%s", code, out.String(), prompt.String())
+	}
+	silent(current, out.String()+prompt.String())
+}
+
+// openTerminal returns both ends of a pseudo-terminal.
+func openTerminal(t *testing.T) (keyboard, tty *os.File) {
+	t.Helper()
+	keyboard, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { keyboard.Close() })
+	if err := unix.IoctlSetPointerInt(int(keyboard.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(int(keyboard.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tty, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { tty.Close() })
+	return keyboard, tty
 }
 
 func TestParseExpires(t *testing.T) {

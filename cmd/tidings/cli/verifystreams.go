@@ -9,6 +9,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/relay"
 )
@@ -87,7 +88,7 @@ func (y *system) verifyStreams(ctx context.Context, wait time.Duration) (all []v
 func (y *system) verifyStream(ctx context.Context, c relay.PartitionCheck) (v verifiedStream, err error) {
 	v.Partition, v.Stream = c.Number, y.broker.StreamName(c.Number)
 	if c.Err != nil {
-		v.Trouble = c.Err.Error()
+		v.Trouble = daemon.Plain(c.Err)
 	}
 	first := uint64(1)
 	if c.Stream != nil {

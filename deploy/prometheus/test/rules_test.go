@@ -37,6 +37,7 @@ var healthy = []string{
 	`consumer_partitions_stuck{consumer="c"} 0x600`, `consumer_waiting_for_leader{consumer="c"} 0x600`, `consumer_dead_letters{consumer="c"} 0x600`,
 	`consumer_offset_dead_letters{consumer="c"} 0x600`, `projection_drift_total{consumer="c"} 0x600`, `api_shed_total{reason="requests"} 0x600`,
 	`postgres_blocked_sessions 0x600`, `stream_bytes{stream="EVENTS-0"} 70x600`, `stream_limit_bytes{stream="EVENTS-0"} 100x600`,
+	`tls_certificate_expires_timestamp_seconds{instance="a",use="api"} 1219000x600`, `api_tokens_expiring 0x600`, // 14 days and two hours and a half from the beginning of time
 	`jetstream_storage_bytes 70x600`, `jetstream_storage_limit_bytes 100x600`, `stream_replicas{stream="EVENTS-0"} 3x600`,
 	`stream_replicas_current{stream="EVENTS-0"} 3x600`, `node_filesystem_avail_bytes{instance="a",mountpoint="/data",fstype="ext4"} 20x600`,
 	`node_filesystem_size_bytes{instance="a",mountpoint="/data",fstype="ext4"} 100x600`, `job_runs_total{name="outbox-archive",outcome="failed"} 0x600`,
@@ -94,7 +95,10 @@ var cases = map[string]struct {
 	"ConsumerPartitionStuck": {sick: []string{`consumer_partitions_stuck{consumer="c"} 0x3 1x600`}, fires: 4*interval + time.Minute,
 		near: []string{`consumer_partitions_stuck{consumer="c"} 0x3 1x3 0x600`}},
 	"ConsumerDeadLetters": {sick: []string{`consumer_offset_dead_letters{consumer="gone"} 0x3 1x600`}, fires: 4 * interval},
-	"ProjectionDrift":     {sick: []string{`projection_drift_total{consumer="c"} 0x3 1x600`}, fires: 4 * interval},
+	"CertificateExpires": {sick: []string{`tls_certificate_expires_timestamp_seconds{instance="a",use="api"} 1209659x600`}, fires: 4*interval + 10*time.Minute,
+		near: []string{`tls_certificate_expires_timestamp_seconds{instance="a",use="api"} 1219000x3 0x30 1219000x600`}},
+	"TokensExpire":    {sick: []string{`api_tokens_expiring 0x3 1x600`}, fires: 4*interval + time.Hour, near: []string{`api_tokens_expiring 0x3 1x200 0x600`}},
+	"ProjectionDrift": {sick: []string{`projection_drift_total{consumer="c"} 0x3 1x600`}, fires: 4 * interval},
 }
 
 // firing evaluates the rules over the series for so long and returns when each alert fired first.

@@ -1,0 +1,72 @@
+package daemon
+
+import (
+	"crypto/x509"
+	"encoding/pem"
+	"os"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Expiry tells when the first certificate of a chain expires; ok is false where there is no certificate. A certificate that cannot be read expires at the zero time. It is called
+// at each scrape, and should be quick.
+type Expiry func() (at time.Time, ok bool)
+
+// FileExpiry is the Expiry of the certificates in a PEM file, which it reads each time: what is renewed shows. Without a file there is none.
+func FileExpiry(file string) Expiry {
+	return func() (at time.Time, ok bool) {
+		if file == "" {
+			return at, false
+		}
+		rest, err := os.ReadFile(file)
+		if err != nil {
+			return at, true
+		}
+		for {
+			var block *pem.Block
+			if block, rest = pem.Decode(rest); block == nil {
+				return at, true
+			}
+			if block.Type != "CERTIFICATE" {
+				continue
+			}
+			cert, err := x509.ParseCertificate(block.Bytes)
+			if err != nil {
+				return time.Time{}, true
+			}
+			if at.IsZero() || cert.NotAfter.Before(at) {
+				at = cert.NotAfter
+			}
+		}
+	}
+}
+
+type certificates struct {
+	expiries map[string]Expiry
+	desc     *prometheus.Desc
+}
+
+// NewCertificates returns a gauge of when each certificate that the process serves or presents expires, by its use: api, nats, postgres, postgres_projections.
+func NewCertificates(expiries map[string]Expiry) prometheus.Collector {
+	return certificates{expiries, prometheus.NewDesc("tls_certificate_expires_timestamp_seconds",
+		"When the first certificate of a chain that this process serves or presents expires, by its use; 0 when its file cannot be read.", []string{"use"}, nil)}
+}
+
+// Describe implements prometheus.Collector.
+func (c certificates) Describe(ch chan<- *prometheus.Desc) { ch <- c.desc }
+
+// Collect implements prometheus.Collector.
+func (c certificates) Collect(ch chan<- prometheus.Metric) {
+	for use, expiry := range c.expiries {
+		at, ok := expiry()
+		if !ok {
+			continue
+		}
+		seconds := 0.0
+		if !at.IsZero() {
+			seconds = float64(at.Unix())
+		}
+		ch <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, seconds, use)
+	}
+}
