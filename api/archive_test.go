@@ -19,12 +19,13 @@ import (
 type anyHold struct{}
 
 func (anyHold) Fence(context.Context, pgx.Tx) error { return nil }
+func (anyHold) Continue() error                     { return nil }
 func (anyHold) Count(string, int64)                 {}
 
 // archive moves every thread to the archive, all of which are old now.
 func (f fixture) archive(t *testing.T) {
 	t.Helper()
-	archiver, err := store.NewArchiver(store.ArchiveConfig{After: time.Hour}, f.system, kinds.Builtin, testkit.Logger(t), nil)
+	archiver, err := store.NewArchiver(f.system, func(context.Context) (time.Duration, error) { return time.Hour, nil }, kinds.Builtin, testkit.Logger(t), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

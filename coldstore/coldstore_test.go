@@ -332,7 +332,7 @@ func TestARangeWhoseExportIsNotWhatTheTableHoldsIsKeptAndExportedAgain(t *testin
 		r.check(true, "")
 		c.do()
 		r.check(false, c.says)
-		done, err := r.ExportDue(t.Context())
+		done, err := r.ExportDue(t.Context(), t.Context().Err)
 		if err != nil || !slices.ContainsFunc(done, func(e Export) bool { return e.Range == part.From }) {
 			t.Errorf("%s: exported again: %v, %v", c.name, done, err)
 		}
@@ -446,7 +446,7 @@ func TestADiskThatFailsLeadsToNoDrop(t *testing.T) {
 	if err := os.Remove(filepath.Join(r.dir, "a")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.ExportDue(t.Context()); err != nil {
+	if _, err := r.ExportDue(t.Context(), t.Context().Err); err != nil {
 		t.Error(err)
 	}
 	r.check(true, "")
@@ -608,8 +608,8 @@ func TestARowThatTheOutboxHasAgainIsNotRestoredBesideIt(t *testing.T) {
 	if got, err := r.Restore(t.Context(), august, "", unprepared); err != nil || got.Read != 5 || got.Restored != 1 {
 		t.Errorf("%+v, %v; want the row back that is nowhere", got, err)
 	}
-	cfg := outbox.ArchiveConfig{After: time.Hour, RangeRows: 1000, RangeAge: time.Hour}
-	archive, err := outbox.NewArchive(cfg, r.pool, testkit.Logger(t), prometheus.NewRegistry())
+	cfg := outbox.ArchiveConfig{RangeRows: 1000, RangeAge: time.Hour}
+	archive, err := outbox.NewArchive(cfg, func(context.Context) (outbox.Terms, error) { return outbox.Terms{After: time.Hour}, nil }, r.pool, testkit.Logger(t), prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -625,6 +625,7 @@ func TestARowThatTheOutboxHasAgainIsNotRestoredBesideIt(t *testing.T) {
 type unheld struct{}
 
 func (unheld) Fence(context.Context, pgx.Tx) error { return nil }
+func (unheld) Continue() error                     { return nil }
 func (unheld) Count(string, int64)                 {}
 
 // A range that was dropped without asking, by a process that was not told of the exports: what stands outside is all there is of it.

@@ -242,13 +242,14 @@ func (s *Store) Due(ctx context.Context) ([]outbox.Range, error) {
 	return slices.DeleteFunc(due, func(r outbox.Range) bool { return covered[r.From] }), nil
 }
 
-// ExportDue exports every range that is due, and removes the files of what is over. One range that fails does not keep the others.
-func (s *Store) ExportDue(ctx context.Context) (done []Export, err error) {
+// ExportDue exports every range that is due, and removes the files of what is over. One range that fails does not keep the others. It asks more between
+// two ranges, and ends with its error.
+func (s *Store) ExportDue(ctx context.Context, more func() error) (done []Export, err error) {
 	due, err := s.Due(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return s.exportAll(ctx, due)
+	return s.exportAll(ctx, due, more)
 }
 
 // ExportMonth exports the ranges whose first message was inserted in a month, given by its first moment in UTC. ErrNoRows is a month without any.
@@ -261,12 +262,15 @@ func (s *Store) ExportMonth(ctx context.Context, month time.Time) ([]Export, err
 	if len(all) == 0 {
 		return nil, fmt.Errorf("export %s: %w", month.Format(monthFormat), ErrNoRows)
 	}
-	return s.exportAll(ctx, all)
+	return s.exportAll(ctx, all, ctx.Err)
 }
 
-func (s *Store) exportAll(ctx context.Context, all []outbox.Range) (done []Export, err error) {
+func (s *Store) exportAll(ctx context.Context, all []outbox.Range, more func() error) (done []Export, err error) {
 	var errs []error
 	for _, r := range all {
+		if err := more(); err != nil {
+			return done, errors.Join(append(errs, err)...)
+		}
 		e, err := s.Export(ctx, r)
 		switch {
 		case ctx.Err() != nil:

@@ -16,8 +16,7 @@ import (
 
 // Config is where ranges of the archive go.
 type Config struct {
-	// The place, without secrets: file:///DIR or s3://BUCKET?region=R&endpoint=E. None when empty: ranges are dropped without an export.
-	URL string `env:"OUTBOX_ARCHIVE_EXPORT_URL"`
+	URL string // the place, without secrets: file:///DIR or s3://BUCKET?region=R&endpoint=E; none when empty
 }
 
 // Validate reports a place that is none.
@@ -26,7 +25,7 @@ func (c Config) Validate() error {
 		return nil
 	}
 	if _, err := parseURL(c.URL); err != nil {
-		return fmt.Errorf("OUTBOX_ARCHIVE_EXPORT_URL: %w", err)
+		return fmt.Errorf("outbox_archive_export_url: %w", err)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -18,8 +19,6 @@ import (
 // ArchiveConfig is the environment of the outbox's ranges and of their archiving.
 type ArchiveConfig struct {
 	Every     time.Duration `env:"OUTBOX_ARCHIVE_EVERY, default=1h"`    // between runs; 0: by command alone
-	After     time.Duration `env:"OUTBOX_ARCHIVE_AFTER, default=168h"`  // a range moves so long after the last of it was published, 1m or more
-	Keep      time.Duration `env:"OUTBOX_ARCHIVE_KEEP, default=2160h"`  // a range is dropped so long after it moved; 0: never. Longer than After and NATS_MAX_AGE
 	RangeRows int64         `env:"OUTBOX_RANGE_ROWS, default=50000000"` // ids of a range that is made, 1000..1000000000
 	RangeAge  time.Duration `env:"OUTBOX_RANGE_AGE, default=24h"`       // a range that is written for so long ends, 1m or more
 }
@@ -30,12 +29,6 @@ func (c ArchiveConfig) Validate() error {
 	if c.Every < 0 {
 		errs = append(errs, fmt.Errorf("OUTBOX_ARCHIVE_EVERY is %s: want 0 or more", c.Every))
 	}
-	if c.After < time.Minute {
-		errs = append(errs, fmt.Errorf("OUTBOX_ARCHIVE_AFTER is %s: want 1m or more", c.After))
-	}
-	if c.Keep < 0 || c.Keep > 0 && c.Keep < c.After {
-		errs = append(errs, fmt.Errorf("OUTBOX_ARCHIVE_KEEP is %s: want 0, or no less than OUTBOX_ARCHIVE_AFTER, %s", c.Keep, c.After))
-	}
 	if c.RangeRows < 1000 || c.RangeRows > 1_000_000_000 {
 		errs = append(errs, fmt.Errorf("OUTBOX_RANGE_ROWS is %d: want 1000..1000000000", c.RangeRows))
 	}
@@ -43,6 +36,12 @@ func (c ArchiveConfig) Validate() error {
 		errs = append(errs, fmt.Errorf("OUTBOX_RANGE_AGE is %s: want 1m or more", c.RangeAge))
 	}
 	return errors.Join(errs...)
+}
+
+// Terms say when ranges go.
+type Terms struct {
+	After time.Duration // a range moves so long after the last of it was published
+	Keep  time.Duration // a range is dropped so long after it moved; 0: never
 }
 
 // ArchiveJob is the name of the job that Archive.Run is.
@@ -59,12 +58,15 @@ const (
 // Lease is the right to move ranges, which is somebody else's when Fence fails (package internal/jobs).
 type Lease interface {
 	Fence(ctx context.Context, tx pgx.Tx) error
+	Continue() error // asked before each step: an error ends the run, and the next one goes on
 	Count(what string, n int64)
 }
 
 // Archive makes the outbox's ranges, moves those of the past into the archive as they are, and drops the archive's old ones. One runs at a time.
 type Archive struct {
 	cfg        ArchiveConfig
+	ask        func(context.Context) (Terms, error)
+	terms      Terms // of the run in hand
 	pool       *pgxpool.Pool
 	log        *slog.Logger
 	archived   prometheus.Counter
@@ -72,13 +74,13 @@ type Archive struct {
 	at         func(step string) // crash points of the tests
 }
 
-// NewArchive returns the archiving of pool, which acts as the system role. It starts nothing.
-func NewArchive(cfg ArchiveConfig, pool *pgxpool.Pool, log *slog.Logger, reg prometheus.Registerer) (*Archive, error) {
+// NewArchive returns the archiving of pool, which acts as the system role. Each run and each plan asks terms. It starts nothing.
+func NewArchive(cfg ArchiveConfig, terms func(context.Context) (Terms, error), pool *pgxpool.Pool, log *slog.Logger, reg prometheus.Registerer) (*Archive, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
 	a := &Archive{
-		cfg: cfg, pool: pool, log: log.With("component", "outbox-archive"), at: func(string) {},
+		cfg: cfg, ask: terms, pool: pool, log: log.With("component", "outbox-archive"), at: func(string) {},
 		archived: prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_ranges_archived_total", Help: "Ranges of the outbox moved to the archive by this process."}),
 	}
 	if err := reg.Register(a.archived); err != nil {
@@ -117,12 +119,16 @@ const (
 )
 
 // Run moves the ranges that are settled for long enough into the archive, with what came late for it, and drops those that are past. Each step is a
-// transaction; it is resumable, and returns when nothing is left to do or ctx ends. A step that fails, such as one that gets no lock beside a long
+// transaction; it is resumable, and returns when nothing is left to do, ctx ends or h says so. A step that fails, such as one that gets no lock beside a long
 // reader of the outbox, holds up none of another kind.
 //
 // A range is settled once the floors of all partitions have passed it: that proves that nothing in it is pending, and that nothing will be
 // added (docs/adr/0004-floor.md). Rows that wait for their time are outside of that; they go to the default range, under their ids.
 func (a *Archive) Run(ctx context.Context, h Lease) error {
+	a, err := a.underTerms(ctx)
+	if err != nil {
+		return err
+	}
 	if err := a.settle(ctx, h); err != nil {
 		return err
 	}
@@ -132,21 +138,32 @@ func (a *Archive) Run(ctx context.Context, h Lease) error {
 	}
 	var errs []error
 	for _, r := range a.due(all, now) {
+		if err := h.Continue(); err != nil {
+			return err
+		}
 		if err := a.archive(ctx, h, r); err != nil {
 			errs = append(errs, err)
 			break
 		}
 	}
-	if err := a.slices(ctx, h, CountLate, archiveLateSQL, pgx.StrictNamedArgs{"before": now.Add(-a.cfg.After), "most": lateRows}); err != nil {
+	if err := a.slices(ctx, h, CountLate, archiveLateSQL, pgx.StrictNamedArgs{"before": now.Add(-a.terms.After), "most": lateRows}); err != nil {
 		errs = append(errs, fmt.Errorf("archive what was published late: %w", err))
 	}
 	return errors.Join(append(errs, a.index(ctx, h), a.drop(ctx, h))...)
 }
 
+// underTerms returns the archiving under the terms as they are now.
+func (a *Archive) underTerms(ctx context.Context) (*Archive, error) {
+	now := *a
+	var err error
+	now.terms, err = a.ask(ctx)
+	return &now, err
+}
+
 // due returns the ranges that are to be archived at now.
 func (a *Archive) due(all []Range, now time.Time) (due []Range) {
 	for _, r := range all {
-		if r.State == RangeOpen && !r.SettledAt.IsZero() && now.Sub(r.SettledAt) >= a.cfg.After {
+		if r.State == RangeOpen && !r.SettledAt.IsZero() && now.Sub(r.SettledAt) >= a.terms.After {
 			due = append(due, r)
 		}
 	}
@@ -182,6 +199,9 @@ func (a *Archive) index(ctx context.Context, h Lease) error {
 		if r.State != RangeArchived || r.Indexed {
 			continue
 		}
+		if err := h.Continue(); err != nil {
+			return err
+		}
 		if err := a.inTx(ctx, h, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(ctx, oneWorkerSQL); err != nil {
 				return err
@@ -199,6 +219,9 @@ func (a *Archive) index(ctx context.Context, h Lease) error {
 // slices runs a statement that returns how many rows it took, until it takes none. No hold is added meanwhile.
 func (a *Archive) slices(ctx context.Context, h Lease, what, sql string, args pgx.StrictNamedArgs) error {
 	for {
+		if err := h.Continue(); err != nil {
+			return err
+		}
 		var n int64
 		if err := a.ddl(ctx, h, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(ctx, lockHoldsSQL); err != nil {
@@ -275,7 +298,7 @@ func (a *Archive) inTx(ctx context.Context, h Lease, fn func(tx pgx.Tx) error) e
 // past returns the ranges that are to go at now.
 func (a *Archive) past(all []Range, now time.Time) (past []Range) {
 	for _, r := range all {
-		if a.cfg.Keep > 0 && r.State == RangeArchived && now.Sub(r.ArchivedAt) >= a.cfg.Keep {
+		if a.terms.Keep > 0 && r.State == RangeArchived && now.Sub(r.ArchivedAt) >= a.terms.Keep {
 			past = append(past, r)
 		}
 	}
@@ -285,15 +308,18 @@ func (a *Archive) past(all []Range, now time.Time) (past []Range) {
 // drop drops the ranges whose time has passed, and the rows that no hold keeps any more.
 func (a *Archive) drop(ctx context.Context, h Lease) error {
 	all, now, err := Ranges(ctx, a.pool)
-	if err != nil || a.cfg.Keep == 0 {
+	if err != nil || a.terms.Keep == 0 {
 		return err
 	}
 	for _, r := range a.past(all, now) {
+		if err := h.Continue(); err != nil {
+			return err
+		}
 		if err := a.dropRange(ctx, h, r); err != nil {
 			return fmt.Errorf("drop the range from %d: %w", r.From, err)
 		}
 	}
-	if err := a.slices(ctx, h, CountKeptDropped, trimKeptSQL, pgx.StrictNamedArgs{"before": now.Add(-a.cfg.Keep), "most": lateRows}); err != nil {
+	if err := a.slices(ctx, h, CountKeptDropped, trimKeptSQL, pgx.StrictNamedArgs{"before": now.Add(-a.terms.Keep), "most": lateRows}); err != nil {
 		return fmt.Errorf("delete rows that no hold keeps: %w", err)
 	}
 	return nil
@@ -341,17 +367,23 @@ func (a *Archive) dropRange(ctx context.Context, h Lease, r Range) error {
 	return nil
 }
 
-// Plan says what a run would do now, as it counts, and changes nothing.
-func (a *Archive) Plan(ctx context.Context) (map[string]int64, error) {
+// Plan says what a run would do now, as it counts, and which ranges it would drop. It changes nothing.
+func (a *Archive) Plan(ctx context.Context) (counts map[string]int64, drops []Range, err error) {
+	if a, err = a.underTerms(ctx); err != nil {
+		return nil, nil, err
+	}
 	all, now, err := Ranges(ctx, a.pool)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	counts := map[string]int64{CountArchived: int64(len(a.due(all, now)))}
-	for _, r := range a.past(all, now) {
-		if !r.Held {
-			counts[CountDropped]++
+	drops = slices.DeleteFunc(a.past(all, now), func(r Range) bool { return r.Held })
+	counts = map[string]int64{CountArchived: int64(len(a.due(all, now))), CountDropped: int64(len(drops))}
+	if a.terms.Keep > 0 {
+		var kept int64
+		if err := a.pool.QueryRow(ctx, countKeptSQL, pgx.StrictNamedArgs{"before": now.Add(-a.terms.Keep)}).Scan(&kept); err != nil {
+			return nil, nil, fmt.Errorf("count the rows that no hold keeps: %w", err)
 		}
+		counts[CountKeptDropped] = kept
 	}
-	return counts, nil
+	return counts, drops, nil
 }

@@ -37,7 +37,7 @@ SELECT hold_id, coalesce(tenant_id, 0), from_month::timestamp, to_month::timesta
   FROM outbox_archive_holds WHERE @all::boolean OR released_at IS NULL ORDER BY hold_id`
 	// releaseHoldSQL ends a hold; who and when stays.
 	releaseHoldSQL = `
-UPDATE outbox_archive_holds SET released_by = @by, released_at = now() WHERE hold_id = @id AND released_at IS NULL`
+UPDATE outbox_archive_holds SET released_by = @by, release_reason = @reason, released_at = now() WHERE hold_id = @id AND released_at IS NULL`
 )
 
 const (
@@ -57,15 +57,18 @@ SELECT /* outbox.held_month */ EXISTS (SELECT FROM outbox_archive_holds WHERE re
 	trimKeptSQL = `
 WITH gone AS (
   DELETE FROM outbox_messages_kept k USING (
-    SELECT id, event_id FROM outbox_messages_kept m
+    SELECT id, event_id FROM ` + keptPast + ` LIMIT @most) old
+   WHERE k.id = old.id AND k.event_id = old.event_id RETURNING 1)
+SELECT /* outbox.trim_kept */ count(*) FROM gone`
+	// countKeptSQL counts what trimKeptSQL would delete.
+	// Index: none.   Locks: none.
+	countKeptSQL = `SELECT /* outbox.count_kept */ count(*) FROM ` + keptPast
+	keptPast     = `outbox_messages_kept m
      WHERE processed_at < @before
        AND NOT EXISTS (SELECT FROM outbox_archive_holds h
                         WHERE h.released_at IS NULL AND (h.tenant_id IS NULL OR h.tenant_id = m.tenant_id)
                           AND coalesce(m.occurred_at >= h.from_month::timestamp AT TIME ZONE 'UTC', true)
-                          AND coalesce(m.occurred_at < (h.to_month + interval '1 month') AT TIME ZONE 'UTC', true))
-     LIMIT @most) old
-   WHERE k.id = old.id AND k.event_id = old.event_id RETURNING 1)
-SELECT /* outbox.trim_kept */ count(*) FROM gone`
+                          AND coalesce(m.occurred_at < (h.to_month + interval '1 month') AT TIME ZONE 'UTC', true))`
 )
 
 func held(ctx context.Context, pool *pgxpool.Pool) (any bool, err error) {
@@ -119,8 +122,8 @@ func Holds(ctx context.Context, pool *pgxpool.Pool, all bool) ([]ArchiveHold, er
 }
 
 // ReleaseHold ends a hold, or returns ErrNoHold. The next run drops what it kept.
-func ReleaseHold(ctx context.Context, pool *pgxpool.Pool, id int64, by string) error {
-	tag, err := pool.Exec(ctx, releaseHoldSQL, pgx.StrictNamedArgs{"id": id, "by": by})
+func ReleaseHold(ctx context.Context, pool *pgxpool.Pool, id int64, by, reason string) error {
+	tag, err := pool.Exec(ctx, releaseHoldSQL, pgx.StrictNamedArgs{"id": id, "by": by, "reason": reason})
 	if err == nil && tag.RowsAffected() == 0 {
 		err = ErrNoHold
 	}

@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,31 +18,13 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// ArchiveConfig is the environment of the Archiver. That threads are archived after half a year is a choice: nearly everything is written in
-// the days after a post, and what comes later pays one move.
-type ArchiveConfig struct {
-	Every time.Duration `env:"COMMENT_ARCHIVE_EVERY, default=1h"`    // between runs; 0: by command alone
-	After time.Duration `env:"COMMENT_ARCHIVE_AFTER, default=4320h"` // a thread moves so long after anything in it was written; 0: none does, else 1h or more
-}
-
-// Validate reports every value out of bounds.
-func (c ArchiveConfig) Validate() error {
-	var errs []error
-	if c.Every < 0 {
-		errs = append(errs, fmt.Errorf("COMMENT_ARCHIVE_EVERY is %s: want 0 or more", c.Every))
-	}
-	if c.After != 0 && c.After < time.Hour {
-		errs = append(errs, fmt.Errorf("COMMENT_ARCHIVE_AFTER is %s: want 0, or 1h or more", c.After))
-	}
-	return errors.Join(errs...)
-}
-
 // ArchiveJob is the name of the job that Archiver.Run is.
 const ArchiveJob = "comment-archive"
 
 // Lease is the right to archive, which is somebody else's when Fence fails (package internal/jobs).
 type Lease interface {
 	Fence(ctx context.Context, tx pgx.Tx) error // first in every transaction
+	Continue() error                            // asked before each slice; an error ends the run, and the next one goes on
 	Count(what string, n int64)                 // what was done, once it is committed
 }
 
@@ -57,21 +42,19 @@ type Archiver struct {
 	log     *slog.Logger
 	metrics *archiveMetrics
 
-	after              time.Duration
-	walkPage, moveRows int
-	reached            func(step string) error // nil but in tests: what dies where
+	ask                           func(context.Context) (after time.Duration, err error)
+	after                         time.Duration // of the run in hand: a thread moves so long after anything in it was written; 0: none does
+	walkPage, moveRows, quietRows int
+	reached                       func(step string) error // nil but in tests: what dies where
 }
 
 type archiveMetrics struct {
 	threads, comments, returned prometheus.Counter
 }
 
-// NewArchiver returns an Archiver on pool, one of the truth, which acts as postgres.RoleSystem. kinds tells at each run which there are. It starts
-// nothing. reg may be nil.
-func NewArchiver(cfg ArchiveConfig, pool *pgxpool.Pool, kinds func() *kinds.Set, log *slog.Logger, reg prometheus.Registerer) (*Archiver, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
+// NewArchiver returns an Archiver on pool, one of the truth, which acts as postgres.RoleSystem. Each run and each plan asks after, for how long a thread
+// is to be quiet before it moves (0: none does), and kinds, which there are. It starts nothing. reg may be nil.
+func NewArchiver(pool *pgxpool.Pool, after func(context.Context) (time.Duration, error), kinds func() *kinds.Set, log *slog.Logger, reg prometheus.Registerer) (*Archiver, error) {
 	m := &archiveMetrics{
 		threads:  prometheus.NewCounter(prometheus.CounterOpts{Name: "comment_archive_threads_archived_total", Help: "Threads moved to the archive."}),
 		comments: prometheus.NewCounter(prometheus.CounterOpts{Name: "comment_archive_comments_archived_total", Help: "Comments moved to the archive."}),
@@ -84,7 +67,7 @@ func NewArchiver(cfg ArchiveConfig, pool *pgxpool.Pool, kinds func() *kinds.Set,
 			}
 		}
 	}
-	return &Archiver{pool: pool, kinds: kinds, log: log.With("component", "comment-archive"), metrics: m, after: cfg.After, walkPage: walkPage, moveRows: moveRows}, nil
+	return &Archiver{pool: pool, kinds: kinds, log: log.With("component", "comment-archive"), metrics: m, ask: after, walkPage: walkPage, moveRows: moveRows, quietRows: quietRows}, nil
 }
 
 const (
@@ -92,9 +75,8 @@ const (
 	// writers bring back what has one.
 	walkPage = 200
 
-	// maxWalk and maxRun bound a run: looking at a thread costs some 10 to 20 µs, and other jobs wait meanwhile.
+	// maxWalk bounds a run: looking at a thread costs some 10 to 20 µs, and other jobs wait meanwhile.
 	maxWalk = 100_000
-	maxRun  = 10 * time.Minute
 
 	// settleTimeout is how long a run waits for the writers that may not have seen its stubs.
 	settleTimeout = 10 * time.Second
@@ -109,17 +91,23 @@ type thread struct{ tenant, object int64 }
 type stub struct {
 	TenantID, ObjectID, ArchiveID int64
 	State                         string
+	Moved                         int64 // children
 }
 
 // Run goes on with what an earlier run left, then looks at threads from where the last run ended, and archives those that are quiet. It
-// ends when it has looked at every thread once, after maxWalk of them, or after maxRun; the next run goes on. Whatever ends it, at any
-// point, the next run or the next writer goes on from there. A thread that cannot be moved, because somebody wrote by SQL what stands on the
-// other side, does not keep the others: the error comes last.
+// ends when it has looked at every thread once, after maxWalk of them, or when lease says so; the next run goes on. Whatever ends it, at any
+// point, the next run or the next writer goes on from there. It begins with any kind, so that one with much to do does not keep the others. A thread that
+// cannot be moved, because somebody wrote by SQL what stands on the other side, does not keep the others: the error comes last.
 func (a *Archiver) Run(ctx context.Context, lease Lease) error {
+	a, err := a.underTerms(ctx)
+	if err != nil {
+		return err
+	}
 	var errs []error
-	end := time.Now().Add(maxRun)
-	for _, k := range a.kinds().AllChildren() {
-		err := a.run(ctx, lease, shapeOf(k), end)
+	all := slices.Collect(maps.Values(a.kinds().Children))
+	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	for _, k := range all {
+		err := a.run(ctx, lease, shapeOf(k))
 		errs = append(errs, err)
 		if err != nil && !stuck(err) {
 			break
@@ -128,10 +116,18 @@ func (a *Archiver) Run(ctx context.Context, lease Lease) error {
 	return errors.Join(errs...)
 }
 
-func (a *Archiver) run(ctx context.Context, lease Lease, k childShape, end time.Time) error {
-	err := a.finish(ctx, lease, k, end)
+// underTerms returns the Archiver with the time that holds now.
+func (a *Archiver) underTerms(ctx context.Context) (*Archiver, error) {
+	now := *a
+	var err error
+	now.after, err = a.ask(ctx)
+	return &now, err
+}
+
+func (a *Archiver) run(ctx context.Context, lease Lease, k childShape) error {
+	err := a.finish(ctx, lease, k)
 	if (err == nil || stuck(err)) && a.after > 0 {
-		if walked := a.walk(ctx, lease, k, end); walked != nil {
+		if walked := a.walk(ctx, lease, k); walked != nil {
 			err = errors.Join(err, walked)
 		}
 	}
@@ -145,16 +141,16 @@ func (a *Archiver) run(ctx context.Context, lease Lease, k childShape, end time.
 // stuck reports whether err is of threads alone that the database lets nobody move: the same comment stands on the other side.
 func stuck(err error) bool { return postgres.IsUnique(err, "") }
 
-func (a *Archiver) walk(ctx context.Context, lease Lease, k childShape, end time.Time) (failed error) {
+func (a *Archiver) walk(ctx context.Context, lease Lease, k childShape) (failed error) {
 	at, err := a.walked(ctx, k)
 	if err != nil {
 		return err
 	}
 	began, wrapped := at, false
 	var archive int64 // its id, once there is something in it
-	for looked := 0; looked < maxWalk && time.Now().Before(end); {
-		if err := ctx.Err(); err != nil {
-			return err
+	for looked := 0; looked < maxWalk; {
+		if err := errors.Join(ctx.Err(), lease.Continue()); err != nil {
+			return errors.Join(failed, err)
 		}
 		page, last, n, err := a.look(ctx, k, at, a.walkPage)
 		if err != nil {
@@ -183,6 +179,10 @@ func (a *Archiver) walk(ctx context.Context, lease Lease, k childShape, end time
 // Plan returns what a Run over all threads would archive now. It changes nothing.
 func (a *Archiver) Plan(ctx context.Context) (map[string]int64, error) {
 	plan := map[string]int64{CountThreadsArchived: 0, CountCommentsArchived: 0}
+	a, err := a.underTerms(ctx)
+	if err != nil {
+		return nil, err
+	}
 	if a.after == 0 {
 		return plan, nil
 	}
@@ -202,7 +202,7 @@ func (a *Archiver) plan(ctx context.Context, k childShape, plan map[string]int64
 			return err
 		}
 		for _, t := range page {
-			quiet, children, err := a.quiet(ctx, k, t)
+			quiet, children, err := a.quiet(ctx, k, t, ctx.Err)
 			if err != nil {
 				return err
 			}
@@ -276,8 +276,9 @@ SELECT /* store.archive_quiet */ count(*), coalesce(bool_or(updated_at >= now() 
   FROM (SELECT updated_at, {{.Order}} AS at FROM {{.Table}} WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint
            AND {{if .Threaded}}path < @before::text COLLATE "C"{{else}}child_id < @before::text::uuid{{end}} ORDER BY {{.Order}} DESC LIMIT @limit) page`
 
-// quiet reports whether nothing in the thread was written of late, and how many comments it has if so.
-func (a *Archiver) quiet(ctx context.Context, k childShape, t thread) (quiet bool, comments int64, err error) {
+// quiet reports whether nothing in the thread was written of late, and how many comments it has if so. It reads the whole thread if need be, and asks more
+// whether it may between two pages.
+func (a *Archiver) quiet(ctx context.Context, k childShape, t thread, more func() error) (quiet bool, comments int64, err error) {
 	before := "~" // sorts after every path
 	if !k.Threaded {
 		before = "ffffffff-ffff-ffff-ffff-ffffffffffff"
@@ -286,7 +287,7 @@ func (a *Archiver) quiet(ctx context.Context, k childShape, t thread) (quiet boo
 		var n int64
 		var written bool
 		err := a.pool.QueryRow(ctx, k.sql(quietSQL), pgx.StrictNamedArgs{
-			"tenant": t.tenant, "object": t.object, "after": a.after, "before": before, "limit": quietRows,
+			"tenant": t.tenant, "object": t.object, "after": a.after, "before": before, "limit": a.quietRows,
 		}).Scan(&n, &written, &before)
 		if err != nil {
 			return false, 0, fmt.Errorf("look whether the thread under %d of tenant %d is quiet: %w", t.object, t.tenant, err)
@@ -295,17 +296,27 @@ func (a *Archiver) quiet(ctx context.Context, k childShape, t thread) (quiet boo
 		if written {
 			return false, 0, nil
 		}
-		if n < quietRows {
+		if n < int64(a.quietRows) {
 			return true, comments, nil
+		}
+		if err := more(); err != nil {
+			return false, comments, err
 		}
 	}
 }
 
-// archive moves those of page that are quiet.
+// archive moves those of page that are quiet. A run that has had its time while it reads one of them leaves that one, and the next run goes on behind it:
+// a thread that takes longer to read than a run has stays where it is.
 func (a *Archiver) archive(ctx context.Context, lease Lease, k childShape, archive *int64, page []thread, at thread) error {
 	var quiet []thread
+	var spent error
 	for _, t := range page {
-		is, _, err := a.quiet(ctx, k, t)
+		is, read, err := a.quiet(ctx, k, t, lease.Continue)
+		if isSpent(lease, err) {
+			a.log.WarnContext(ctx, "a run has had its time while it read a thread, which stays", "kind", k.Kind, "tenant", t.tenant, "object", t.object, "rows", read)
+			at, spent = t, err
+			break
+		}
 		if err != nil {
 			return err
 		}
@@ -319,10 +330,16 @@ func (a *Archiver) archive(ctx context.Context, lease Lease, k childShape, archi
 		}
 	}
 	stubs, err := a.mark(ctx, lease, k, *archive, quiet, at)
-	if err != nil || len(stubs) == 0 {
-		return err
+	if err != nil || spent != nil || len(stubs) == 0 {
+		return errors.Join(spent, err)
 	}
 	return a.move(ctx, lease, k, stubs)
+}
+
+// isSpent reports whether err says that the run has had its time.
+func isSpent(lease Lease, err error) bool {
+	spent := lease.Continue()
+	return spent != nil && errors.Is(err, spent)
 }
 
 // markSQL sets the stubs that tell writers to bring threads back first.
@@ -331,7 +348,7 @@ const markSQL = `
 INSERT /* store.archive_mark */ INTO archived_threads (tenant_id, kind, object_id, archive_id)
 SELECT w.tenant_id, '{{.Kind}}', w.object_id, @archive::bigint FROM unnest(@tenants::bigint[], @objects::bigint[]) AS w(tenant_id, object_id) ORDER BY 1, 3
     ON CONFLICT DO NOTHING
-RETURNING tenant_id, object_id, archive_id, state`
+RETURNING tenant_id, object_id, archive_id, state, children`
 
 // walkSQL keeps how far the search has come.
 // Index: child_archive_walk_pkey.   Locks: the row.
@@ -417,16 +434,25 @@ func (a *Archiver) move(ctx context.Context, lease Lease, k childShape, stubs []
 }
 
 func (a *Archiver) moveThread(ctx context.Context, lease Lease, k childShape, s stub) error {
-	quiet, _, err := a.quiet(ctx, k, thread{s.TenantID, s.ObjectID})
-	if err != nil {
-		return err
+	quiet := s.Moved > 0 // it was when its first children moved, and since then writers have met its stub
+	if !quiet {
+		var err error
+		quiet, _, err = a.quiet(ctx, k, thread{s.TenantID, s.ObjectID}, lease.Continue)
+		if isSpent(lease, err) { // it stays, so that no run begins with it again
+			_, back := a.bringBack(ctx, lease, k, s, returnedByJob)
+			return errors.Join(err, back)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	if !quiet || a.after == 0 {
 		_, err := a.bringBack(ctx, lease, k, s, returnedByJob)
 		return err
 	}
 	for more := true; more; {
-		if err := ctx.Err(); err != nil {
+		err := errors.Join(ctx.Err(), lease.Continue())
+		if err != nil {
 			return err
 		}
 		if more, err = a.moveSome(ctx, lease, k, s); err != nil {
@@ -515,6 +541,11 @@ func (a *Archiver) bringBack(ctx context.Context, lease Lease, k childShape, s s
 		if err := ctx.Err(); err != nil {
 			return moved, err
 		}
+		if moved > 0 { // a thread of which nothing had moved comes back at once
+			if err := lease.Continue(); err != nil {
+				return moved, err
+			}
+		}
 		var n int64
 		err := postgres.InTx(ctx, a.pool, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {
 			if err := lease.Fence(ctx, tx); err != nil {
@@ -543,13 +574,16 @@ func (a *Archiver) bringBack(ctx context.Context, lease Lease, k childShape, s s
 // unfinishedSQL reads stubs of threads that are on their way.
 // Index: archived_threads_unfinished_idx, one range.   Locks: none.
 const unfinishedSQL = `
-SELECT /* store.archive_unfinished */ tenant_id, object_id, archive_id, state FROM archived_threads
+SELECT /* store.archive_unfinished */ tenant_id, object_id, archive_id, state, children FROM archived_threads
  WHERE state IN ('ARCHIVING', 'RETURNING') AND kind = '{{.Kind}}' AND (tenant_id, object_id) > (@tenant::bigint, @object::bigint)
  ORDER BY tenant_id, object_id LIMIT @limit`
 
 // finish goes on with threads that are on their way, there or back, each page of them once.
-func (a *Archiver) finish(ctx context.Context, lease Lease, k childShape, end time.Time) (failed error) {
-	for at, n := (thread{}), a.walkPage; n == a.walkPage && time.Now().Before(end); {
+func (a *Archiver) finish(ctx context.Context, lease Lease, k childShape) (failed error) {
+	for at, n := (thread{}), a.walkPage; n == a.walkPage; {
+		if err := lease.Continue(); err != nil {
+			return errors.Join(failed, err)
+		}
 		rows, _ := a.pool.Query(ctx, k.sql(unfinishedSQL), pgx.StrictNamedArgs{"tenant": at.tenant, "object": at.object, "limit": a.walkPage})
 		stubs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[stub])
 		if err != nil {
@@ -584,7 +618,7 @@ func (a *Archiver) finish(ctx context.Context, lease Lease, k childShape, end ti
 // archiveStubsSQL reads the threads of an archive id that are not back.
 // Index: archived_threads_archive_idx, one range.   Locks: none.
 const archiveStubsSQL = `
-SELECT /* store.archive_stubs */ tenant_id, object_id, archive_id, state FROM archived_threads
+SELECT /* store.archive_stubs */ tenant_id, object_id, archive_id, state, children FROM archived_threads
  WHERE archive_id = @archive AND kind = '{{.Kind}}' AND (tenant_id, object_id) > (@tenant::bigint, @object::bigint) AND state <> 'RETURNED'
  ORDER BY tenant_id, object_id LIMIT @limit`
 

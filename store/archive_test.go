@@ -28,6 +28,7 @@ type free struct {
 }
 
 func (*free) Fence(context.Context, pgx.Tx) error { return nil }
+func (*free) Continue() error                     { return nil }
 
 func (f *free) Count(what string, n int64) {
 	f.mu.Lock()
@@ -55,9 +56,15 @@ func openArchived(t *testing.T) archived {
 	return a
 }
 
+// comments are the kinds of these archivers: a run begins with any of several.
+func comments() *kinds.Set {
+	return &kinds.Set{Children: map[string]kinds.Child{commentKind.Name: commentKind}}
+}
+
 func (a archived) newArchiver() *Archiver {
 	a.t.Helper()
-	archiver, err := NewArchiver(ArchiveConfig{After: time.Hour}, a.system, kinds.Builtin, testkit.Logger(a.t), nil)
+	var archiver *Archiver
+	archiver, err := NewArchiver(a.system, func(context.Context) (time.Duration, error) { return archiver.after, nil }, comments, testkit.Logger(a.t), nil)
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -489,6 +496,60 @@ func TestALongThreadComesBackOverSeveralAttempts(t *testing.T) {
 	a.archiver.after = time.Hour
 	a.run()
 	a.want("1/1 20+0 RETURNED")
+}
+
+var errSpent = errors.New("the run has had its time")
+
+// short is a hold whose run has its time when it has been asked so often.
+type short struct {
+	free
+	asks int
+}
+
+func (s *short) Continue() error {
+	if s.asks--; s.asks < 0 {
+		return errSpent
+	}
+	return nil
+}
+
+// A giant thread that looks quiet, with a late reply in an old branch, and one that is, do not keep a run for longer than its time, nor the other threads from
+// being archived by the next ones.
+func TestAGiantThreadTakesNoLongerThanARunHas(t *testing.T) {
+	a := openArchived(t)
+	ids := a.thread(1, 1, 20)
+	for post := int64(2); post <= 3; post++ {
+		a.thread(1, post, 2)
+	}
+	a.archiver.after, a.archiver.quietRows = time.Hour, 3
+	exec := func(sql string, args ...any) {
+		t.Helper()
+		if _, err := a.system.Exec(t.Context(), sql, args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec(`UPDATE children_comment SET updated_at = now() - interval '2 hours'`)
+	exec(`UPDATE children_comment SET updated_at = now() WHERE child_id = $1`, ids[0])
+	run := func(asks int, want error) {
+		t.Helper()
+		if err := a.archiver.Run(t.Context(), &short{asks: asks}); !errors.Is(err, want) {
+			t.Errorf("a run with %d slices ended with %v, want %v", asks, err, want)
+		}
+		a.check()
+	}
+	run(6, errSpent) // over the giant
+	a.want("1/1 20+0, 1/2 2+0, 1/3 2+0")
+	run(20, nil) // goes on behind it, and around to it
+	a.want("1/1 20+0, 1/2 0+2 ARCHIVED, 1/3 0+2 ARCHIVED")
+
+	// The same thread, quiet by now: it moves over several runs, and is read no more once the first of its comments have moved.
+	exec(`UPDATE children_comment SET updated_at = now() - interval '2 hours'`)
+	run(17, errSpent)
+	a.want("1/1 17+3 ARCHIVING, 1/2 0+2 ARCHIVED, 1/3 0+2 ARCHIVED")
+	run(3, errSpent) // too few to read it once more
+	a.want("1/1 11+9 ARCHIVING, 1/2 0+2 ARCHIVED, 1/3 0+2 ARCHIVED")
+	run(100, nil)
+	a.want("1/1 0+20 ARCHIVED, 1/2 0+2 ARCHIVED, 1/3 0+2 ARCHIVED")
 }
 
 func TestAThreadThatCannotBeMovedKeepsNoOther(t *testing.T) {

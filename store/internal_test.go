@@ -44,7 +44,7 @@ func TestStatements(t *testing.T) {
 	all := map[string]string{
 		"threadsGet": threadsGetSQL,
 		"scanEdges":  scanEdgesSQL, "countEdges": CountEdgesSQL, "scanSettings": scanSettingsSQL, "exportSettings": exportSettingsSQL, "erasures": erasuresSQL,
-		"authorKeys": authorKeysSQL, "blankKeys": blankKeysSQL, "keysBounds": keysBoundsSQL, "countKeys": countKeysSQL, "purgeKeys": purgeKeysSQL, "archives": archivesSQL,
+		"authorKeys": authorKeysSQL, "blankKeys": blankKeysSQL, "keysBounds": keysBoundsSQL, "countKeys": countKeysSQL, "purgeKeys": purgeKeysSQL, "keysCursor": keysCursorSQL, "keysRest": keysRestSQL, "archives": archivesSQL,
 		"requestRemoval": requestRemovalSQL, "getRemoval": getRemovalSQL, "kindTable": kindTableSQL,
 	}
 	for _, k := range testSet.AllChildren() {

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -271,11 +272,12 @@ func TestThreadsOfEveryKindGoToTheArchiveAndComeBack(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		archiver, err := NewArchiver(ArchiveConfig{After: time.Hour}, system, func() *kinds.Set { return testSet }, testkit.Logger(t), nil)
+		after := func(context.Context) (time.Duration, error) { return time.Microsecond, nil }
+		archiver, err := NewArchiver(system, after, func() *kinds.Set { return testSet }, testkit.Logger(t), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		archiver.after, archiver.moveRows = time.Microsecond, 3
+		archiver.moveRows = 3
 		if plan, err := archiver.Plan(ctx); err != nil || plan[CountThreadsArchived] != 1 || plan[CountCommentsArchived] != 7 {
 			t.Errorf("plan %v, %v", plan, err)
 		}

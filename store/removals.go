@@ -36,6 +36,7 @@ type RemovalRequest struct {
 	ID        int64    // of the object
 	Kinds     []string // of edges, each of which has the object at an end; in order
 	Direction Direction
+	Reason    string // kept with the removal
 }
 
 // RemovalKinds returns the kinds for a RemovalRequest: those that have edges in the direction of such an object, or, of names, these. It reports whether there are any, and all
@@ -78,8 +79,8 @@ func (r *Removal) fields() []any {
 // requestRemovalSQL notes a removal, or that one that goes on was asked for again: what was there then is removed too.
 // Index: edge_removals_unfinished_idx.   Locks: the removal, for which it waits while a slice of it is removed.
 const requestRemovalSQL = `
-INSERT /* store.request_removal */ INTO edge_removals AS r (tenant_id, object, object_id, kinds, direction, actor, trace_parent)
-VALUES (@tenant, @object, @id, @kinds, @direction, @actor, @trace)
+INSERT /* store.request_removal */ INTO edge_removals AS r (tenant_id, object, object_id, kinds, direction, actor, trace_parent, reason)
+VALUES (@tenant, @object, @id, @kinds, @direction, @actor, @trace, @reason)
     ON CONFLICT (tenant_id, object, object_id, kinds, direction) WHERE finished_at IS NULL DO UPDATE SET again = r.worked_at IS NOT NULL
 RETURNING ` + removalColumns
 
@@ -94,7 +95,7 @@ func (s *Store) RequestRemoval(ctx context.Context, tenant int64, r RemovalReque
 		err = s.write(ctx, tenant, place{}, func(tx *unit) error {
 			out = Removal{}
 			return tx.QueryRow(ctx, requestRemovalSQL, pgx.StrictNamedArgs{"tenant": tenant, "object": r.Object, "id": r.ID, "kinds": r.Kinds,
-				"direction": string(r.Direction), "actor": r.Actor, "trace": r.TraceParent}).Scan(out.fields()...)
+				"direction": string(r.Direction), "actor": r.Actor, "trace": r.TraceParent, "reason": r.Reason}).Scan(out.fields()...)
 		})
 	}
 	if err != nil {

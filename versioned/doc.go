@@ -9,7 +9,8 @@
 // What holds after every transaction: an object has exactly one head, which is LATEST or DELETED; every ARCHIVED version has a
 // later one; each version names who made it and when, and none was made before its predecessor. The tables refuse a second head
 // (a partial unique index), a version without a state, a creator or a time (checks); what they cannot hold, Check looks for.
-// Writers of one object wait for each other (an advisory lock, taken in one order), so none of them fails for the others.
+// Writers of one object wait for each other (an advisory lock, taken in one order), so none of them fails for the others. Those who Record
+// do not: each keeps its objects to itself, and they share one lock of the table that retention takes alone.
 //
 // Get, List and ListDeleted read heads by key, Query by the fields of an index; History and Recent read an object's versions. Retain
 // deletes what is no longer valid and purges what has been deleted long enough: nothing else removes a row.

@@ -99,8 +99,8 @@ func (t *Table[T]) lockHeads(ctx context.Context, tx pgx.Tx, heads []Head[T], be
 	}
 	args := pgx.StrictNamedArgs{"tenants": tenants, "objects": objects, "bys": slices.Repeat([]string{RetentionCreator}, n),
 		"ats": slices.Repeat([]time.Time{before}, n), "deleteds": make([]bool, n)}
-	if _, err := tx.Exec(ctx, t.lockSQL, args); err != nil {
-		return nil, fmt.Errorf("lock %d objects of %s: %w", n, t.def.Table, err)
+	if err := t.lockArguments(ctx, tx, args, n); err != nil {
+		return nil, err
 	}
 	args["ids"] = ids
 	return args, nil

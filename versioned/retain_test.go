@@ -325,6 +325,65 @@ func TestWhatWasPurgedDoesNotComeBackAndTheNextVersionGoesOn(t *testing.T) {
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error { return checkFlawless(ctx, tx, table, 2) })
 }
 
+// Those who record wait for nobody but retention, and retention for all of them: a version that comes late does not slip beside the purge of its object.
+func TestThoseWhoRecordWaitForRetentionAlone(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	table := bonds()
+	entry := func(follower, version int64) []Entry[bond] {
+		return []Entry[bond]{{Change[bond]{1, bond{follower, 42, version, "x"}, "alice", time.Unix(1000+version, 0)}, version%2 == 0}}
+	}
+	var heads []Head[bond]
+	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := table.Record(ctx, tx, entry(7, 2)); err != nil {
+			return err
+		}
+		var err error
+		heads, err = table.Heads(ctx, tx, Head[bond]{}, 10)
+		return err
+	})
+	record := func(follower, version int64) func(context.Context, pgx.Tx) error {
+		return func(ctx context.Context, tx pgx.Tx) error {
+			_, err := table.Record(ctx, tx, entry(follower, version))
+			return err
+		}
+	}
+	purge := func(ctx context.Context, tx pgx.Tx) error {
+		_, _, err := table.Purge(ctx, tx, heads, time.Now())
+		return err
+	}
+	for _, c := range []struct {
+		name       string
+		open, next func(context.Context, pgx.Tx) error
+		waits      bool
+	}{
+		{"a record beside a record", record(8, 1), record(9, 1), false},
+		{"retention beside a record of an earlier version", record(7, 1), purge, true},
+		{"a record of an earlier version beside retention", purge, record(7, 1), true},
+	} {
+		open, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.open(t.Context(), open); err != nil {
+			t.Fatal(err)
+		}
+		next, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = next.Exec(t.Context(), `SET LOCAL lock_timeout = '100ms'`)
+		if err == nil {
+			err = c.next(t.Context(), next)
+		}
+		if postgres.IsLockTimeout(err) != c.waits || err != nil && !c.waits {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if err := errors.Join(next.Rollback(t.Context()), open.Rollback(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestAWalkReadsARangeOfTheHeadIndex(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {

@@ -54,10 +54,18 @@ func (t *Table[T]) prepare() {
 
 // prepareWrites prepares what changes objects.
 func (t *Table[T]) prepareWrites(r *strings.Replacer) {
-	// Locks: one advisory lock per object, by its hash, in the order of the hashes; nothing when the slice is empty.
+	// Locks: one advisory lock per object, by its hash, in the order of the hashes; nothing when the slice is empty. Where versions are recorded, the one
+	// lock of the table: thousands are recorded at a time, so that any two batches would have hashes in common.
+	bucket := "hashtext(ROW(tenant_id, {keys})::text) & ({buckets} - 1)"
+	if t.def.Version != "" {
+		bucket = "{buckets}"
+	}
 	t.lockSQL = r.Replace(incoming + `
 SELECT /* versioned.lock */ pg_advisory_xact_lock(hashtext('versioned.{table}'), bucket)
-  FROM (SELECT DISTINCT hashtext(ROW(tenant_id, {keys})::text) & ({buckets} - 1) AS bucket FROM incoming ORDER BY 1) b`)
+  FROM (SELECT DISTINCT ` + bucket + ` AS bucket FROM incoming ORDER BY 1) b`)
+
+	// Locks: the table's advisory lock, shared by those who record.
+	t.shareSQL = r.Replace(`SELECT /* versioned.share */ pg_advisory_xact_lock_shared(hashtext('versioned.{table}'), {buckets})`)
 
 	// Index: the head index.   Locks: the heads.
 	t.archiveSQL = r.Replace(incoming + `
@@ -212,7 +220,7 @@ func (t *Table[T]) statements() []string {
 		all = append(all, t.selectSQL(fields, Latest, false), t.selectSQL(fields, Latest, true))
 	}
 	if t.def.Version != "" {
-		all = append(all, t.outdateSQL, t.adoptSQL, t.recordSQL)
+		all = append(all, t.shareSQL, t.outdateSQL, t.adoptSQL, t.recordSQL)
 	}
 	return all
 }

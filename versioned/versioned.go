@@ -90,10 +90,10 @@ type Key []any
 // Table is the data access layer of one table. It is immutable and safe for concurrent use. Its methods join the caller's
 // transaction and never commit; at READ COMMITTED they see what the writers they waited for have written.
 type Table[T any] struct {
-	def                                                                        Definition
-	lockSQL, archiveSQL, insertSQL, deleteSQL, outdateSQL, adoptSQL, recordSQL string
-	getSQL, historySQL, recentSQL, checkSQL, countSQL                          string
-	expireSQL, purgeSQL, headsSQL, headsAfterSQL                               string
+	def                                                                                  Definition
+	lockSQL, shareSQL, archiveSQL, insertSQL, deleteSQL, outdateSQL, adoptSQL, recordSQL string
+	getSQL, historySQL, recentSQL, checkSQL, countSQL                                    string
+	expireSQL, purgeSQL, headsSQL, headsAfterSQL                                         string
 }
 
 var identifier = regexp.MustCompile(`^[a-z][a-z0-9_]{0,62}$`)
@@ -130,13 +130,13 @@ func New[T any](def Definition) *Table[T] {
 	return t
 }
 
-// Buckets bounds the advisory locks of a transaction: the server has room for some thousands in all.
+// buckets bounds the advisory locks of a transaction: the server has room for some thousands in all.
 const buckets = 1024
 
 // Upsert makes each change's object the LATEST version of itself; what was its head becomes ARCHIVED. Several changes of one
 // object are several versions, in the slice's order. It returns the version ids in that order, or ErrNoCreator.
 func (t *Table[T]) Upsert(ctx context.Context, tx pgx.Tx, changes []Change[T]) ([]int64, error) {
-	args, err := t.lock(ctx, tx, changes, nil)
+	args, err := t.lock(ctx, tx, changes)
 	if err != nil || len(changes) == 0 {
 		return nil, err
 	}
@@ -149,7 +149,7 @@ func (t *Table[T]) Upsert(ctx context.Context, tx pgx.Tx, changes []Change[T]) (
 // Delete gives each object that has a LATEST version a DELETED one, which keeps the object as it last was; of the change's
 // object only the key fields are read. It returns the new version ids; objects that are not there, or deleted, add none.
 func (t *Table[T]) Delete(ctx context.Context, tx pgx.Tx, changes []Change[T]) ([]int64, error) {
-	args, err := t.lock(ctx, tx, changes, nil)
+	args, err := t.lock(ctx, tx, changes)
 	if err != nil || len(changes) == 0 {
 		return nil, err
 	}
@@ -179,6 +179,9 @@ type Entry[T any] struct {
 // follows is ARCHIVED from the start, the latest is the head. What is there already is left as it is, but a version by Unrecorded becomes that of who
 // made it. It returns how many it added.
 // The ids of versions that came late are higher than those of their successors: History goes by the object's version.
+//
+// Calls of Record wait for no other Record, however many objects both have, but for retention. The caller makes sure that no two record the same
+// object at a time: a consumer does, by the offset that it holds until its transaction ends.
 func (t *Table[T]) Record(ctx context.Context, tx pgx.Tx, entries []Entry[T]) (int64, error) {
 	if t.def.Version == "" {
 		return 0, fmt.Errorf("record into %s: its objects have no version of their own", t.def.Table)
@@ -187,9 +190,12 @@ func (t *Table[T]) Record(ctx context.Context, tx pgx.Tx, entries []Entry[T]) (i
 	for i, e := range entries {
 		changes[i], deleted[i] = e.Change, e.Deleted
 	}
-	args, err := t.lock(ctx, tx, changes, deleted)
+	args, err := t.arguments(changes, deleted)
 	if err != nil || len(entries) == 0 {
 		return 0, err
+	}
+	if _, err := tx.Exec(ctx, t.shareSQL); err != nil {
+		return 0, fmt.Errorf("wait for the retention of %s: %w", t.def.Table, err)
 	}
 	if _, err := tx.Exec(ctx, t.outdateSQL, args); err != nil {
 		return 0, fmt.Errorf("archive the heads of %d objects of %s: %w", len(entries), t.def.Table, err)
@@ -207,20 +213,30 @@ func (t *Table[T]) Record(ctx context.Context, tx pgx.Tx, entries []Entry[T]) (i
 // Lock waits for other writers of the objects and keeps them out until the transaction ends. A caller that decides by what an
 // object is takes it before it reads; of the changes only the tenants, the key fields and By matter.
 func (t *Table[T]) Lock(ctx context.Context, tx pgx.Tx, changes []Change[T]) error {
-	_, err := t.lock(ctx, tx, changes, nil)
+	_, err := t.lock(ctx, tx, changes)
 	return err
 }
 
 // lock waits for other writers of the objects and returns the arguments that the statements share.
-func (t *Table[T]) lock(ctx context.Context, tx pgx.Tx, changes []Change[T], deleted []bool) (pgx.StrictNamedArgs, error) {
+func (t *Table[T]) lock(ctx context.Context, tx pgx.Tx, changes []Change[T]) (pgx.StrictNamedArgs, error) {
+	args, err := t.arguments(changes, make([]bool, len(changes)))
+	if err != nil || len(changes) == 0 {
+		return nil, err
+	}
+	return args, t.lockArguments(ctx, tx, args, len(changes))
+}
+
+func (t *Table[T]) lockArguments(ctx context.Context, tx pgx.Tx, args pgx.StrictNamedArgs, n int) error {
+	if _, err := tx.Exec(ctx, t.lockSQL, args); err != nil {
+		return fmt.Errorf("lock %d objects of %s: %w", n, t.def.Table, err)
+	}
+	return nil
+}
+
+// arguments returns the arguments that the statements share.
+func (t *Table[T]) arguments(changes []Change[T], deleted []bool) (pgx.StrictNamedArgs, error) {
 	n := len(changes)
-	if n == 0 {
-		return nil, nil
-	}
 	tenants, objects, bys, ats := make([]int64, n), make([]string, n), make([]string, n), make([]*time.Time, n)
-	if deleted == nil {
-		deleted = make([]bool, n)
-	}
 	for i, c := range changes {
 		if c.By == "" {
 			return nil, fmt.Errorf("write %d objects of %s: %w", n, t.def.Table, ErrNoCreator)
@@ -234,9 +250,5 @@ func (t *Table[T]) lock(ctx context.Context, tx pgx.Tx, changes []Change[T], del
 			ats[i] = &changes[i].At
 		}
 	}
-	args := pgx.StrictNamedArgs{"tenants": tenants, "objects": objects, "bys": bys, "ats": ats, "deleteds": deleted}
-	if _, err := tx.Exec(ctx, t.lockSQL, args); err != nil {
-		return nil, fmt.Errorf("lock %d objects of %s: %w", n, t.def.Table, err)
-	}
-	return args, nil
+	return pgx.StrictNamedArgs{"tenants": tenants, "objects": objects, "bys": bys, "ats": ats, "deleteds": deleted}, nil
 }

@@ -51,11 +51,8 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	reg.MustRegister(outbox.NewCollector(truth, log))
 	reg.MustRegister(postgres.NewBlockedCollector(truth, log))
 	reg.MustRegister(tokens.NewCollector(truth, log))
-	if err := cfg.Upkeep.Outlives(cfg.Projector.Broker.MaxAge); err != nil {
-		log.Warn("stream and archive", "err", err)
-	}
 	catalog := kinds.NewCatalog(truth, kinds.Truth, log)
-	list, err := upkeep.Jobs(cfg.Upkeep, upkeep.Deps{Truth: truth, Projections: projected, Kinds: catalog.Now, Registry: reg, Log: log})
+	list, err := upkeep.Jobs(cfg.Upkeep, upkeep.Deps{Truth: truth, Projections: projected, Kinds: catalog.Now, Registry: reg, Log: log}, upkeep.Current(truth))
 	if err != nil {
 		return err
 	}
@@ -74,6 +71,11 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 		}
 		if err := catalog.Load(ctx); err != nil {
 			return err
+		}
+		if s, _, err := upkeep.Read(ctx, truth); err != nil {
+			return err
+		} else if err := s.Outlives(cfg.Projector.Broker.MaxAge); err != nil {
+			log.Warn("stream and archive", "err", err)
 		}
 		g.Go(func() error { return catalog.Run(ctx) })
 		g.Go(func() error { return remover.Run(ctx) })

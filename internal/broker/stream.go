@@ -391,6 +391,32 @@ func Configure(ctx context.Context, js jetstream.JetStream, cfg Config, l Limits
 	return all, err
 }
 
+// Shrinks says what Configure would give streams less of than they have. It changes nothing.
+func Shrinks(ctx context.Context, js jetstream.JetStream, cfg Config, l Limits) (all []string, err error) {
+	streams, err := Streams(ctx, js, cfg)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range streams {
+		stream, err := js.Stream(ctx, s.Name)
+		if err != nil {
+			return nil, fmt.Errorf("look up stream %s: %w", s.Name, unanswered(js, err))
+		}
+		have := stream.CachedInfo()
+		want, held := l.over(cfg, have.Config), fmt.Sprintf("it holds %d messages, %d bytes", have.State.Msgs, have.State.Bytes)
+		if want.Replicas < have.Config.Replicas {
+			all = append(all, fmt.Sprintf("Stream %s: %d replicas instead of %d.", s.Name, want.Replicas, have.Config.Replicas))
+		}
+		if want.MaxAge > 0 && (have.Config.MaxAge == 0 || want.MaxAge < have.Config.MaxAge) {
+			all = append(all, fmt.Sprintf("Stream %s: events stay for %s instead of %s (0s: for ever); %s.", s.Name, want.MaxAge, have.Config.MaxAge, held))
+		}
+		if want.MaxBytes > 0 && (have.Config.MaxBytes <= 0 || want.MaxBytes < have.Config.MaxBytes) {
+			all = append(all, fmt.Sprintf("Stream %s: %d bytes at most instead of %d (-1: no limit); %s.", s.Name, want.MaxBytes, have.Config.MaxBytes, held))
+		}
+	}
+	return all, nil
+}
+
 // over is c with the limits of have, and those of l over them.
 func (l Limits) over(c Config, have jetstream.StreamConfig) Config {
 	c.Replicas, c.MaxAge, c.MaxBytes = have.Replicas, have.MaxAge, have.MaxBytes

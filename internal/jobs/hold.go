@@ -1,12 +1,14 @@
 package jobs
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,17 +25,28 @@ const Kind = "jobs"
 // leaseTTL is how long the jobs of a process that died wait. No job is in a hurry, and a slice is a fraction of it.
 const leaseTTL = 10 * time.Second
 
+// MaxRun is how long a run begins new slices, unless its job says otherwise (Job.MaxRun): other jobs wait meanwhile.
+const MaxRun = 10 * time.Minute
+
+// ErrTimeUp reports that a run has had its time. What was committed stays. The job is still due, and goes on after the others that are.
+var ErrTimeUp = errors.New("jobs: the run has had its time")
+
 // ErrLost reports that somebody else has taken the jobs' lease. What was committed stays; the rest is theirs to do.
 var ErrLost = errors.New("jobs: the lease was lost")
 
 // Hold is the jobs' lease in hand, or that of a job apart, during one call of WithLease. Its methods may be called from any goroutine.
 type Hold struct {
+	Reason string // why a command runs the jobs, kept with each run
+
 	pool  *pgxpool.Pool
 	kind  string
 	owner string
 	epoch int64
 
 	mu      sync.Mutex
+	job     string    // in hand
+	end     time.Time // of its run; zero when no job runs
+	parts   []string  // that it has done, in this run and in those before that were cut short
 	counts  map[string]int64
 	counted func(what string, n int64)
 }
@@ -64,12 +77,8 @@ func withLease(ctx context.Context, pool *pgxpool.Pool, kind, name string, ttl t
 		err = errors.Join(err, <-left)
 	}()
 
-	for len(g.Held()) == 0 {
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("wait for the jobs' lease: %w", context.Cause(ctx))
-		case <-g.Changed():
-		}
+	if err := await(ctx, pool, g, kind, log); err != nil {
+		return err
 	}
 	h := &Hold{pool: pool, kind: kind, owner: g.Owner()}
 	if err := h.readEpoch(ctx); err != nil {
@@ -88,6 +97,37 @@ func withLease(ctx context.Context, pool *pgxpool.Pool, kind, name string, ttl t
 		err = errors.Join(err, ErrLost)
 	}
 	return err
+}
+
+// How long a waiter says nothing, and then between two lines.
+const (
+	waitFirst = 2 * time.Second
+	waitAgain = time.Minute
+)
+
+// await waits for the lease. It logs for whom.
+func await(ctx context.Context, pool *pgxpool.Pool, g *lease.Group, kind string, log *slog.Logger) error {
+	began, say := time.Now(), time.NewTimer(waitFirst)
+	defer say.Stop()
+	for len(g.Held()) == 0 {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the jobs' lease: %w", context.Cause(ctx))
+		case <-g.Changed():
+		case <-say.C:
+			say.Reset(waitAgain)
+			all, err := Leases(ctx, pool)
+			if err != nil {
+				log.WarnContext(ctx, "waiting for the lease of jobs, and nobody knows for whom", "waiter", g.Owner(), "err", err)
+			}
+			for _, l := range all {
+				if l.Kind == kind && l.Holder != g.Owner() {
+					log.InfoContext(ctx, "waiting for the lease of jobs", "waiter", g.Owner(), "holder", l.Holder, "job", l.Job, "waited", time.Since(began).Round(time.Second).String())
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // watch calls lost when the group holds nothing any more, unless ctx ends before.
@@ -161,6 +201,39 @@ func (h *Hold) FenceElsewhere(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
+// Continue is asked before each slice but the first. ErrTimeUp: the run has had its time; the job returns that, and its next run goes on from there. Outside of
+// Run there is no such time.
+func (h *Hold) Continue() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.end.IsZero() && !time.Now().Before(h.end) {
+		return ErrTimeUp
+	}
+	return nil
+}
+
+// partSQL notes a part of a job.
+// Index: job_runs_pkey.   Locks: its row.
+const partSQL = `UPDATE job_runs SET parts = array_append(parts, @part) WHERE job = @job`
+
+// Part calls fn, unless a run that was cut short has done this part of the job since the last one that ended. So what is cut short again and again comes
+// to its end. Names of parts are unique in a job.
+func (h *Hold) Part(ctx context.Context, name string, fn func() error) error {
+	h.mu.Lock()
+	done := slices.Contains(h.parts, name)
+	h.mu.Unlock()
+	if done {
+		return nil
+	}
+	if err := fn(); err != nil {
+		return err
+	}
+	if err := h.note(ctx, partSQL, pgx.StrictNamedArgs{"job": h.job, "part": name}); err != nil {
+		return fmt.Errorf("note that %s of job %s is done: %w", name, h.job, err)
+	}
+	return nil
+}
+
 // Count adds n to what the run has done, under a name such as "rows archived". It is kept in job_runs and shown by the commands.
 // Call it after the slice was committed.
 func (h *Hold) Count(what string, n int64) {
@@ -186,38 +259,49 @@ func (h *Hold) OnCount(fn func(what string, n int64)) {
 // startSQL notes that a job starts.
 // Index: job_runs_pkey.   Locks: its row.
 const startSQL = `
-INSERT INTO job_runs (job, owner, started_at) VALUES (@job, @owner, clock_timestamp())
-    ON CONFLICT (job) DO UPDATE SET owner = excluded.owner, started_at = excluded.started_at, counts = '{}'`
+INSERT INTO job_runs (job, owner, started_at, reason) VALUES (@job, @owner, clock_timestamp(), @reason)
+    ON CONFLICT (job) DO UPDATE SET owner = excluded.owner, started_at = excluded.started_at, reason = excluded.reason, counts = '{}'
+RETURNING parts`
 
 // endSQL notes how it ended. Times are the clock's, so that a retry after a failure is later than what it retries.
 // Index: job_runs_pkey.   Locks: its row.
 const endSQL = `
 UPDATE job_runs SET succeeded_at = CASE WHEN @error::text = '' THEN clock_timestamp() ELSE succeeded_at END,
                     failed_at    = CASE WHEN @error::text = '' THEN failed_at ELSE clock_timestamp() END,
-                    last_error = @error, counts = @counts
+                    last_error = @error, counts = @counts, parts = '{}'
  WHERE job = @job`
 
 // endTimeout bounds the note of how a job ended.
 const endTimeout = 5 * time.Second
 
 // Run runs the job now, whatever its schedule says, and notes in job_runs when it started and what came of it. It returns what the
-// job did and how it ended. A run that ctx or the loss of the lease cut short is noted as neither success nor failure: it is still due.
+// job did and how it ended. A run that ctx, the loss of the lease or its time (ErrTimeUp) cut short is noted as neither success nor failure: it is still due.
 func (h *Hold) Run(ctx context.Context, j Job) (counts map[string]int64, err error) {
-	h.mu.Lock()
-	h.counts = nil
-	h.mu.Unlock()
-	if err := h.note(ctx, startSQL, pgx.StrictNamedArgs{"job": j.Name, "owner": h.owner}); err != nil {
+	var parts []string
+	if err := postgres.InTx(ctx, h.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		if err := h.Fence(ctx, tx); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, startSQL, pgx.StrictNamedArgs{"job": j.Name, "owner": h.owner, "reason": h.Reason}).Scan(&parts)
+	}); err != nil {
 		return nil, fmt.Errorf("note the start of job %s: %w", j.Name, err)
 	}
+	h.mu.Lock()
+	h.counts, h.parts, h.job, h.end = nil, parts, j.Name, time.Now().Add(cmp.Or(j.MaxRun, MaxRun))
+	h.mu.Unlock()
 	err = j.Run(ctx, h)
 	h.mu.Lock()
 	counts = maps.Clone(h.counts)
+	h.end = time.Time{}
 	h.mu.Unlock()
 	if ctx.Err() != nil {
 		return counts, context.Cause(ctx)
 	}
 	if errors.Is(err, ErrLost) {
 		return counts, err
+	}
+	if onlyTimeUp(err) {
+		return counts, ErrTimeUp
 	}
 	failed := ""
 	if err != nil {
@@ -239,6 +323,17 @@ func (h *Hold) Run(ctx context.Context, j Job) (counts map[string]int64, err err
 	return counts, err
 }
 
+// onlyTimeUp reports whether err says that the time was up and, where several errors are joined, nothing else.
+func onlyTimeUp(err error) bool {
+	switch e := err.(type) {
+	case interface{ Unwrap() []error }:
+		return !slices.ContainsFunc(e.Unwrap(), func(err error) bool { return !onlyTimeUp(err) })
+	case interface{ Unwrap() error }:
+		return onlyTimeUp(e.Unwrap())
+	}
+	return err == ErrTimeUp
+}
+
 func (h *Hold) note(ctx context.Context, sql string, args pgx.StrictNamedArgs) error {
 	return postgres.InTx(ctx, h.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if err := h.Fence(ctx, tx); err != nil {
@@ -247,4 +342,38 @@ func (h *Hold) note(ctx context.Context, sql string, args pgx.StrictNamedArgs) e
 		_, err := tx.Exec(ctx, sql, args)
 		return err
 	})
+}
+
+// Lease is a lease of jobs that somebody holds, and who waits for it.
+type Lease struct {
+	Kind    string    `json:"lease"`
+	Holder  string    `json:"holder"`
+	Job     string    `json:"job,omitempty"`     // that it runs; none while a command has the lease
+	Since   time.Time `json:"since,omitzero"`    // when that job started
+	Waiting []string  `json:"waiting,omitempty"` // names of jobs and commands, with host and process
+}
+
+// leasesSQL reads the leases of jobs that somebody holds. All who take part are members, so that those who hold nothing wait.
+// Index: leases_pkey, lease_members_pkey, job_runs_pkey.   Locks: none.
+const leasesSQL = `
+SELECT /* jobs.leases */ l.kind, l.owner, coalesce(r.job, ''), coalesce(r.started_at, 'epoch'),
+       ARRAY(SELECT m.owner FROM lease_members m WHERE m.kind = l.kind AND m.owner <> l.owner AND m.expires_at >= now() ORDER BY 1)
+  FROM leases l
+  LEFT JOIN LATERAL (SELECT job, started_at FROM job_runs WHERE owner = l.owner ORDER BY started_at DESC LIMIT 1) r ON true
+ WHERE (l.kind = @kind OR l.kind LIKE @kind || '-%') AND l.owner <> '' AND l.expires_at >= now()
+ ORDER BY l.kind`
+
+// Leases returns the leases of jobs that are held now, and who waits for whom.
+func Leases(ctx context.Context, pool *pgxpool.Pool) ([]Lease, error) {
+	rows, _ := pool.Query(ctx, leasesSQL, pgx.StrictNamedArgs{"kind": Kind})
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Lease])
+	if err != nil {
+		return nil, fmt.Errorf("read who has the leases of jobs: %w", err)
+	}
+	for i := range all {
+		if all[i].Job == "" {
+			all[i].Since = time.Time{}
+		}
+	}
+	return all, nil
 }

@@ -18,13 +18,28 @@ import (
 
 // Job is work that is done again and again.
 type Job struct {
-	Name   string                                              // of its metrics and of its row in job_runs
-	Every  time.Duration                                       // from the end of a run that succeeded to the next one; 0: by command alone
-	Apart  bool                                                // it has a lease of its own, so it never waits for another job: for what is urgent and safe beside all others
-	Window Window                                              // when it may run; one that the end of its window cuts short goes on in the next
-	Run    func(ctx context.Context, h *Hold) error            // returns nil when there is nothing left to do; ends between slices when ctx ends
-	Plan   func(ctx context.Context) (map[string]int64, error) // what Run would do now, as Hold.Count would name it; it changes nothing
-	With   string                                              // the settings by which Run takes something, for whoever reads the plan
+	Name   string                                   // of its metrics and of its row in job_runs
+	Every  time.Duration                            // from the end of a run that succeeded to the next one; 0: by command alone
+	Apart  bool                                     // it has a lease of its own, so it never waits for another job: for what is urgent and safe beside all others
+	MaxRun time.Duration                            // how long a run begins new slices (Hold.Continue); 0: MaxRun
+	Window Window                                   // when it may run; one that the end of its window cuts short goes on in the next
+	Run    func(ctx context.Context, h *Hold) error // returns nil when there is nothing left to do; ends between slices when ctx ends
+	Plan   func(ctx context.Context) (Plan, error)  // what Run would do now; it changes nothing
+}
+
+// Plan is what a run would do now.
+type Plan struct {
+	Counts map[string]int64 `json:"counts"`          // as Hold.Count would
+	Drops  []Drop           `json:"drops,omitempty"` // what would be gone for good
+	With   string           `json:"with,omitempty"`  // the settings by which the run takes something
+}
+
+// Drop is something that a run would drop.
+type Drop struct {
+	What  string `json:"what"`
+	Since string `json:"since,omitempty"` // months, such as 2026-01..2026-02, where it is known of which time it is
+	Rows  int64  `json:"rows"`            // of ranges an estimate of PostgreSQL's
+	Bytes int64  `json:"bytes"`           // on disk, about; 0 where that is not known
 }
 
 // kind is the kind of the lease that the job runs under.
@@ -208,6 +223,8 @@ func (r *Runner) run(ctx context.Context, h *Hold, j Job, left time.Duration) er
 	switch {
 	case errors.Is(err, errWindowOver):
 		outcome, err = outcomeWindow, nil
+	case errors.Is(err, ErrTimeUp):
+		outcome, err = outcomeTime, nil
 	case errors.Is(err, ErrLost):
 		outcome = outcomeLost
 	case errors.Is(err, context.Canceled) && ctx.Err() != nil:

@@ -1,12 +1,16 @@
 package jobs
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
@@ -158,7 +162,7 @@ func TestAHolderThatThawsCommitsNothingOnceAnotherHasTheLease(t *testing.T) {
 	for _, r := range runs {
 		names = append(names, r.Job)
 	}
-	if diff := cmp.Diff([]string{"in time", "successor"}, names); diff != "" {
+	if diff := gocmp.Diff([]string{"in time", "successor"}, names); diff != "" {
 		t.Errorf("slices committed (-want +got):\n%s", diff)
 	}
 }
@@ -276,10 +280,84 @@ func TestTheEndOfItsWindowCutsAJobShortAndItIsDueInTheNext(t *testing.T) {
 	}
 }
 
+// TestARunThatHasHadItsTimeLeavesTheOthersTheirTurnAndGoesOnAfterThem has a job with no end beside one that is short, in one lane.
+func TestARunThatHasHadItsTimeLeavesTheOthersTheirTurnAndGoesOnAfterThem(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	var did []string
+	endless := true
+	r := newRunner(t, pool,
+		Job{Name: "giant", Every: time.Hour, MaxRun: 20 * time.Millisecond, Run: func(ctx context.Context, h *Hold) error {
+			if err := h.Part(ctx, "first", func() error { did = append(did, "giant first"); return nil }); err != nil {
+				return err
+			}
+			return h.Part(ctx, "second", func() error {
+				did = append(did, "giant second")
+				for endless {
+					if err := h.Continue(); err != nil {
+						return errors.Join(nil, fmt.Errorf("a slice: %w", err))
+					}
+				}
+				return nil
+			})
+		}},
+		Job{Name: "short", Every: time.Hour, Run: func(context.Context, *Hold) error { did = append(did, "short"); return nil }})
+	for range 3 {
+		if err := r.runOnce(t.Context(), r.lanes[0]); err != nil {
+			t.Fatal(err)
+		}
+		endless = len(did) < 4
+	}
+	if diff := gocmp.Diff([]string{"giant first", "giant second", "short", "giant second", "giant second"}, did); diff != "" {
+		t.Errorf("what ran (-want +got):\n%s", diff)
+	}
+	if err := r.runOnce(t.Context(), r.lanes[0]); err != nil || len(did) != 5 {
+		t.Errorf("when both have ended: %v, %q", err, did)
+	}
+	other := errors.New("no luck")
+	if !onlyTimeUp(errors.Join(ErrTimeUp, fmt.Errorf("x: %w", ErrTimeUp))) || onlyTimeUp(errors.Join(ErrTimeUp, other)) || onlyTimeUp(nil) {
+		t.Error("what failed beside the time is not told")
+	}
+}
+
+func TestThoseWhoWaitForAJobSayForWhom(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	var log bytes.Buffer
+	g, ctx := errgroup.WithContext(t.Context())
+	running, release := make(chan struct{}), make(chan struct{})
+	giant := newRunner(t, pool, Job{Name: "giant", Every: time.Hour, Run: func(ctx context.Context, _ *Hold) error {
+		close(running)
+		select {
+		case <-ctx.Done():
+		case <-release:
+		}
+		return nil
+	}})
+	g.Go(func() error { return giant.runOnce(ctx, giant.lanes[0]) })
+	<-running
+	ran := false
+	short, err := New(pool, []Job{{Name: "short", Every: time.Hour, Run: func(context.Context, *Hold) error { ran = true; return nil }}}, slog.New(slog.NewTextHandler(&log, nil)), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.Go(func() error { return short.runOnce(ctx, short.lanes[0]) })
+	testkit.Eventually(t, 20*time.Second, "the one who waits to be known", func() (bool, error) {
+		all, err := Leases(ctx, pool)
+		return err == nil && len(all) == 1 && all[0].Job == "giant" && strings.HasPrefix(all[0].Holder, "job-giant-") && !all[0].Since.IsZero() &&
+			len(all[0].Waiting) == 1 && strings.HasPrefix(all[0].Waiting[0], "job-short-"), err
+	})
+	time.AfterFunc(waitFirst+time.Second, func() { close(release) })
+	if err := g.Wait(); err != nil || !ran {
+		t.Fatal(err, ran)
+	}
+	if text := log.String(); !strings.Contains(text, "waiter=job-short-") || !strings.Contains(text, "holder=job-giant-") || !strings.Contains(text, " job=giant ") {
+		t.Errorf("the log names not who waits for whom:\n%s", text)
+	}
+}
+
 func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	for name, sql := range map[string]string{
-		"epoch": epochSQL, "fence": fenceSQL, "fence elsewhere": fenceElsewhereSQL, "start": startSQL, "end": endSQL, "last runs": lastRunsSQL,
+		"epoch": epochSQL, "fence": fenceSQL, "fence elsewhere": fenceElsewhereSQL, "start": startSQL, "part": partSQL, "leases": leasesSQL, "end": endSQL, "last runs": lastRunsSQL,
 	} {
 		t.Run(name, func(t *testing.T) { testkit.Prepare(t, pool, sql) })
 	}

@@ -14,6 +14,7 @@ const (
 	outcomeLost    = "lost"    // the lease; another instance goes on
 	outcomeStopped = "stopped" // with its process
 	outcomeWindow  = "window"  // its window was over; it goes on in the next
+	outcomeTime    = "time"    // it had its time; it goes on after the others
 )
 
 type metrics struct {
@@ -36,7 +37,7 @@ func newMetrics(reg prometheus.Registerer, jobs []Job) (*metrics, error) {
 	for _, j := range jobs {
 		m.known[j.Name] = true
 		m.seconds.WithLabelValues(j.Name)
-		for _, outcome := range []string{outcomeOK, outcomeFailed, outcomeLost, outcomeStopped, outcomeWindow} {
+		for _, outcome := range []string{outcomeOK, outcomeFailed, outcomeLost, outcomeStopped, outcomeWindow, outcomeTime} {
 			m.runs.WithLabelValues(j.Name, outcome)
 		}
 	}

@@ -157,6 +157,20 @@ CREATE TABLE kinds (
   CONSTRAINT kinds_last_update_time_check CHECK (metadata ->> 'last_update_time' IS NOT NULL)
 );
 
+-- archive_settings: what is archived and what is dropped, and when, as one versioned object of tenant 0 (tidings archive settings). Whoever does it goes by that.
+CREATE TABLE archive_settings (
+  tenant_id     bigint NOT NULL,
+  object        jsonb  NOT NULL,
+  metadata      jsonb  NOT NULL,
+  name          text   COLLATE "C" GENERATED ALWAYS AS (object ->> 'name') STORED NOT NULL,
+  version_id    bigint GENERATED ALWAYS AS ((metadata ->> 'version_id')::bigint) STORED NOT NULL,
+  version_state text   GENERATED ALWAYS AS (metadata ->> 'version_state') STORED NOT NULL
+                CONSTRAINT archive_settings_version_state_check CHECK (version_state IN ('LATEST', 'ARCHIVED', 'DELETED')),
+  PRIMARY KEY (tenant_id, name, version_id),
+  CONSTRAINT archive_settings_created_by_check CHECK (coalesce(metadata ->> 'created_by', '') <> ''),
+  CONSTRAINT archive_settings_last_update_time_check CHECK (metadata ->> 'last_update_time' IS NOT NULL)
+);
+
 -- api_tokens: bearer tokens by their SHA-256; looked up through find_token(), before the tenant is known.
 -- A name has one current token and any number of former ones: revoked, or replaced and working until their end, so that a service can be given
 -- another token without an outage, and a name that is free again can be used again.
@@ -309,6 +323,7 @@ CREATE TABLE outbox_archive_holds (
   created_at  timestamptz NOT NULL DEFAULT now(),
   released_by text,
   released_at timestamptz,
+  release_reason text   NOT NULL DEFAULT '',
   CONSTRAINT outbox_archive_holds_range_check CHECK (from_month <= to_month),
   CONSTRAINT outbox_archive_holds_released_check CHECK ((released_by IS NULL) = (released_at IS NULL))
 );
@@ -397,7 +412,9 @@ CREATE TABLE job_runs (
   succeeded_at timestamptz,
   failed_at    timestamptz,
   last_error   text        NOT NULL DEFAULT '',
-  counts       jsonb       NOT NULL DEFAULT '{}'
+  reason       text        NOT NULL DEFAULT '', -- why somebody ran it by command
+  counts       jsonb       NOT NULL DEFAULT '{}',
+  parts        text[]      NOT NULL DEFAULT '{}' -- what runs that were cut short have done of it since the last one that ended
 );
 
 -- retention_cursors: in which step retention of a table is, and how far among its heads; no row while it rests. The projections have a
@@ -423,6 +440,7 @@ CREATE TABLE edge_removals (
   kinds        text[]      COLLATE "C" NOT NULL CHECK (kinds <> '{}'),
   direction    text        NOT NULL CHECK (direction IN ('from', 'to', 'both')),
   actor        text        NOT NULL CHECK (actor <> ''),
+  reason       text        NOT NULL DEFAULT '',
   trace_parent text        NOT NULL DEFAULT '',
   requested_at timestamptz NOT NULL DEFAULT now(),
   worked_at    timestamptz, -- when a slice was last committed
@@ -456,6 +474,7 @@ CREATE UNIQUE INDEX archived_threads_stub_idx ON archived_threads (tenant_id, ki
 CREATE INDEX archived_threads_archive_idx ON archived_threads (archive_id, tenant_id, kind, object_id);
 CREATE INDEX archived_threads_unfinished_idx ON archived_threads (kind, tenant_id, object_id) WHERE state IN ('ARCHIVING', 'RETURNING');
 CREATE UNIQUE INDEX threads_head_idx ON threads (tenant_id, post_id, kind) WHERE version_state IN ('LATEST', 'DELETED');
+CREATE UNIQUE INDEX archive_settings_head_idx ON archive_settings (tenant_id, name) WHERE version_state IN ('LATEST', 'DELETED');
 CREATE UNIQUE INDEX kinds_head_idx ON kinds (tenant_id, name) WHERE version_state IN ('LATEST', 'DELETED');
 CREATE UNIQUE INDEX api_tokens_current_key ON api_tokens (tenant_id, name) WHERE revoked_at IS NULL AND replaced_at IS NULL;
 CREATE INDEX api_tokens_name_idx ON api_tokens (tenant_id, name);
@@ -512,7 +531,7 @@ END $$;
 DO $$
 DECLARE t text;
 BEGIN
-  FOREACH t IN ARRAY ARRAY['edges', 'children', 'child_keys', 'children_archive', 'archived_threads', 'threads', 'threads_purged', 'kinds', 'api_tokens',
+  FOREACH t IN ARRAY ARRAY['edges', 'children', 'child_keys', 'children_archive', 'archived_threads', 'threads', 'threads_purged', 'kinds', 'archive_settings', 'api_tokens',
                            'outbox_messages', 'outbox_messages_dlq', 'outbox_dlq_actions', 'outbox_messages_archive', 'outbox_messages_kept', 'outbox_archive_holds', 'edge_removals', 'erasures'] LOOP
     EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', t);
     EXECUTE format($p$CREATE POLICY tenant ON %I TO tidings_api
@@ -533,7 +552,7 @@ END $$;
 GRANT SELECT, INSERT, UPDATE ON edges, child_keys, threads TO tidings_api;
 GRANT DELETE ON child_keys TO tidings_api; -- the key of a create that is refused after all is given back
 GRANT SELECT ON outbox_messages_archive, api_tokens, threads_purged, kinds TO tidings_api;
-GRANT SELECT, INSERT, UPDATE ON kinds TO tidings_system; -- every version stays
+GRANT SELECT, INSERT, UPDATE ON kinds, archive_settings TO tidings_system; -- every version stays
 GRANT SELECT ON outbox_messages TO tidings_api;
 GRANT INSERT (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, trace_id, event_id)
   ON outbox_messages TO tidings_api;
@@ -543,7 +562,7 @@ GRANT SELECT, INSERT ON outbox_dlq_actions TO tidings_api, tidings_system; -- an
 GRANT USAGE ON SEQUENCE object_version_id TO tidings_api, tidings_system;
 -- The API takes requests, and has none worked off.
 GRANT SELECT ON edge_removals TO tidings_api;
-GRANT INSERT (tenant_id, object, object_id, kinds, direction, actor, trace_parent), UPDATE (again) ON edge_removals TO tidings_api;
+GRANT INSERT (tenant_id, object, object_id, kinds, direction, actor, trace_parent, reason), UPDATE (again) ON edge_removals TO tidings_api;
 -- The API brings threads back and archives none.
 GRANT SELECT ON archived_threads TO tidings_api, tidings_writer;
 GRANT UPDATE (state, returned_at, returned_by) ON archived_threads TO tidings_api;
@@ -573,7 +592,7 @@ GRANT INSERT (tenant_id, aggregate_type, aggregate_id, event_type, event_version
   ON outbox_messages TO tidings_writer;
 GRANT SELECT (id, event_id, slot, delayed) ON outbox_messages TO tidings_writer; -- for RETURNING
 
-GRANT SELECT ON edges, children, child_kinds, child_keys, children_archive, archived_threads, child_archive_walk, threads, threads_purged, kinds,
+GRANT SELECT ON edges, children, child_kinds, child_keys, children_archive, archived_threads, child_archive_walk, threads, threads_purged, kinds, archive_settings,
   outbox_messages, outbox_messages_dlq, outbox_dlq_actions, outbox_ranges, outbox_messages_archive, outbox_messages_kept, outbox_requeued, outbox_archive_holds,
   outbox_archive_exports, outbox_partitions, leases, lease_members, job_runs, retention_cursors, edge_removals, erasures, tidings_truth_migrations TO tidings_reader;
 -- Not the hashes: nobody who looks at rows needs them, and whoever has one can tell whether a token that was found somewhere is it.

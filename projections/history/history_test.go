@@ -190,3 +190,41 @@ func historyOf[T any](t *Table[T], ctx context.Context, tx pgx.Tx, tenant int64,
 	all, err := t.raw.History(ctx, tx, tenant, key, after, limit)
 	return t.versions(all, err)
 }
+
+// TestTwoArchiversDoNotWaitForOneAnother has one archiver's batch stay open, and the batch of another one, of other pairs and comments, go through beside it.
+func TestTwoArchiversDoNotWaitForOneAnother(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	batch := func(first int64) (events []event.Event) { // as many as a batch of an archiver has
+		for n := first; n < first+500; n++ {
+			f := event.Edge{From: event.ID(n), To: event.ID(n + 1), Status: event.StatusActive, Version: 1, Actor: "user:7"}
+			events = append(events, toEvent(event.AggregateFollow, event.Created, f), comment(1, event.Created, "user:7", func(c *event.Child) {
+				c.ID = fmt.Sprintf("0190a000-0000-7000-8000-%012d", n)
+			}))
+		}
+		return events
+	}
+	ctx, p := t.Context(), New(kinds.Builtin)
+	open, err := pool.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = open.Rollback(context.WithoutCancel(ctx)) }() // after a commit it does nothing
+	if err := p.Apply(ctx, open, batch(1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '2s'`); err != nil {
+			return err
+		}
+		return p.Apply(ctx, tx, batch(10_001))
+	}); err != nil {
+		t.Errorf("the second archiver, while the first one's batch is open: %v", err)
+	}
+	if err := open.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	var follows, comments int
+	if err := pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM follow_history), (SELECT count(*) FROM comment_history)`).Scan(&follows, &comments); err != nil || follows != 1000 || comments != 1000 {
+		t.Errorf("%d versions of follows and %d of comments, %v: want 1,000 of each", follows, comments, err)
+	}
+}

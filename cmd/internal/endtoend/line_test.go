@@ -140,13 +140,14 @@ func (l *line) newMover() *mover {
 	}
 	l.t.Cleanup(pool.Close)
 	m := &mover{pool: pool, counts: map[string]int64{}}
-	if m.Archiver, err = store.NewArchiver(store.ArchiveConfig{After: time.Hour}, pool, l.kinds.Now, testkit.Logger(l.t), nil); err != nil {
+	if m.Archiver, err = store.NewArchiver(pool, func(context.Context) (time.Duration, error) { return time.Hour, nil }, l.kinds.Now, testkit.Logger(l.t), nil); err != nil {
 		l.t.Fatal(err)
 	}
 	return m
 }
 
 func (m *mover) Fence(context.Context, pgx.Tx) error { return nil } // there is no other
+func (m *mover) Continue() error                     { return nil }
 
 func (m *mover) Count(what string, n int64) {
 	m.mu.Lock()

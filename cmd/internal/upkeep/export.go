@@ -20,33 +20,45 @@ const (
 	CountRowsExported   = "rows exported"
 )
 
-// exportJob exports the ranges that are due.
-func exportJob(cfg Config, truth *pgxpool.Pool, metrics *coldstore.Metrics) jobs.Job {
+// exportJob exports the ranges that are due. Where no URL is set it does nothing.
+func exportJob(cfg Config, truth *pgxpool.Pool, metrics *coldstore.Metrics, settings func(context.Context) (Settings, error)) jobs.Job {
 	return jobs.Job{
 		Name: ExportJob, Every: cfg.OutboxArchive.Every,
 		Run: func(ctx context.Context, h *jobs.Hold) error {
-			cold := coldstore.New(truth, cfg.Cold.URL, h.Fence, metrics, nil)
-			done, err := cold.ExportDue(ctx)
+			s, err := settings(ctx)
+			if err != nil || s.OutboxExportURL == "" {
+				return err
+			}
+			cold := coldstore.New(truth, s.OutboxExportURL, h.Fence, metrics, nil)
+			done, err := cold.ExportDue(ctx, h.Continue)
 			for _, e := range done {
 				h.Count(CountRangesExported, 1)
 				h.Count(CountRowsExported, e.Rows)
 			}
 			return errors.Join(err, cold.Close())
 		},
-		Plan: func(ctx context.Context) (map[string]int64, error) {
-			cold := coldstore.New(truth, cfg.Cold.URL, nil, nil, nil)
+		Plan: func(ctx context.Context) (jobs.Plan, error) {
+			s, err := settings(ctx)
+			if err != nil || s.OutboxExportURL == "" {
+				return jobs.Plan{With: "outbox_archive_export_url="}, err
+			}
+			cold := coldstore.New(truth, s.OutboxExportURL, nil, nil, nil)
 			due, err := cold.Due(ctx)
-			return map[string]int64{CountRangesExported: int64(len(due))}, errors.Join(err, cold.Close())
+			return plan(ctx, settings, map[string]int64{CountRangesExported: int64(len(due))}, nil, errors.Join(err, cold.Close()), "outbox_archive_export_url")
 		},
 	}
 }
 
 // archiveWithExports is the archive's run in which no range is dropped that is to stand outside the database and does not.
-func archiveWithExports(messages *outbox.Archive, url string, truth *pgxpool.Pool, metrics *coldstore.Metrics) func(ctx context.Context, h *jobs.Hold) error {
+func archiveWithExports(messages *outbox.Archive, settings func(context.Context) (Settings, error), truth *pgxpool.Pool, metrics *coldstore.Metrics) func(ctx context.Context, h *jobs.Hold) error {
 	var cold *coldstore.Store // of the run in hand: one runs at a time
 	messages.BeforeDrop(func(ctx context.Context, r outbox.Range) (bool, string, error) { return cold.Check(ctx, r) })
 	return func(ctx context.Context, h *jobs.Hold) error {
-		cold = coldstore.New(truth, url, h.Fence, metrics, nil)
+		s, err := settings(ctx)
+		if err != nil {
+			return err
+		}
+		cold = coldstore.New(truth, s.OutboxExportURL, h.Fence, metrics, nil)
 		return errors.Join(messages.Run(ctx, h), cold.Close())
 	}
 }

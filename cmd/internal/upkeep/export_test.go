@@ -17,10 +17,15 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
+// fixed are settings that nobody changes.
+func fixed(s Settings) func(context.Context) (Settings, error) {
+	return func(context.Context) (Settings, error) { return s, nil }
+}
+
 // run runs the outbox's jobs in their order, and returns what they counted.
-func run(t *testing.T, pool *pgxpool.Pool, cfg Config) map[string]int64 {
+func run(t *testing.T, pool *pgxpool.Pool, cfg Config, s Settings) map[string]int64 {
 	t.Helper()
-	list, err := Jobs(cfg, Deps{Truth: pool, Projections: pool, Registry: prometheus.NewRegistry(), Log: testkit.Logger(t)})
+	list, err := Jobs(cfg, Deps{Truth: pool, Projections: pool, Registry: prometheus.NewRegistry(), Log: testkit.Logger(t)}, fixed(s))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,8 +56,8 @@ func TestNoRangeIsDroppedBeforeItIsExported(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
 	dir := t.TempDir()
-	cfg := Config{OutboxArchive: outbox.ArchiveConfig{Every: time.Hour, After: time.Hour, Keep: 40 * 24 * time.Hour, RangeRows: 1000, RangeAge: time.Hour}}
-	cfg.Cold.URL = "file://" + dir
+	cfg := Config{OutboxArchive: outbox.ArchiveConfig{Every: time.Hour, RangeRows: 1000, RangeAge: time.Hour}, Retention: RetentionConfig{Every: time.Hour}}
+	s := Settings{OutboxArchiveAfter: Span(time.Hour), OutboxArchiveKeep: Span(40 * 24 * time.Hour), OutboxExportURL: "file://" + dir}
 	exec := func(sql string) {
 		t.Helper()
 		if _, err := owner.Exec(t.Context(), sql); err != nil {
@@ -61,26 +66,26 @@ func TestNoRangeIsDroppedBeforeItIsExported(t *testing.T) {
 	}
 	exec(`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, available_at, inserted_at, processed_at, stream_seq)
 		SELECT tenant, 'post', 1, 'created', '{}', at, at, at, at, 1 FROM (VALUES (1), (2), (1)) v(tenant), (SELECT now() - interval '60 days' AS at) t`)
-	run(t, pool, cfg) // ends the range
+	run(t, pool, cfg, s) // ends the range
 	exec(`INSERT INTO outbox_messages (id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at) VALUES (4, gen_random_uuid(), 1, 'post', 1, 'later', '{}', now() + interval '1 day')`)
 	exec(`UPDATE outbox_partitions SET floor_id = 50000000`)
-	run(t, pool, cfg)
+	run(t, pool, cfg, s)
 	exec(`UPDATE outbox_ranges SET settled_at = settled_at - interval '2 hours'`)
-	if got := run(t, pool, cfg); got[outbox.CountArchived] != 1 || got[CountRangesExported] != 1 || got[CountRowsExported] != 3 {
+	if got := run(t, pool, cfg, s); got[outbox.CountArchived] != 1 || got[CountRangesExported] != 1 || got[CountRowsExported] != 3 {
 		t.Fatalf("the range that is archived: %v", got)
 	}
 	exec(`UPDATE outbox_messages SET processed_at = now() - interval '2 hours' WHERE id = 4`) // late: moved by the next run, before it drops
-	if got := run(t, pool, cfg); got[outbox.CountLate] != 1 || got[outbox.CountDropped] != 0 {
+	if got := run(t, pool, cfg, s); got[outbox.CountLate] != 1 || got[outbox.CountDropped] != 0 {
 		t.Fatalf("what came late: %v", got)
 	}
 	exec(`UPDATE outbox_ranges SET archived_at = archived_at - interval '41 days'`)
-	if got := run(t, pool, cfg); got[outbox.CountDropped] != 0 || got[CountRangesExported] != 1 || got[CountRowsExported] != 4 {
+	if got := run(t, pool, cfg, s); got[outbox.CountDropped] != 0 || got[CountRangesExported] != 1 || got[CountRowsExported] != 4 {
 		t.Fatalf("a range that has changed since it was exported: %v", got)
 	}
 	if _, err := outbox.AddHold(t.Context(), pool, outbox.ArchiveHold{TenantID: 2, Reason: "test", CreatedBy: "test"}); err != nil {
 		t.Fatal(err)
 	}
-	if got := run(t, pool, cfg); got[outbox.CountDropped] != 1 {
+	if got := run(t, pool, cfg, s); got[outbox.CountDropped] != 1 {
 		t.Fatalf("the range, exported again: %v", got)
 	}
 	files, err := filepath.Glob(filepath.Join(dir, "*", "*", "manifest.json"))

@@ -17,8 +17,8 @@ import (
 func TestRangesAreMadeWhileAnotherJobHoldsTheLease(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleSystem)
-	cfg := Config{OutboxArchive: outbox.ArchiveConfig{After: time.Hour, RangeRows: 1000, RangeAge: time.Hour}, Retention: RetentionConfig{Every: time.Hour}}
-	list, err := Jobs(cfg, Deps{Truth: pool, Projections: pool, Registry: prometheus.NewRegistry(), Log: testkit.Logger(t)})
+	cfg := Config{OutboxArchive: outbox.ArchiveConfig{RangeRows: 1000, RangeAge: time.Hour}, Retention: RetentionConfig{Every: time.Hour}}
+	list, err := Jobs(cfg, Deps{Truth: pool, Projections: pool, Registry: prometheus.NewRegistry(), Log: testkit.Logger(t)}, fixed(Default()))
 	if err != nil {
 		t.Fatal(err)
 	}

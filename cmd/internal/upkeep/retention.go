@@ -7,44 +7,61 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/internal/jobs"
-	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/versioned"
 )
 
-// RetentionConfig is the environment of the retention of versioned objects and of idempotency keys. What has no time is kept for ever.
+// RetentionConfig is when the retention of versioned objects and of idempotency keys runs.
 type RetentionConfig struct {
-	Every          time.Duration `env:"RETENTION_EVERY, default=24h"`               // from the end of a run to the next
-	Window         jobs.Window   `env:"RETENTION_WINDOW, default=02:00-05:00"`      // when it may run, UTC; empty for always
-	CommentHistory time.Duration `env:"RETENTION_COMMENT_HISTORY_AFTER, default=0"` // of comments that are deleted or erased
-	FollowHistory  time.Duration `env:"RETENTION_FOLLOW_HISTORY_AFTER, default=0"`  // of pairs that are not followed any more
-	Threads        time.Duration `env:"RETENTION_THREADS_AFTER, default=0"`         // of settings that are the defaults again
-	CommentKeys    time.Duration `env:"COMMENT_KEYS_KEEP, default=0"`               // of the idempotency keys of creates, of every kind
+	Every  time.Duration `env:"RETENTION_EVERY, default=24h"`          // from the end of a run to the next
+	Window jobs.Window   `env:"RETENTION_WINDOW, default=02:00-05:00"` // when it may run, UTC; empty for always
 }
 
 // Validate reports every value out of bounds.
 func (c RetentionConfig) Validate() error {
-	var errs []error
 	if c.Every < time.Minute {
-		errs = append(errs, fmt.Errorf("RETENTION_EVERY is %s: want 1m or more", c.Every))
+		return fmt.Errorf("RETENTION_EVERY is %s: want 1m or more", c.Every)
 	}
-	for _, v := range []struct {
-		name  string
-		after time.Duration
-	}{{"RETENTION_COMMENT_HISTORY_AFTER", c.CommentHistory}, {"RETENTION_FOLLOW_HISTORY_AFTER", c.FollowHistory}, {"RETENTION_THREADS_AFTER", c.Threads}, {"COMMENT_KEYS_KEEP", c.CommentKeys}} {
-		if v.after != 0 && v.after < time.Hour {
-			errs = append(errs, fmt.Errorf("%s is %s: want 1h or more, or 0 for ever", v.name, v.after))
-		}
+	return nil
+}
+
+// retained is a table that retention goes through.
+type retained struct {
+	name   string // of its metrics and counts
+	table  string
+	pool   *pgxpool.Pool
+	after  Span
+	fence  func(context.Context, pgx.Tx) error
+	retain func(ctx context.Context, terms versioned.Terms) error
+}
+
+// tables are those that retention goes through under the settings. h may be nil for a plan.
+func (d Deps) tables(s Settings, h *jobs.Hold) []retained {
+	all := []retained{{"threads", "threads", d.Truth, s.ThreadsAfter, here(h), func(ctx context.Context, terms versioned.Terms) error {
+		return store.RetainThreads(ctx, d.Truth, terms)
+	}}}
+	for _, k := range d.Kinds().AllChildren() {
+		all = append(all, retained{"comment_history", k.Name + "_history", d.Projections, s.CommentHistoryAfter, elsewhere(h), func(ctx context.Context, terms versioned.Terms) error {
+			return history.RetainChildren(ctx, d.Truth, d.Projections, k, terms)
+		}})
 	}
-	return errors.Join(errs...)
+	for _, k := range d.Kinds().AllEdges() {
+		all = append(all, retained{"follow_history", k.Name + "_history", d.Projections, s.FollowHistoryAfter, elsewhere(h), func(ctx context.Context, terms versioned.Terms) error {
+			return history.RetainEdges(ctx, d.Truth, d.Projections, k, terms)
+		}})
+	}
+	return append(all, retained{"child_keys", "child_keys", d.Truth, s.CommentKeysKeep, here(h), func(ctx context.Context, terms versioned.Terms) error {
+		return store.PurgeKeys(ctx, d.Truth, terms)
+	}})
 }
 
 // retention returns the job that ends the life of versioned objects, one table after the other, and of idempotency keys.
-func retention(cfg RetentionConfig, d Deps) (jobs.Job, error) {
+func retention(cfg RetentionConfig, d Deps, settings func(context.Context) (Settings, error)) (jobs.Job, error) {
 	expired := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "retention_expired_total", Help: "Objects that retention deleted logically, by table."}, []string{"table"})
 	purged := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "retention_purged_total", Help: "Objects that retention purged with all their versions, and idempotency keys, by table."}, []string{"table"})
 	for _, c := range []prometheus.Collector{expired, purged} {
@@ -52,39 +69,26 @@ func retention(cfg RetentionConfig, d Deps) (jobs.Job, error) {
 			return jobs.Job{}, fmt.Errorf("register the metrics of retention: %w", err)
 		}
 	}
-	tables := []struct {
-		name   string
-		after  time.Duration
-		fence  func(h *jobs.Hold) func(context.Context, pgx.Tx) error
-		retain func(ctx context.Context, terms versioned.Terms) error
-	}{
-		{"threads", cfg.Threads, here, func(ctx context.Context, terms versioned.Terms) error {
-			return store.RetainThreads(ctx, d.Truth, terms)
-		}},
-		{"comment_history", cfg.CommentHistory, elsewhere, func(ctx context.Context, terms versioned.Terms) error {
-			return everyKind(d.Kinds().AllChildren(), func(k kinds.Child) error { return history.RetainChildren(ctx, d.Truth, d.Projections, k, terms) })
-		}},
-		{"follow_history", cfg.FollowHistory, elsewhere, func(ctx context.Context, terms versioned.Terms) error {
-			return everyKind(d.Kinds().AllEdges(), func(k kinds.Edge) error { return history.RetainEdges(ctx, d.Truth, d.Projections, k, terms) })
-		}},
-		{"child_keys", cfg.CommentKeys, here, func(ctx context.Context, terms versioned.Terms) error {
-			return store.PurgeKeys(ctx, d.Truth, terms)
-		}},
-	}
-	for _, t := range tables {
-		expired.WithLabelValues(t.name)
-		purged.WithLabelValues(t.name)
+	for _, name := range []string{"threads", "comment_history", "follow_history", "child_keys"} {
+		expired.WithLabelValues(name)
+		purged.WithLabelValues(name)
 	}
 	run := func(ctx context.Context, h *jobs.Hold) error {
+		s, err := settings(ctx)
+		if err != nil {
+			return err
+		}
 		var errs []error // of one table: the others go on
-		for _, t := range tables {
-			err := t.retain(ctx, versioned.Terms{After: t.after, Fence: t.fence(h), Done: func(e, p, v int64) {
-				expired.WithLabelValues(t.name).Add(float64(e))
-				purged.WithLabelValues(t.name).Add(float64(p))
-				h.Count(t.name+" expired", e)
-				h.Count(t.name+" purged", p)
-				h.Count(t.name+" versions purged", v)
-			}})
+		for _, t := range d.tables(s, h) {
+			err := h.Part(ctx, t.table, func() error {
+				return t.retain(ctx, versioned.Terms{After: time.Duration(t.after), Fence: t.fence, Done: func(e, p, v int64) {
+					expired.WithLabelValues(t.name).Add(float64(e))
+					purged.WithLabelValues(t.name).Add(float64(p))
+					h.Count(t.name+" expired", e)
+					h.Count(t.name+" purged", p)
+					h.Count(t.name+" versions purged", v)
+				}})
+			})
 			if ctx.Err() != nil || errors.Is(err, jobs.ErrLost) {
 				return err
 			}
@@ -92,31 +96,57 @@ func retention(cfg RetentionConfig, d Deps) (jobs.Job, error) {
 		}
 		return errors.Join(errs...)
 	}
-	plan := func(ctx context.Context) (map[string]int64, error) {
-		counts := make(map[string]int64)
-		for _, t := range tables {
-			err := t.retain(ctx, versioned.Terms{After: t.after, DryRun: true, Done: func(e, p, _ int64) {
-				counts[t.name+" expired"] += e
-				counts[t.name+" purged"] += p
-			}})
-			if err != nil {
-				return nil, err
-			}
-		}
-		return counts, nil
-	}
-	with := fmt.Sprintf("RETENTION_THREADS_AFTER=%s RETENTION_COMMENT_HISTORY_AFTER=%s RETENTION_FOLLOW_HISTORY_AFTER=%s COMMENT_KEYS_KEEP=%s", cfg.Threads, cfg.CommentHistory, cfg.FollowHistory, cfg.CommentKeys)
-	return jobs.Job{Name: "retention", Every: cfg.Every, Window: cfg.Window, Run: run, Plan: plan, With: with}, nil
+	return jobs.Job{Name: "retention", Every: cfg.Every, Window: cfg.Window, Run: run, Plan: func(ctx context.Context) (jobs.Plan, error) { return d.planRetention(ctx, settings) }}, nil
 }
 
-// The histories may be on another server than the lease.
-func here(h *jobs.Hold) func(context.Context, pgx.Tx) error      { return h.Fence }
-func elsewhere(h *jobs.Hold) func(context.Context, pgx.Tx) error { return h.FenceElsewhere }
+// rowSizeSQL is how many bytes a row of a table takes on the disk, with its indexes, by PostgreSQL's estimate of their number; 0 while it has none.
+// Locks: none.
+const rowSizeSQL = `SELECT CASE WHEN reltuples > 0 THEN pg_total_relation_size(oid) / reltuples ELSE 0 END FROM pg_class WHERE oid = to_regclass(@table)`
 
-func everyKind[K any](all []K, retain func(K) error) error {
-	var errs []error // of one kind: the others go on
-	for _, k := range all {
-		errs = append(errs, retain(k))
+func (d Deps) planRetention(ctx context.Context, settings func(context.Context) (Settings, error)) (jobs.Plan, error) {
+	s, err := settings(ctx)
+	if err != nil {
+		return jobs.Plan{}, err
 	}
-	return errors.Join(errs...)
+	counts := make(map[string]int64)
+	var drops []jobs.Drop
+	for _, t := range d.tables(s, nil) {
+		drop := jobs.Drop{What: t.table}
+		if err := t.retain(ctx, versioned.Terms{After: time.Duration(t.after), DryRun: true, Done: func(e, p, _ int64) {
+			counts[t.name+" expired"] += e
+			counts[t.name+" purged"] += p
+			drop.Rows += p
+		}}); err != nil {
+			return jobs.Plan{}, err
+		}
+		if drop.Rows == 0 {
+			continue
+		}
+		var size float64
+		if err := t.pool.QueryRow(ctx, rowSizeSQL, pgx.StrictNamedArgs{"table": t.table}).Scan(&size); err != nil {
+			return jobs.Plan{}, fmt.Errorf("estimate the rows of %s: %w", t.table, err)
+		}
+		drop.Bytes = int64(size * float64(drop.Rows))
+		drops = append(drops, drop)
+	}
+	return plan(ctx, settings, counts, drops, nil, "comment_history_after", "follow_history_after", "threads_after", "comment_keys_keep")
+}
+
+// The histories may be on another server than the lease. Each slice begins with the fence, and none after the run's time.
+func here(h *jobs.Hold) func(context.Context, pgx.Tx) error {
+	return func(ctx context.Context, tx pgx.Tx) error {
+		if err := h.Continue(); err != nil {
+			return err
+		}
+		return h.Fence(ctx, tx)
+	}
+}
+
+func elsewhere(h *jobs.Hold) func(context.Context, pgx.Tx) error {
+	return func(ctx context.Context, tx pgx.Tx) error {
+		if err := h.Continue(); err != nil {
+			return err
+		}
+		return h.FenceElsewhere(ctx, tx)
+	}
 }

@@ -3,7 +3,9 @@ package upkeep
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"slices"
 	"testing"
 	"time"
 
@@ -31,13 +33,9 @@ func TestTheRetentionJobWorksUnderTheLeaseAndOnlyWhereATimeIsSet(t *testing.T) {
 		  (1, '{"follower_id": "7", "followee_id": "42", "version": 2}', '{"version_id": 2, "version_state": "DELETED", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}')`); err != nil {
 		t.Fatal(err)
 	}
-	run := func(cfg RetentionConfig, stolen bool) (counts map[string]int64, err error) {
+	run := func(s Settings, stolen bool) (counts map[string]int64, err error) {
 		t.Helper()
-		cfg.Every = time.Hour
-		if err := cfg.Validate(); err != nil {
-			t.Fatal(err)
-		}
-		job, err := retention(cfg, Deps{Truth: pool, Projections: pool, Kinds: kinds.Builtin, Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
+		job, err := retention(RetentionConfig{Every: time.Hour}, Deps{Truth: pool, Projections: pool, Kinds: kinds.Builtin, Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)}, fixed(s))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -52,16 +50,17 @@ func TestTheRetentionJobWorksUnderTheLeaseAndOnlyWhereATimeIsSet(t *testing.T) {
 		})
 		return counts, err
 	}
-	if counts, err := run(RetentionConfig{}, false); len(counts) > 0 || err != nil {
+	if counts, err := run(Settings{}, false); len(counts) > 0 || err != nil {
 		t.Errorf("without a time: %v, %v", counts, err)
 	}
-	all := RetentionConfig{Threads: time.Hour, CommentHistory: time.Hour, FollowHistory: time.Hour, CommentKeys: time.Hour}
-	job, err := retention(RetentionConfig{Threads: time.Hour, FollowHistory: time.Hour}, Deps{Truth: pool, Projections: pool, Kinds: kinds.Builtin, Registry: prometheus.NewRegistry()})
+	hour := Span(time.Hour)
+	all := Settings{ThreadsAfter: hour, CommentHistoryAfter: hour, FollowHistoryAfter: hour, CommentKeysKeep: hour}
+	job, err := retention(RetentionConfig{Every: time.Hour}, Deps{Truth: pool, Projections: pool, Kinds: kinds.Builtin, Registry: prometheus.NewRegistry()}, fixed(Settings{ThreadsAfter: hour, FollowHistoryAfter: hour}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	plan, err := job.Plan(t.Context())
-	if diff := cmp.Diff(map[string]int64{"threads expired": 1, "threads purged": 0, "follow_history expired": 0, "follow_history purged": 1}, plan); diff != "" || err != nil {
+	if diff := cmp.Diff(map[string]int64{"threads expired": 1, "threads purged": 0, "follow_history expired": 0, "follow_history purged": 1}, plan.Counts); diff != "" || err != nil {
 		t.Errorf("the plan (-want +got): %v\n%s", err, diff)
 	}
 	if counts, err := run(all, true); !errors.Is(err, jobs.ErrLost) || len(counts) > 0 {
@@ -82,17 +81,86 @@ func TestAnArchiveThatTheStreamOutlivesIsReported(t *testing.T) {
 		keep, maxAge time.Duration
 		ok           bool
 	}{{90, 30, true}, {30, 30, true}, {29, 30, false}, {90, 0, false}, {0, 30, true}, {0, 0, true}} {
-		cfg := Config{OutboxArchive: outbox.ArchiveConfig{Keep: c.keep}}
-		if err := cfg.Outlives(c.maxAge); (err == nil) != c.ok {
+		if err := (Settings{OutboxArchiveKeep: Span(c.keep)}).Outlives(c.maxAge); (err == nil) != c.ok {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
 }
 
-func TestATimeBelowAnHourIsRefused(t *testing.T) {
-	for _, cfg := range []RetentionConfig{{Every: time.Second}, {Every: time.Hour, Threads: time.Minute}, {Every: time.Hour, CommentHistory: -time.Hour}, {Every: time.Hour, FollowHistory: time.Second}, {Every: time.Hour, CommentKeys: time.Second}} {
-		if cfg.Validate() == nil {
-			t.Errorf("%+v was accepted", cfg)
+func TestSettingsOutOfBoundsAreRefusedAndTheOthersAreKeptWithWhoAndWhy(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	if s, last, err := Read(t.Context(), pool); err != nil || s != Default() || last != (Changed{}) || s.Validate() != nil {
+		t.Errorf("before anybody has set anything: %+v, %+v, %v", s, last, err)
+	}
+	for name, value := range map[string]string{
+		"outbox_archive_after": "1s", "outbox_archive_keep": "1h", "outbox_archive_export_url": "ftp://x", "comment_archive_after": "1m", "comment_history_after": "-1h",
+		"follow_history_after": "1s", "threads_after": "1m", "comment_keys_keep": "1 year",
+	} {
+		i := slices.IndexFunc(All, func(t Setting) bool { return t.Name == name })
+		if _, err := Write(t.Context(), pool, "ann", "", func(s *Settings) error { return All[i].Set(s, value) }); err == nil {
+			t.Errorf("%s=%s was accepted", name, value)
 		}
+	}
+	for n, t2 := range All {
+		value := "2000h0m0s"
+		if t2.text != nil {
+			value = "file:///tmp/x"
+		}
+		if _, err := Write(t.Context(), pool, "ann", fmt.Sprint("why ", n), func(s *Settings) error { return t2.Set(s, value) }); err != nil {
+			t.Error(err)
+		}
+		s, last, err := Read(t.Context(), pool)
+		if err != nil || t2.Of(s) != value || last.By != "ann" || last.Reason != fmt.Sprint("why ", n) || last.At.IsZero() {
+			t.Errorf("%s: %+v, %+v, %v", t2.Name, s, last, err)
+		}
+	}
+	var versions int
+	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM archive_settings`).Scan(&versions); err != nil || versions != len(All) {
+		t.Errorf("%d versions are kept, want %d: %v", versions, len(All), err)
+	}
+}
+
+// TestNoJobBeginsASliceOnceItsTimeIsUp has something to do for every job that others wait for. In no time none of them does anything, and all of them are due.
+func TestNoJobBeginsASliceOnceItsTimeIsUp(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	for _, sql := range []string{
+		`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, inserted_at, available_at, processed_at, stream_seq)
+		 SELECT 1, 'post', 7, 'created', '{}', at, at, at, at, 1 FROM (SELECT now() - interval '10 days' AS at) x`,
+		`SELECT outbox_range_cut(50000001)`,
+		`UPDATE outbox_partitions SET floor_id = 50000000`,
+		`UPDATE outbox_ranges SET settled_at = now() - interval '10 d' WHERE from_id = 1`,
+		`SELECT outbox_range_archive(1, 0)`,
+		`UPDATE outbox_ranges SET archived_at = now() - interval '100 d' WHERE from_id = 1`,
+		`INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body, updated_at) VALUES (1, gen_random_uuid(), 1, '00000001', '0000000000000000000001', 1, 'x', now() - interval '1 year')`,
+		`INSERT INTO follow_history (tenant_id, object, metadata) VALUES (1, '{"follower_id": "7", "followee_id": "42", "version": 2}', '{"version_id": 2, "version_state": "DELETED", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}')`,
+	} {
+		if _, err := pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := Default()
+	s.OutboxExportURL, s.FollowHistoryAfter, s.CommentKeysKeep = "file://"+t.TempDir(), Span(time.Hour), Span(time.Hour)
+	cfg := Config{OutboxArchive: outbox.ArchiveConfig{Every: time.Hour, RangeRows: 1000, RangeAge: time.Hour}, CommentArchiveEvery: time.Hour, Retention: RetentionConfig{Every: time.Hour}}
+	list, err := Jobs(cfg, Deps{Truth: pool, Projections: pool, Kinds: kinds.Builtin, Registry: prometheus.NewRegistry(), Log: testkit.Logger(t)}, fixed(s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := jobs.WithLease(t.Context(), pool, "test", func(ctx context.Context, h *jobs.Hold) error {
+		for _, j := range list {
+			if j.Apart { // nobody waits for it
+				continue
+			}
+			j.MaxRun = time.Nanosecond
+			if counts, err := h.Run(ctx, j); !errors.Is(err, jobs.ErrTimeUp) || len(counts) > 0 {
+				t.Errorf("%s, in no time: %v, %v", j.Name, counts, err)
+			}
+			j.MaxRun = 0
+			if counts, err := h.Run(ctx, j); err != nil || len(counts) == 0 && j.Name != outbox.ArchiveJob { // which waits for the export
+				t.Errorf("%s, with all its time: %v, %v", j.Name, counts, err)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
 	}
 }

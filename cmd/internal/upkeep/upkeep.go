@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -20,28 +21,21 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// Config is the environment of all jobs.
+// Config is the environment of all jobs: when they run. What they move and drop is in the database (Settings).
 type Config struct {
 	OutboxArchive        outbox.ArchiveConfig
-	Cold                 coldstore.Config
-	CommentArchive       store.ArchiveConfig
-	CommentArchiveWindow jobs.Window `env:"COMMENT_ARCHIVE_WINDOW"` // the time of day in UTC, such as 01:00-05:30, in which threads are archived; empty: any
+	CommentArchiveEvery  time.Duration `env:"COMMENT_ARCHIVE_EVERY, default=1h"` // between runs that archive threads; 0: by command alone
+	CommentArchiveWindow jobs.Window   `env:"COMMENT_ARCHIVE_WINDOW"`            // the time of day in UTC, such as 01:00-05:30, in which threads are archived; empty: any
 	Retention            RetentionConfig
 }
 
 // Validate reports every value out of bounds.
 func (c Config) Validate() error {
-	return errors.Join(c.OutboxArchive.Validate(), c.Cold.Validate(), c.CommentArchive.Validate(), c.Retention.Validate())
-}
-
-// Outlives reports an archive that is dropped before the stream's messages of the same time, of which maxAge is the age; 0 is for ever.
-// tidings repair stream cannot tell such messages from those of writes that were lost.
-func (c Config) Outlives(maxAge time.Duration) error {
-	keep := c.OutboxArchive.Keep
-	if keep == 0 || maxAge > 0 && keep >= maxAge {
-		return nil
+	var every error
+	if c.CommentArchiveEvery < 0 {
+		every = fmt.Errorf("COMMENT_ARCHIVE_EVERY is %s: want 0 or more", c.CommentArchiveEvery)
 	}
-	return fmt.Errorf("OUTBOX_ARCHIVE_KEEP is %s and NATS_MAX_AGE %s (0s: for ever): archived rows are to outlive the stream's messages", keep, maxAge)
+	return errors.Join(c.OutboxArchive.Validate(), every, c.Retention.Validate())
 }
 
 // Deps are what jobs work with. The pools act as the system role; that of the projections may be that of the truth.
@@ -52,38 +46,73 @@ type Deps struct {
 	Log                *slog.Logger
 }
 
-// Jobs returns every job, in the order in which a command runs them. It starts nothing.
-func Jobs(cfg Config, d Deps) ([]jobs.Job, error) {
-	messages, err := outbox.NewArchive(cfg.OutboxArchive, d.Truth, d.Log, d.Registry)
+// Jobs returns every job, in the order in which a command runs them. Each run and each plan goes by settings, as they are then: Settings of the database as a
+// rule. It starts nothing.
+func Jobs(cfg Config, d Deps, settings func(context.Context) (Settings, error)) ([]jobs.Job, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	messages, err := outbox.NewArchive(cfg.OutboxArchive, func(ctx context.Context) (outbox.Terms, error) {
+		s, err := settings(ctx)
+		return outbox.Terms{After: time.Duration(s.OutboxArchiveAfter), Keep: time.Duration(s.OutboxArchiveKeep)}, err
+	}, d.Truth, d.Log, d.Registry)
 	if err != nil {
 		return nil, err
 	}
-	threads, err := store.NewArchiver(cfg.CommentArchive, d.Truth, d.Kinds, d.Log, d.Registry)
+	threads, err := store.NewArchiver(d.Truth, func(ctx context.Context) (time.Duration, error) {
+		s, err := settings(ctx)
+		return time.Duration(s.CommentArchiveAfter), err
+	}, d.Kinds, d.Log, d.Registry)
 	if err != nil {
 		return nil, err
 	}
-	retain, err := retention(cfg.Retention, d)
+	retain, err := retention(cfg.Retention, d, settings)
 	if err != nil {
 		return nil, err
 	}
-	var metrics *coldstore.Metrics
-	if cfg.Cold.URL != "" {
-		if metrics, err = coldstore.NewMetrics(d.Registry); err != nil {
-			return nil, err
+	metrics, err := coldstore.NewMetrics(d.Registry)
+	if err != nil {
+		return nil, err
+	}
+	return []jobs.Job{
+		{Name: outbox.RangesJob, Every: outbox.RangesEvery, Apart: true, Run: func(ctx context.Context, h *jobs.Hold) error { return messages.Prepare(ctx, h) }},
+		{Name: outbox.ArchiveJob, Every: cfg.OutboxArchive.Every, Run: archiveWithExports(messages, settings, d.Truth, metrics),
+			Plan: func(ctx context.Context) (jobs.Plan, error) { return planOutbox(ctx, messages, settings) }},
+		exportJob(cfg, d.Truth, metrics, settings),
+		{Name: store.ArchiveJob, Every: cfg.CommentArchiveEvery, Window: cfg.CommentArchiveWindow,
+			Run: func(ctx context.Context, h *jobs.Hold) error { return threads.Run(ctx, h) },
+			Plan: func(ctx context.Context) (jobs.Plan, error) {
+				counts, err := threads.Plan(ctx)
+				return plan(ctx, settings, counts, nil, err, "comment_archive_after")
+			}},
+		retain,
+	}, nil
+}
+
+// plan is the plan of a job that goes by the settings named.
+func plan(ctx context.Context, settings func(context.Context) (Settings, error), counts map[string]int64, drops []jobs.Drop, failed error, names ...string) (jobs.Plan, error) {
+	s, err := settings(ctx)
+	if err := errors.Join(failed, err); err != nil {
+		return jobs.Plan{}, err
+	}
+	var with []string
+	for _, t := range All {
+		if slices.Contains(names, t.Name) {
+			with = append(with, t.Name+"="+t.Of(s))
 		}
 	}
-	list := []jobs.Job{
-		{Name: outbox.RangesJob, Every: outbox.RangesEvery, Apart: true, Run: func(ctx context.Context, h *jobs.Hold) error { return messages.Prepare(ctx, h) }},
-		{Name: outbox.ArchiveJob, Every: cfg.OutboxArchive.Every, Plan: messages.Plan,
-			With: fmt.Sprintf("OUTBOX_ARCHIVE_AFTER=%s OUTBOX_ARCHIVE_KEEP=%s", cfg.OutboxArchive.After, cfg.OutboxArchive.Keep),
-			Run:  archiveWithExports(messages, cfg.Cold.URL, d.Truth, metrics)},
-		{Name: store.ArchiveJob, Every: cfg.CommentArchive.Every, Window: cfg.CommentArchiveWindow, Plan: threads.Plan,
-			With: fmt.Sprintf("COMMENT_ARCHIVE_AFTER=%s", cfg.CommentArchive.After),
-			Run:  func(ctx context.Context, h *jobs.Hold) error { return threads.Run(ctx, h) }},
-		retain,
+	return jobs.Plan{Counts: counts, Drops: drops, With: strings.Join(with, " ")}, nil
+}
+
+func planOutbox(ctx context.Context, messages *outbox.Archive, settings func(context.Context) (Settings, error)) (jobs.Plan, error) {
+	counts, ranges, err := messages.Plan(ctx)
+	var drops []jobs.Drop
+	for _, r := range ranges {
+		since := r.FirstAt.UTC().Format("2006-01")
+		if last := r.ArchivedAt.UTC().Format("2006-01"); last != since { // it moved after the last of it was written
+			since += ".." + last
+		}
+		drops = append(drops, jobs.Drop{What: fmt.Sprintf("range %d to %d of the outbox's archive", r.From, r.To-1), Since: since, Rows: r.Rows, Bytes: r.Bytes})
 	}
-	if cfg.Cold.URL == "" {
-		return list, nil
-	}
-	return slices.Insert(list, 2, exportJob(cfg, d.Truth, metrics)), nil
+	return plan(ctx, settings, counts, drops, err, "outbox_archive_after", "outbox_archive_keep", "outbox_archive_export_url")
 }

@@ -32,7 +32,7 @@ func archiveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "archive", Args: cobra.NoArgs,
 		Short: "Move published messages to the archive, alone and beside writes",
-		Long: `OUTBOX_ARCHIVE_* are taken from the environment. Case archive moves --rows messages that were published ten days ago, in ten ranges and in a process of its own, and
+		Long: `Case archive moves --rows messages that were published ten days ago, in ten ranges and in a process of its own, and
 counts them afterwards: missing and duplicates must be 0. The rate is until the last range is the archive's, with all checks; the indexes that ranges get then are timed apart.
 With --held-snapshot a snapshot from before is held open meanwhile.
 
@@ -115,6 +115,11 @@ func fallDue(ctx context.Context, s *servers, n int) error {
 	_, err := s.pool.Exec(ctx, `UPDATE outbox_ranges SET settled_at = now() - interval '10 days'
 		WHERE from_id IN (SELECT from_id FROM outbox_ranges WHERE state = 'OPEN' AND settled_at IS NOT NULL ORDER BY from_id LIMIT $1)`, n)
 	return err
+}
+
+// archiveTerms are the defaults of an installation.
+func archiveTerms(context.Context) (outbox.Terms, error) {
+	return outbox.Terms{After: 7 * 24 * time.Hour, Keep: 90 * 24 * time.Hour}, nil
 }
 
 // archivePart runs the job once, as the archiver does, and then waits to be stopped.

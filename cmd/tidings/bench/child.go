@@ -27,6 +27,7 @@ import (
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections/followercounts"
+	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/relay"
 )
 
@@ -40,6 +41,7 @@ type tally struct {
 const (
 	partRelay          = "relay"
 	partFollowerCounts = followercounts.Name
+	partArchiver       = history.Name
 	partAPI            = "api"
 	partArchive        = outbox.ArchiveJob
 )
@@ -90,12 +92,12 @@ func childCommand() *cobra.Command {
 				defer tokens.Close()
 				part = apiPart{cfg: cfg.API, broker: cfg.Broker, truth: truth, tokens: tokens, projections: pool, reg: reg, out: cmd.OutOrStdout()}
 			case partArchive:
-				archive, aerr := outbox.NewArchive(cfg.Archive, pool, slog.Default(), reg)
+				archive, aerr := outbox.NewArchive(cfg.Archive, archiveTerms, pool, slog.Default(), reg)
 				if aerr != nil {
 					return aerr
 				}
 				part = archivePart{archive, pool}
-			case partFollowerCounts:
+			case partFollowerCounts, partArchiver:
 				nc, cerr := broker.Connect(cfg.Broker, args[0], slog.Default())
 				if cerr != nil {
 					return cerr
@@ -105,7 +107,7 @@ func childCommand() *cobra.Command {
 				if jerr != nil {
 					return jerr
 				}
-				part, err = consumers.New(cfg.Consumers, consumers.Deps{Pool: pool, JetStream: js, Broker: cfg.Broker, Registry: reg, Log: slog.Default()}, followercounts.New(kinds.Builtin))
+				part, err = consumers.New(cfg.Consumers, consumers.Deps{Pool: pool, JetStream: js, Broker: cfg.Broker, Registry: reg, Log: slog.Default()}, projectionOf(args[0]))
 			default:
 				err = fmt.Errorf("no part %q", args[0])
 			}
@@ -119,6 +121,14 @@ func childCommand() *cobra.Command {
 			return json.NewEncoder(cmd.OutOrStdout()).Encode(t)
 		},
 	}
+}
+
+// projectionOf returns what a consumer applies.
+func projectionOf(part string) consumers.Projection {
+	if part == partArchiver {
+		return history.New(kinds.Builtin)
+	}
+	return followercounts.New(kinds.Builtin)
 }
 
 func read(reg *prometheus.Registry, name string) (n int) {

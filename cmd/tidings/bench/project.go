@@ -19,12 +19,16 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/projections/followercounts"
+	"github.com/tidings/tidings/projections/history"
 )
 
 // projectOptions are the flags of `tidings bench project`.
 type projectOptions struct {
 	events, users int
 	cases         []string
+	consumer      string
+	partitions    int
+	instances     []int
 	sync          string
 	within        time.Duration
 }
@@ -42,41 +46,53 @@ func projectCommand() *cobra.Command {
 	var o projectOptions
 	cmd := &cobra.Command{
 		Use: "project", Args: cobra.NoArgs,
-		Short: "Let followercounts catch up with a stream of follows, and check every count",
-		Long: `Fills a stream with follow events, starts followercounts and times from its start until it has applied the last one. Case random: any of
---users follows any of as many others. Case celebrity: everybody follows one. Case massfollower: one follows everybody. Afterwards
-every account's counts are compared with what the events make them: missing says how many are wrong.`,
+		Short: "Let a consumer catch up with streams of follows, and check what it made of them",
+		Long: `Fills the streams of --partitions with follow events, starts --instances of the consumer and times from their start until the last event is applied. Case random:
+any of --users follows any of as many others. Case celebrity: everybody follows one. Case massfollower: one follows everybody. Afterwards
+every account's counts, or with --consumer archiver every pair's history, are compared with what the events make them: missing says how many are wrong.
+
+Several numbers of --instances are measured one after the other, on servers of their own: --consumer archiver --partitions 2 --instances 1,2
+says what a second archiver is worth.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cases := projectCases(int64(o.users))
 			if o.events < 1 || o.users < 1 || o.sync != syncAlways && o.sync != syncDefault || slices.ContainsFunc(o.cases, func(c string) bool { return cases[c] == nil }) {
 				return errors.New("want --events and --users of 1 or more, --broker-sync always or default, --cases of random, celebrity, massfollower")
 			}
+			if o.consumer != followercounts.Name && o.consumer != history.Name || o.partitions < 1 || o.partitions > event.Slots ||
+				slices.ContainsFunc(o.instances, func(n int) bool { return n < 1 || n > o.partitions }) {
+				return errors.New("want --consumer followercounts or archiver, --partitions of 1 to 32, --instances of 1 up to --partitions")
+			}
 			for _, name := range o.cases {
-				r, err := o.run(cmd.Context(), name, cases[name], progress(cmd))
-				if err != nil {
-					return fmt.Errorf("%s: %w", name, err)
-				}
-				if err := r.write(cmd.OutOrStdout()); err != nil {
-					return err
-				}
-				if *r.Missing > 0 {
-					return fmt.Errorf("%s: the counts of %d accounts are wrong", name, *r.Missing)
+				for _, n := range o.instances {
+					r, err := o.run(cmd.Context(), name, cases[name], n, progress(cmd))
+					if err != nil {
+						return fmt.Errorf("%s: %w", name, err)
+					}
+					if err := r.write(cmd.OutOrStdout()); err != nil {
+						return err
+					}
+					if *r.Missing > 0 {
+						return fmt.Errorf("%s: what %s has of %d accounts or pairs is wrong", name, o.consumer, *r.Missing)
+					}
 				}
 			}
 			return nil
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.events, "events", 200_000, "events on the stream")
+	f.IntVar(&o.events, "events", 200_000, "events on the streams")
 	f.IntVar(&o.users, "users", 100_000, "users on each side of the case random")
 	f.StringSliceVar(&o.cases, "cases", []string{"random", "celebrity", "massfollower"}, "which cases")
+	f.StringVar(&o.consumer, "consumer", followercounts.Name, "which consumer: followercounts or archiver")
+	f.IntVar(&o.partitions, "partitions", 1, "streams that the events are on, 1 to 32")
+	f.IntSliceVar(&o.instances, "instances", []int{1}, "how many instances of the consumer, each a process; several numbers are measured one after the other")
 	f.StringVar(&o.sync, "broker-sync", syncDefault, "the broker syncs to disk: always (before each ack) or default (every two minutes); events are only read")
 	f.DurationVar(&o.within, "within", 10*time.Minute, "give up after this long")
 	return cmd
 }
 
-func (o projectOptions) run(ctx context.Context, name string, pick func(*rand.Rand, int64) (int64, int64), say func(string, ...any)) (_ result, err error) {
-	r := result{Case: name}
+func (o projectOptions) run(ctx context.Context, name string, pick func(*rand.Rand, int64) (int64, int64), instances int, say func(string, ...any)) (_ result, err error) {
+	r := result{Case: name, Consumer: o.consumer, Instances: instances, Partitions: o.partitions}
 	say("%s: starting servers", name)
 	s, err := startServers(ctx, o.sync, slog.Default())
 	if err != nil {
@@ -88,8 +104,11 @@ func (o projectOptions) run(ctx context.Context, name string, pick func(*rand.Ra
 		return r, err
 	}
 	defer closeJS()
-	if _, err := broker.Declare(ctx, js, s.broker, broker.Partition{LastSlot: event.Slots - 1}, slog.Default()); err != nil {
-		return r, err
+	for n := range o.partitions {
+		p := broker.Partition{Number: n, FirstSlot: event.Slots * n / o.partitions, LastSlot: event.Slots*(n+1)/o.partitions - 1}
+		if _, err := broker.Declare(ctx, js, s.broker, p, slog.Default()); err != nil {
+			return r, err
+		}
 	}
 	say("%s: publishing %d events", name, o.events)
 	want, err := o.fill(ctx, s, js, pick)
@@ -98,34 +117,12 @@ func (o projectOptions) run(ctx context.Context, name string, pick func(*rand.Ra
 	}
 
 	say("%s: catching up", name)
-	start := time.Now()
-	c, err := startChild(s, partFollowerCounts, leaseTTL, logTo(say))
+	took, err := o.catchUp(ctx, s, instances, &r, say)
 	if err != nil {
 		return r, err
 	}
-	defer c.kill()
-	for {
-		c.sample()
-		applied, err := o.applied(ctx, s)
-		if err != nil {
-			return r, err
-		}
-		if applied {
-			break
-		}
-		if time.Since(start) > o.within {
-			return r, fmt.Errorf("not caught up after %s", o.within)
-		}
-		if err := pause(ctx, 10*time.Millisecond); err != nil {
-			return r, err
-		}
-	}
-	r.rate(o.events, time.Since(start))
-	if _, err := c.stop(); err != nil {
-		return r, err
-	}
-	r.PeakRSS = ptr(round(c.peak, 1))
-	wrong, err := wrongCounts(ctx, s, want)
+	r.rate(o.events, took)
+	wrong, err := o.wrong(ctx, s, want)
 	if err != nil {
 		return r, err
 	}
@@ -134,17 +131,57 @@ func (o projectOptions) run(ctx context.Context, name string, pick func(*rand.Ra
 	return r, err
 }
 
+// catchUp starts the instances and returns how long they took to apply everything.
+func (o projectOptions) catchUp(ctx context.Context, s *servers, instances int, r *result, say func(string, ...any)) (time.Duration, error) {
+	start := time.Now()
+	all := make([]*child, instances)
+	for i := range all {
+		c, err := startChild(s, o.consumer, leaseTTL, logTo(say))
+		if err != nil {
+			return 0, err
+		}
+		defer c.kill()
+		all[i] = c
+	}
+	for {
+		for _, c := range all {
+			c.sample()
+		}
+		applied, err := o.applied(ctx, s)
+		if err != nil {
+			return 0, err
+		}
+		if applied {
+			break
+		}
+		if time.Since(start) > o.within {
+			return 0, fmt.Errorf("not caught up after %s", o.within)
+		}
+		if err := pause(ctx, 10*time.Millisecond); err != nil {
+			return 0, err
+		}
+	}
+	took, peak := time.Since(start), 0.0
+	for _, c := range all {
+		if _, err := c.stop(); err != nil {
+			return 0, err
+		}
+		peak = max(peak, c.peak)
+	}
+	r.PeakRSS = ptr(round(peak, 1))
+	return took, nil
+}
+
 // fill publishes the events as the relay does, one at a time: nobody else publishes, so the sequences are known beforehand. It
-// returns what they make of every account.
-func (o projectOptions) fill(ctx context.Context, s *servers, js jetstream.JetStream, pick func(*rand.Rand, int64) (int64, int64)) (
-	want map[int64]followercounts.Counts, err error) {
+// returns what they make of every account, and of how many pairs they are.
+func (o projectOptions) fill(ctx context.Context, s *servers, js jetstream.JetStream, pick func(*rand.Rand, int64) (int64, int64)) (want projected, err error) {
 	type pair struct{ follower, followee int64 }
 	var (
 		r     = rand.New(rand.NewPCG(1, 2))
 		pairs = make([]pair, o.events)
 		seen  = make(map[pair]bool, o.events)
 	)
-	want = make(map[int64]followercounts.Counts)
+	want.counts = make(map[int64]followercounts.Counts)
 	for i := range pairs {
 		p := &pairs[i]
 		p.follower, p.followee = pick(r, int64(i+1))
@@ -152,11 +189,12 @@ func (o projectOptions) fill(ctx context.Context, s *servers, js jetstream.JetSt
 			continue // a repeated event counts nothing
 		}
 		seen[*p] = true
-		a, b := want[p.follower], want[p.followee]
+		a, b := want.counts[p.follower], want.counts[p.followee]
 		a.Outgoing++
 		b.Incoming++
-		want[p.follower], want[p.followee] = a, b
+		want.counts[p.follower], want.counts[p.followee] = a, b
 	}
+	want.pairs = len(seen)
 	for i, p := range pairs {
 		now := time.Now()
 		e := event.Event{ID: uuid.NewString(), TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: p.followee, Type: event.Created, Version: 1,
@@ -165,17 +203,17 @@ func (o projectOptions) fill(ctx context.Context, s *servers, js jetstream.JetSt
 		payload, err := json.Marshal(event.Follow{FollowerID: event.ID(p.follower), FolloweeID: event.ID(p.followee), Status: event.StatusActive, Version: 1,
 			CreatedAt: t, PositionedAt: t, UpdatedAt: t, Actor: "bench"})
 		if err != nil {
-			return nil, err
+			return want, err
 		}
-		msg := &nats.Msg{Subject: e.Subject(s.broker.Prefix, 0), Header: e.Headers(), Data: payload}
+		msg := &nats.Msg{Subject: e.Subject(s.broker.Prefix, int(p.followee)%o.partitions), Header: e.Headers(), Data: payload}
 		if _, err := js.PublishMsgAsync(msg, jetstream.WithStallWait(time.Minute)); err != nil {
-			return nil, err
+			return want, err
 		}
 	}
 	select {
 	case <-js.PublishAsyncComplete():
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return want, ctx.Err()
 	}
 	stored, err := countStored(ctx, js, s.broker)
 	if err == nil && stored != o.events {
@@ -184,11 +222,26 @@ func (o projectOptions) fill(ctx context.Context, s *servers, js jetstream.JetSt
 	return want, err
 }
 
-// applied says whether the projection has applied the last event.
+// applied says whether the consumer has applied the last event of every stream.
 func (o projectOptions) applied(ctx context.Context, s *servers) (applied bool, err error) {
-	err = s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM consumer_offsets WHERE consumer_name = $1 AND last_processed_id >= $2)`,
-		followercounts.Name, o.events).Scan(&applied)
+	err = s.pool.QueryRow(ctx, `SELECT coalesce(sum(last_processed_id), 0) >= $2 FROM consumer_offsets WHERE consumer_name = $1`, o.consumer, o.events).Scan(&applied)
 	return applied, err
+}
+
+// projected is what the events make of the read tables.
+type projected struct {
+	counts map[int64]followercounts.Counts // by account
+	pairs  int                             // each with one version in its history
+}
+
+// wrong counts the accounts, or with the archiver the pairs, of which the read tables have something else.
+func (o projectOptions) wrong(ctx context.Context, s *servers, want projected) (n int, err error) {
+	if o.consumer == followercounts.Name {
+		return wrongCounts(ctx, s, want.counts)
+	}
+	err = s.pool.QueryRow(ctx, `SELECT abs($1 - count(*) FILTER (WHERE version = 1 AND version_state = 'LATEST')) + count(*) FILTER (WHERE version <> 1) FROM follow_history`,
+		want.pairs).Scan(&n)
+	return n, err
 }
 
 // wrongCounts counts the accounts whose counts are not what the events make them.

@@ -28,6 +28,8 @@ type result struct {
 	PeakRSS         *float64 `json:"peak_rss_mib,omitempty"`
 	RelayCPU        *float64 `json:"relay_cpu_us_per_event,omitempty"`
 	ConsumerCPU     *float64 `json:"consumer_cpu_us_per_event,omitempty"`
+	Consumer        string   `json:"consumer,omitempty"`
+	Instances       int      `json:"instances,omitempty"`
 	Relays          int      `json:"relays,omitempty"`
 	Takeovers       *int     `json:"takeovers,omitempty"`
 	Payload         int      `json:"payload_bytes,omitempty"`

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -29,7 +30,7 @@ import (
 
 func (p Process) archiveCommand() *cobra.Command {
 	c := &cobra.Command{Use: "archive", Short: "Move and drop what is old, and say what must stay"}
-	c.AddCommand(p.archiveRunCommand(), p.archiveStatusCommand(), p.archiveUndoCommand(), p.archiveHoldCommand(),
+	c.AddCommand(p.archiveRunCommand(), p.archiveSettingsCommand(), p.archiveStatusCommand(), p.archiveUndoCommand(), p.archiveHoldCommand(),
 		p.coldListCommand(), p.coldExportCommand(), p.coldVerifyCommand(), p.coldRestoreCommand())
 	return c
 }
@@ -75,7 +76,8 @@ func (p Process) databases(ctx context.Context, data, name string) (d databases,
 type jobRun struct {
 	Job     string           `json:"job"`
 	DryRun  bool             `json:"dry_run"`
-	With    string           `json:"with,omitempty"` // of a dry run: the settings of this process by which the job takes something
+	With    string           `json:"with,omitempty"`  // of a dry run: the settings by which the job takes something
+	Drops   []jobs.Drop      `json:"drops,omitempty"` // of a dry run: what would be gone for good
 	Counts  map[string]int64 `json:"counts"`
 	Seconds float64          `json:"seconds"`
 	Error   string           `json:"error,omitempty"`
@@ -83,18 +85,19 @@ type jobRun struct {
 
 func (p Process) archiveRunCommand() *cobra.Command {
 	var (
-		data           string
+		data, reason   string
 		only           []string
 		dryRun, asJSON bool
+		sure           *asking
 	)
 	c := &cobra.Command{
 		Use:   "run",
 		Short: "Run the archiver's jobs now, whatever their schedule says",
-		Long: `Run does at once what the archiver does by schedule, with the same settings from the environment. One job runs at a time in the whole
+		Long: `Run does at once what the archiver does by schedule, by the same settings: those of the database (archive settings). One job runs at a time in the whole
 fleet: it waits for one that is running. Only outbox-ranges, which makes ranges ahead of need, runs beside the others. Ctrl-C stops it after the slice in hand; the next run goes on from there.
 
-The settings are those of this process, not the archiver's: run it where the archiver's are set. --dry-run says how much a job would take
-now, and by which settings: where one is 0s, it takes nothing by that. Threads that were moved can be taken back: archive undo.`,
+--dry-run says what a job would take now, by which settings, and what would be gone for good: ranges, their months, rows and bytes. Where something would be,
+run shows that and asks. Threads that were moved can be taken back: archive undo.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			d, err := p.databases(c.Context(), data, "archive")
@@ -102,25 +105,74 @@ now, and by which settings: where one is 0s, it takes nothing by that. Threads t
 				return err
 			}
 			defer d.close()
-			list, err := p.jobs(c.Context(), d, only)
+			list, err := p.jobs(c.Context(), d, upkeep.Current(d.truth), only...)
 			if err != nil {
 				return err
 			}
 			if dryRun {
 				return p.planJobs(c.Context(), list, asJSON)
 			}
-			return p.runJobs(c.Context(), d.truth, list, asJSON)
+			if err := askDrops(c.Context(), list, sure); err != nil {
+				return err
+			}
+			return p.runJobs(c.Context(), d.truth, list, reason, asJSON)
 		},
 	}
 	c.Flags().StringSliceVar(&only, "job", nil, "run this `job` alone; may be repeated (default: every job)")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "only say what a run would do")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object per job")
+	c.Flags().StringVar(&reason, "reason", "", "why, kept with the runs")
+	sure = p.destructive(c)
 	dataFlag(c, &data)
 	return c
 }
 
+// askDrops asks whether what a run of the jobs would drop now may go.
+func askDrops(ctx context.Context, list []jobs.Job, sure *asking) error {
+	return sure.ask(func(w io.Writer) error {
+		all, err := drops(ctx, list)
+		if err != nil {
+			return err
+		}
+		if len(all) == 0 {
+			return errNothingGoes
+		}
+		fmt.Fprintln(w, "This is gone for good after the run:")
+		return tableTo(w, dropRows(all)...)
+	})
+}
+
+// drops returns what runs of the jobs would drop now.
+func drops(ctx context.Context, list []jobs.Job) (all []jobs.Drop, err error) {
+	for _, j := range list {
+		if j.Plan == nil {
+			continue
+		}
+		plan, err := j.Plan(ctx)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, plan.Drops...)
+	}
+	return all, nil
+}
+
+// dropRows say what would be dropped.
+func dropRows(all []jobs.Drop) [][]string {
+	rows := [][]string{{"WHAT", "MONTHS", "ROWS, ABOUT", "MIB, ABOUT"}}
+	var sum jobs.Drop
+	for _, d := range all {
+		rows = append(rows, []string{d.What, or(d.Since, "-"), count(d.Rows), fmt.Sprintf("%.1f", float64(d.Bytes)/(1<<20))})
+		sum.Rows, sum.Bytes = sum.Rows+d.Rows, sum.Bytes+d.Bytes
+	}
+	if len(all) > 1 {
+		rows = append(rows, []string{"together", "", count(sum.Rows), fmt.Sprintf("%.1f", float64(sum.Bytes)/(1<<20))})
+	}
+	return rows
+}
+
 // jobs returns the jobs named, or all.
-func (p Process) jobs(ctx context.Context, d databases, only []string) ([]jobs.Job, error) {
+func (p Process) jobs(ctx context.Context, d databases, settings func(context.Context) (upkeep.Settings, error), only ...string) ([]jobs.Job, error) {
 	var cfg upkeep.Config
 	if err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: &cfg, Lookuper: p.Env}); err != nil {
 		return nil, &usageError{fmt.Errorf("read the environment: %w", err)}
@@ -133,7 +185,8 @@ func (p Process) jobs(ctx context.Context, d databases, only []string) ([]jobs.J
 	if err != nil {
 		return nil, err
 	}
-	list, err := upkeep.Jobs(cfg, upkeep.Deps{Truth: d.truth, Projections: d.projections, Kinds: func() *kinds.Set { return now }, Registry: prometheus.NewRegistry(), Log: log})
+	deps := upkeep.Deps{Truth: d.truth, Projections: d.projections, Kinds: func() *kinds.Set { return now }, Registry: prometheus.NewRegistry(), Log: log}
+	list, err := upkeep.Jobs(cfg, deps, settings)
 	if err != nil {
 		return nil, err
 	}
@@ -155,11 +208,11 @@ func (p Process) planJobs(ctx context.Context, list []jobs.Job, asJSON bool) err
 			continue
 		}
 		start := time.Now()
-		counts, err := j.Plan(ctx)
+		plan, err := j.Plan(ctx)
 		if err != nil {
 			return err
 		}
-		if err := p.printRun(jobRun{Job: j.Name, DryRun: true, With: j.With, Counts: counts, Seconds: time.Since(start).Seconds()}, asJSON); err != nil {
+		if err := p.printRun(jobRun{Job: j.Name, DryRun: true, With: plan.With, Drops: plan.Drops, Counts: plan.Counts, Seconds: time.Since(start).Seconds()}, asJSON); err != nil {
 			return err
 		}
 	}
@@ -173,47 +226,43 @@ func (p Process) withoutJobs(ctx context.Context, truth *pgxpool.Pool, name stri
 		return err
 	}
 	for _, h := range holders {
-		fmt.Fprintf(p.Stderr, "Waiting for %s, which has the lease of the archiver's jobs. A job may take minutes, and the export of a large month longer.\n", h.Owner)
+		fmt.Fprintf(p.Stderr, "Waiting for %s, which has the lease of the archiver's jobs. A job leaves the lease to others after ten minutes; the export of a large range takes longer.\n", h.Owner)
 	}
 	return jobs.WithLease(ctx, truth, name, fn)
 }
 
-// runJobs runs the jobs apart first, each under its lease, and then the others under theirs.
-func (p Process) runJobs(ctx context.Context, truth *pgxpool.Pool, list []jobs.Job, asJSON bool) error {
-	var together []jobs.Job
+// runJobs runs jobs one after the other. Each takes its lease anew, and again when its run has had its time, so that others get their turn.
+func (p Process) runJobs(ctx context.Context, truth *pgxpool.Pool, list []jobs.Job, reason string, asJSON bool) error {
 	var errs []error
 	for _, j := range list {
-		if !j.Apart {
-			together = append(together, j)
-			continue
-		}
-		errs = append(errs, jobs.WithLeaseOf(ctx, truth, j, "archive-run", func(ctx context.Context, h *jobs.Hold) error {
-			return p.runHeld(ctx, h, []jobs.Job{j}, asJSON)
-		}))
-	}
-	if len(together) > 0 && ctx.Err() == nil {
-		errs = append(errs, p.withoutJobs(ctx, truth, "archive-run", func(ctx context.Context, h *jobs.Hold) error {
-			return p.runHeld(ctx, h, together, asJSON)
-		}))
-	}
-	return errors.Join(errs...)
-}
-
-// runHeld runs jobs one after the other under the lease that h is.
-func (p Process) runHeld(ctx context.Context, h *jobs.Hold, list []jobs.Job, asJSON bool) error {
-	var errs []error
-	for _, j := range list {
+		r := jobRun{Job: j.Name, Counts: map[string]int64{}}
 		start := time.Now()
-		stop := p.showJob(ctx, j, h)
-		counts, err := h.Run(ctx, j)
-		stop()
-		if ctx.Err() != nil {
-			err = errors.New("stopped before the end; run the same command again to go on")
-			if errors.Is(context.Cause(ctx), jobs.ErrLost) {
-				err = jobs.ErrLost
+		again := true
+		var err error
+		run := func(ctx context.Context, h *jobs.Hold) error {
+			h.Reason = reason
+			stop := p.showJob(ctx, j, h)
+			counts, err := h.Run(ctx, j)
+			stop()
+			for what, n := range counts {
+				r.Counts[what] += n
+			}
+			if again = errors.Is(err, jobs.ErrTimeUp); again {
+				return nil
+			}
+			return err
+		}
+		for again && err == nil {
+			if j.Apart {
+				err = jobs.WithLeaseOf(ctx, truth, j, "archive-run", run)
+			} else {
+				err = p.withoutJobs(ctx, truth, "archive-run", run)
 			}
 		}
-		r := jobRun{Job: j.Name, Counts: counts, Seconds: time.Since(start).Seconds()}
+		if ctx.Err() != nil {
+			err = errors.New("stopped before the end; run the same command again to go on")
+		}
+		r.Seconds = time.Since(start).Seconds()
 		if err != nil {
 			r.Error = err.Error()
 		}
@@ -231,7 +280,7 @@ func (p Process) showJob(ctx context.Context, j jobs.Job, h *jobs.Hold) (stop fu
 	if j.Plan != nil {
 		if plan, err := j.Plan(ctx); err == nil { // it is only for the bar
 			total = 0
-			for _, n := range plan {
+			for _, n := range plan.Counts {
 				total += n
 			}
 		}
@@ -318,7 +367,10 @@ func (p Process) printRun(r jobRun, asJSON bool) error {
 	if _, err := fmt.Fprint(p.Stdout, text); err != nil {
 		return fmt.Errorf("write the result: %w", err)
 	}
-	return nil
+	if len(r.Drops) == 0 {
+		return nil
+	}
+	return p.table(dropRows(r.Drops)...)
 }
 
 // archiveStatus is what `tidings archive status --json` prints.
@@ -327,7 +379,7 @@ type archiveStatus struct {
 	Holds   []outbox.ArchiveHold `json:"holds"`
 	Threads []store.Archived     `json:"threads"` // of comments, by archive id
 	Jobs    []jobs.LastRun       `json:"jobs"`
-	Running string               `json:"running,omitempty"` // who holds the jobs' lease
+	Leases  []jobs.Lease         `json:"leases,omitempty"` // of jobs that run, and who waits for whom
 }
 
 func (p Process) archiveStatusCommand() *cobra.Command {
@@ -358,12 +410,8 @@ func (p Process) archiveStatusCommand() *cobra.Command {
 			if s.Jobs, _, err = jobs.LastRuns(c.Context(), d.truth); err != nil {
 				return err
 			}
-			holders, err := lease.Holders(c.Context(), d.truth, jobs.Kind)
-			if err != nil {
+			if s.Leases, err = jobs.Leases(c.Context(), d.truth); err != nil {
 				return err
-			}
-			for _, h := range holders {
-				s.Running = h.Owner
 			}
 			if asJSON {
 				return p.writeJSON(s)
@@ -419,10 +467,24 @@ func (p Process) printArchive(s archiveStatus) error {
 		fmt.Fprintln(p.Stdout)
 		err = errors.Join(err, p.table(runs...))
 	}
-	if s.Running != "" {
-		fmt.Fprintf(p.Stdout, "\nRunning now: %s\n", s.Running)
+	if len(s.Leases) > 0 {
+		fmt.Fprintln(p.Stdout)
+		err = errors.Join(err, p.table(jobLeaseRows(s.Leases)...))
 	}
 	return err
+}
+
+// jobLeaseRows say which jobs run, and who waits for whom.
+func jobLeaseRows(all []jobs.Lease) [][]string {
+	rows := [][]string{{"RUNNING JOB", "SINCE", "BY", "WAITING FOR IT"}}
+	for _, l := range all {
+		job, since := or(l.Job, "a command"), "-"
+		if !l.Since.IsZero() {
+			since = l.Since.UTC().Format(time.RFC3339)
+		}
+		rows = append(rows, []string{job, since, l.Holder, or(strings.Join(l.Waiting, ", "), "-")})
+	}
+	return rows
 }
 
 func (p Process) archiveHoldCommand() *cobra.Command {
@@ -540,7 +602,8 @@ func (p Process) holdListCommand() *cobra.Command {
 }
 
 func (p Process) holdReleaseCommand() *cobra.Command {
-	var data, actor string
+	var data, actor, reason string
+	var sure *asking
 	c := &cobra.Command{
 		Use:   "release HOLD",
 		Short: "End a hold: what it kept goes with the next run",
@@ -558,14 +621,28 @@ func (p Process) holdReleaseCommand() *cobra.Command {
 				return err
 			}
 			defer d.close()
-			if err := outbox.ReleaseHold(c.Context(), d.truth, id, actor); err != nil {
+			holds, err := outbox.Holds(c.Context(), d.truth, false)
+			if err != nil {
+				return err
+			}
+			holds = slices.DeleteFunc(holds, func(h outbox.ArchiveHold) bool { return h.ID != id })
+			if len(holds) > 0 {
+				if err := sure.ask(func(w io.Writer) error {
+					fmt.Fprintln(w, "What this hold alone keeps goes with the next run:")
+					return tableTo(w, holdRows(holds)...)
+				}); err != nil {
+					return err
+				}
+			}
+			if err := outbox.ReleaseHold(c.Context(), d.truth, id, actor, reason); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintf(p.Stdout, "Hold %d is released: what it alone kept goes with the next run.\n", id)
 			return err
 		},
 	}
-	c.Flags().StringVar(&actor, "actor", "", "who does it (default: the user of this system)")
+	addActor(c, &actor, &reason)
+	sure = p.destructive(c)
 	dataFlag(c, &data)
 	return c
 }

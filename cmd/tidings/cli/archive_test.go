@@ -70,8 +70,15 @@ func TestArchiveRunSaysWhatItDoesAndDoesWhatItSaid(t *testing.T) {
 	if code, _, stderr := run(t, env, "", "archive", "run", "--job", "laundry"); code != exitInput || !strings.Contains(stderr, "outbox-archive") {
 		t.Errorf("a job that there is not: exit code %d, %s", code, stderr)
 	}
+	for _, sql := range []string{`UPDATE leases SET owner = 'job-giant-host-1', expires_at = now() + interval '1 min' WHERE kind = 'jobs'`,
+		`INSERT INTO lease_members (kind, owner, expires_at) VALUES ('jobs', 'job-giant-host-1', now() + interval '1 min'), ('jobs', 'erase-host-2', now() + interval '1 min')`,
+		`UPDATE job_runs SET owner = 'job-giant-host-1', started_at = '2026-01-02T03:04:05Z' WHERE job = 'outbox-archive'`} {
+		if _, err := pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
 	code, stdout, stderr := run(t, env, "", "archive", "status")
-	for _, want := range []string{"RANGE FROM   TO", "1            50,000,001   archive", "50,000,001   100,000,001  outbox", "outbox-archive  20"} {
+	for _, want := range []string{"outbox-archive  2026-01-02T03:04:05Z  job-giant-host-1  erase-host-2\n", "RANGE FROM   TO", "1            50,000,001   archive", "50,000,001   100,000,001  outbox", "outbox-archive  20"} {
 		if code != exitOK || !strings.Contains(stdout, want) {
 			t.Errorf("status lacks %q, exit code %d:\n%s%s", want, code, stdout, stderr)
 		}
@@ -87,7 +94,10 @@ func TestArchivedThreadsAreShownAndBroughtBack(t *testing.T) {
 		  FROM generate_series(1, 30) g`); err != nil {
 		t.Fatal(err)
 	}
-	env := map[string]string{"DATABASE_URL": db.URL, "COMMENT_ARCHIVE_AFTER": "1h"}
+	env := map[string]string{"DATABASE_URL": db.URL}
+	if code, _, stderr := run(t, env, "", "archive", "settings", "comment_archive_after=1h", "--yes"); code != exitOK {
+		t.Fatal(stderr)
+	}
 	want := func(code int, text string, args ...string) {
 		t.Helper()
 		got, stdout, stderr := run(t, env, "", args...)
@@ -104,7 +114,7 @@ func TestArchivedThreadsAreShownAndBroughtBack(t *testing.T) {
 	}
 	want(exitOK, "comment-archive would do: comments archived 20, threads archived 2 (", "archive", "run", "--job", "comment-archive", "--dry-run")
 	archived(0)
-	want(exitOK, "  with COMMENT_ARCHIVE_AFTER=1h0m0s\n", "archive", "run", "--job", "comment-archive", "--dry-run")
+	want(exitOK, "  with comment_archive_after=1h0m0s\n", "archive", "run", "--job", "comment-archive", "--dry-run")
 	want(exitOK, "comment-archive did: comments archived 20, threads archived 2 (", "archive", "run", "--job", "comment-archive")
 	archived(20)
 	want(exitOK, "2        20        0\n", "archive", "status")
@@ -129,7 +139,7 @@ func TestArchiveHolds(t *testing.T) {
 		{"add --tenant 2", exitInput, "wants a --reason"},
 		{"add --from 2026-13 --reason x", exitInput, "--from wants a month"},
 		{"add --from 2026-02 --to 2026-01 --reason x", exitInput, "no earlier"},
-		{"release 1 --actor ann", exitOK, "Hold 1 is released"},
+		{"release 1 --actor ann --yes", exitOK, "Hold 1 is released"},
 		{"release 1 --actor ann", exitError, "it was released before"},
 		{"release one", exitInput, "no number of a hold"},
 		{"list", exitOK, "audit"},

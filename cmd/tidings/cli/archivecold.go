@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/sethvargo/go-envconfig"
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/cmd/internal/upkeep"
@@ -44,17 +43,10 @@ func (f *coldFlags) at() (time.Time, error) {
 type cold struct {
 	databases
 	p   Process
-	cfg upkeep.Config
 	bar *replayBar
 }
 
 func (p Process) cold(ctx context.Context, data string) (c cold, err error) {
-	if err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: &c.cfg, Lookuper: p.Env}); err != nil {
-		return c, &usageError{fmt.Errorf("read the environment: %w", err)}
-	}
-	if err := c.cfg.Validate(); err != nil {
-		return c, err
-	}
 	c.p, c.bar = p, newReplayBar(p.Stderr)
 	c.databases, err = p.databases(ctx, data, "archive")
 	return c, err
@@ -163,21 +155,23 @@ is of the month in which its first message was inserted. The archiver does the s
 				return err
 			}
 			defer cold.close()
-			cfg := cold.cfg
-			if to != "" {
-				cfg.Cold.URL = to
-			}
-			if err := cfg.Cold.Validate(); err != nil {
+			if err := (coldstore.Config{URL: to}).Validate(); err != nil {
 				return &usageError{fmt.Errorf("--to: %w", errors.Unwrap(err))}
 			}
-			if cfg.Cold.URL == "" {
-				return &usageError{errors.New("export wants OUTBOX_ARCHIVE_EXPORT_URL, or --to")}
+			if to == "" {
+				s, _, err := upkeep.Read(c.Context(), cold.truth)
+				if err != nil {
+					return err
+				}
+				if to = s.OutboxExportURL; to == "" {
+					return &usageError{errors.New("export wants the setting outbox_archive_export_url (`tidings archive settings`), or --to")}
+				}
 			}
 			var done []coldstore.Export
-			err = cold.held(c.Context(), "archive-export", cfg.Cold.URL, func(ctx context.Context, _ *jobs.Hold, s *coldstore.Store) error {
+			err = cold.held(c.Context(), "archive-export", to, func(ctx context.Context, _ *jobs.Hold, s *coldstore.Store) error {
 				var err error
 				if all {
-					done, err = s.ExportDue(ctx)
+					done, err = s.ExportDue(ctx, ctx.Err)
 				} else {
 					done, err = s.ExportMonth(ctx, month)
 				}
@@ -189,7 +183,7 @@ is of the month in which its first message was inserted. The archiver does the s
 	}
 	c.Flags().StringVar(&f.month, "month", "", "the ranges of a `month`, such as 2026-08, also those that are exported already")
 	c.Flags().BoolVar(&all, "all", false, "every range that is due")
-	c.Flags().StringVar(&to, "to", "", "file:///DIR or s3://BUCKET?region=R, instead of OUTBOX_ARCHIVE_EXPORT_URL")
+	c.Flags().StringVar(&to, "to", "", "file:///DIR or s3://BUCKET?region=R, instead of the setting outbox_archive_export_url")
 	f.add(c)
 	return c
 }

@@ -25,7 +25,10 @@ func TestArchiveExportVerifyRestore(t *testing.T) {
 		}
 	}
 	dir := t.TempDir()
-	env := map[string]string{"DATABASE_URL": db.URL, "OUTBOX_ARCHIVE_EXPORT_URL": "file://" + dir}
+	env := map[string]string{"DATABASE_URL": db.URL}
+	if code, _, stderr := run(t, env, "", "archive", "settings", "outbox_archive_export_url=file://"+dir, "--yes"); code != exitOK {
+		t.Fatal(stderr)
+	}
 	for _, c := range []struct {
 		args string
 		code int

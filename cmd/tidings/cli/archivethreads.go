@@ -34,7 +34,7 @@ func (p Process) archiveUndoCommand() *cobra.Command {
 		Use:   "undo",
 		Short: "Bring back the threads of comments that one run of the archiver moved",
 		Long: `Undo brings back every thread that was moved to the archive under the id, as tidings archive status shows it, and that is not back yet.
-They do not move again before COMMENT_ARCHIVE_AFTER has passed once more. No job runs meanwhile; Ctrl-C stops it after the slice in hand, and the same
+They do not move again before comment_archive_after (archive settings) has passed once more. No job runs meanwhile; Ctrl-C stops it after the slice in hand, and the same
 command goes on from there.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -54,7 +54,7 @@ command goes on from there.`,
 			if err != nil {
 				return err
 			}
-			archiver, err := store.NewArchiver(store.ArchiveConfig{}, d.truth, func() *kinds.Set { return now }, log, prometheus.NewRegistry())
+			archiver, err := store.NewArchiver(d.truth, nil, func() *kinds.Set { return now }, log, prometheus.NewRegistry())
 			if err != nil {
 				return err
 			}

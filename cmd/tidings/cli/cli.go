@@ -27,6 +27,8 @@ type Process struct {
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
 	Env            envconfig.Lookuper
+
+	answers bool // a test's: Stdin has the answers of a person
 }
 
 // Exit codes.
@@ -61,22 +63,33 @@ func Main(args []string) int {
 // error to stderr.
 func Execute(ctx context.Context, args []string, p Process) int {
 	started := false // what fails before a command starts is wrong with its arguments
+	root := p.commands()
+	root.PersistentPreRun = func(*cobra.Command, []string) { started = true }
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	return p.exitCode(err, started)
+}
+
+// commands returns the command with all that are below it.
+func (p Process) commands() *cobra.Command {
 	root := &cobra.Command{
-		Use:              "tidings",
-		Short:            "A social write model with an event backbone",
-		SilenceUsage:     true,
-		SilenceErrors:    true,
-		PersistentPreRun: func(*cobra.Command, []string) { started = true },
+		Use:           "tidings",
+		Short:         "A social write model with an event backbone",
+		SilenceUsage:  true,
+		SilenceErrors: true,
 	}
 	root.AddCommand(p.devCommand(), p.migrateCommand(), p.tokenCommand(), p.loadCommand(), p.verifyCommand(), p.statusCommand(), p.repairCommand(), p.streamCommand(), p.partitionsCommand(),
 		p.replayCommand(), p.consumeCommand(), p.outboxCommand(), p.dlqCommand(), p.pauseCommand(), p.resumeCommand(), p.eraseCommand(), p.historyCommand(), p.archiveCommand(), p.eventsCommand(), p.kindsCommand(), p.contractsCommand(), p.edgesCommand(), p.doctorCommand(), p.versionCommand(),
 		bench.Command())
 	refuseUnknown(root.Commands())
-	root.SetArgs(args)
 	root.SetIn(p.Stdin)
 	root.SetOut(p.Stdout)
 	root.SetErr(p.Stderr)
-	err := root.ExecuteContext(ctx)
+	return root
+}
+
+// exitCode says on stderr what is wrong, and returns the code.
+func (p Process) exitCode(err error, started bool) int {
 	var usage *usageError
 	var line *load.LineError
 	var file *kinds.FileError
@@ -124,8 +137,10 @@ func (p Process) writeJSON(v any) error {
 }
 
 // table writes rows with their columns aligned; the first row is the header.
-func (p Process) table(rows ...[]string) error {
-	w := tabwriter.NewWriter(p.Stdout, 0, 0, 2, ' ', 0)
+func (p Process) table(rows ...[]string) error { return tableTo(p.Stdout, rows...) }
+
+func tableTo(to io.Writer, rows ...[]string) error {
+	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	for _, row := range rows {
 		if _, err := fmt.Fprintln(w, strings.Join(row, "\t")); err != nil {
 			return fmt.Errorf("write the result: %w", err)

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -33,11 +34,12 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
-// run runs a command in this process.
+// run runs a command in this process. An answer on stdin is a person's, at a terminal.
 func run(t *testing.T, env map[string]string, stdin string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var out, errs bytes.Buffer
-	code = Execute(t.Context(), args, Process{Stdin: strings.NewReader(stdin), Stdout: &out, Stderr: &errs, Env: envconfig.MapLookuper(env)})
+	code = Execute(t.Context(), args, Process{Stdin: strings.NewReader(stdin), Stdout: &out, Stderr: &errs, Env: envconfig.MapLookuper(env),
+		answers: slices.Contains([]string{"yes\n", "n\n"}, stdin)})
 	return code, out.String(), errs.String()
 }
 

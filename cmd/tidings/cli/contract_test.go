@@ -69,7 +69,7 @@ func TestEveryProjectionKeepsTheContract(t *testing.T) {
 			c.windows(p)
 			c.mends(p)
 			for _, from := range []string{"stream", "truth"} {
-				c.must("replay", "--consumer", p.Name(), "--from", from)
+				c.must("replay", "--yes", "--consumer", p.Name(), "--from", from)
 				c.same(p, "after a replay from the "+from)
 			}
 		})
@@ -295,7 +295,7 @@ func (c *contract) parksErasesAndRetries() {
 		return parked == want, err
 	})
 	c.write("PUT", "/v1/follows/900/1", "", nil)
-	c.must("erase", "--tenant", fmt.Sprint(devTenant), "--author", fmt.Sprint(secretAuthor), "--actor", "test")
+	c.must("erase", "--yes", "--tenant", fmt.Sprint(devTenant), "--author", fmt.Sprint(secretAuthor), "--actor", "test")
 	if n := c.holding(); n != 0 {
 		c.t.Errorf("%d rows have the text of an author who is erased", n)
 	}

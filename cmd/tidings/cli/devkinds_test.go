@@ -80,7 +80,10 @@ func TestThePageOnAddingAKindWorks(t *testing.T) {
 // The commands that work with the archive of threads know the kinds in force, not those of the release alone.
 func TestTheArchiveOfThreadsKnowsTheKindsInForce(t *testing.T) {
 	db := testkit.Postgres(t)
-	env := map[string]string{"DATABASE_URL": db.URL, "COMMENT_ARCHIVE_AFTER": "1h"}
+	env := map[string]string{"DATABASE_URL": db.URL}
+	if code, _, stderr := run(t, env, "", "archive", "settings", "comment_archive_after=1h", "--yes"); code != exitOK {
+		t.Fatal(stderr)
+	}
 	if code, stdout, stderr := run(t, env, ownKinds, "kinds", "apply", "-"); code != exitOK {
 		t.Fatalf("exit code %d, %s%s", code, stdout, stderr)
 	}

@@ -126,10 +126,7 @@ func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, er
 		}
 		consuming = append(consuming, part{name + " verify", drift.Run})
 	}
-	if err := w.cfg.Upkeep.Outlives(w.cfg.Broker.MaxAge); err != nil {
-		w.log.Warn("stream and archive", "err", err)
-	}
-	list, err := upkeep.Jobs(w.cfg.Upkeep, upkeep.Deps{Truth: w.truth, Projections: w.projections, Kinds: w.truthKinds.Now, Registry: w.metrics(history.Name), Log: w.log})
+	list, err := upkeep.Jobs(w.cfg.Upkeep, upkeep.Deps{Truth: w.truth, Projections: w.projections, Kinds: w.truthKinds.Now, Registry: w.metrics(history.Name), Log: w.log}, upkeep.Current(w.truth))
 	if err != nil {
 		return nil, err
 	}

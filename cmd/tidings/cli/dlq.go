@@ -1,12 +1,10 @@
 package cli
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/user"
 	"slices"
@@ -30,7 +28,8 @@ type dlqFlags struct {
 	filter               outbox.DLQFilter
 	olderThan, newerThan string
 	limit                int
-	all, dryRun, yes     bool
+	all, dryRun          bool
+	sure                 *asking
 	actor, reason        string
 	asJSON               bool
 }
@@ -103,12 +102,17 @@ func (f *dlqFlags) addOutput(c *cobra.Command) {
 }
 
 // addAct adds the flags of what changes something.
-func (f *dlqFlags) addAct(c *cobra.Command, asks bool) {
+func (f *dlqFlags) addAct(c *cobra.Command) {
 	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "only say what it would do")
 	addActor(c, &f.actor, &f.reason)
-	if asks {
-		c.Flags().BoolVar(&f.yes, "yes", false, "do not ask")
+}
+
+// askDiscard asks whether so many messages may go.
+func (f *dlqFlags) askDiscard(n int64) error {
+	if n == 0 || f.dryRun {
+		return nil
 	}
+	return f.sure.ask(textLines(messages(n)+" to discard.", payloads(n)+" kept nowhere; --dry-run lists them."))
 }
 
 func addActor(c *cobra.Command, actor, reason *string) {
@@ -346,7 +350,10 @@ func (p Process) dlqActCommand(action string) *cobra.Command {
 		},
 	}
 	f.add(c, outbox.MaxDLQBatch)
-	f.addAct(c, action == outbox.DLQDiscard)
+	f.addAct(c)
+	if action == outbox.DLQDiscard {
+		f.sure = p.destructive(c)
+	}
 	return c
 }
 
@@ -361,12 +368,12 @@ func (p Process) actDLQ(ctx context.Context, d *outbox.DLQ, action string, f dlq
 	if !f.all && len(f.filter.IDs) == 0 {
 		want = min(want, int64(f.limit))
 	}
-	if action == outbox.DLQDiscard && want > 0 && !f.dryRun && !f.yes && !p.confirm(fmt.Sprintf("Discard %s? %s kept nowhere. [y/N] ", messages(want), payloads(want))) {
-		return errors.New("nothing was discarded: answer yes, or give --yes")
-	}
 	do := d.Retry
 	if action == outbox.DLQDiscard {
 		do = d.Discard
+		if err := f.askDiscard(want); err != nil {
+			return err
+		}
 	}
 	var did int64
 	seen := make(map[int64]bool, len(f.filter.IDs)) // of the ids asked for
@@ -450,17 +457,6 @@ func (p Process) printActions(f dlqFlags, header bool, batch []outbox.DLQAction)
 		return nil
 	}
 	return p.table(rows...)
-}
-
-// confirm asks on stderr and reads one line.
-func (p Process) confirm(question string) bool {
-	fmt.Fprint(p.Stderr, question)
-	line, err := bufio.NewReader(p.Stdin).ReadString('\n')
-	if err != nil && !errors.Is(err, io.EOF) {
-		return false
-	}
-	answer := strings.ToLower(strings.TrimSpace(line))
-	return answer == "y" || answer == "yes"
 }
 
 // osUser names the user of this system whom the command runs as.

@@ -122,8 +122,8 @@ func TestDLQOutboxRetryAndDiscard(t *testing.T) {
 		"a dry run of a retry":          {"retry --all --dry-run", "", exitOK, "would retry 1,206 messages"},
 		"a dry run of a limited one":    {"retry --tenant 1 --limit 3 --dry-run", "", exitOK, "would retry 3 messages. 600 more"},
 		"a dry run of a discard":        {"discard 1 2 --dry-run", "", exitOK, "would discard 2 messages"},
-		"a discard that nobody answers": {"discard 1", "", exitError, "nothing was discarded"},
-		"a discard that is denied":      {"discard --all", "n\n", exitError, "Discard 1,206 messages? Their payloads are kept nowhere"},
+		"a discard that nobody answers": {"discard 1", "", exitInput, "nothing was done"},
+		"a discard that is denied":      {"discard --all", "n\n", exitError, "1,206 messages to discard.\nTheir payloads are kept nowhere"},
 	} {
 		code, _, stderr := tidings(c.stdin, strings.Fields(c.args)...)
 		if code != c.code || !strings.Contains(stderr, c.says) {

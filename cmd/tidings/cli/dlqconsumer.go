@@ -315,7 +315,10 @@ An ID names the first dead letter of an aggregate (list --first). A filter selec
 		},
 	}
 	f.add(c, consumers.MaxDeadLetters)
-	f.addAct(c, action == consumers.DeadLetterDiscard)
+	f.addAct(c)
+	if action == consumers.DeadLetterDiscard {
+		f.sure = p.destructive(c)
+	}
 	return c
 }
 
@@ -337,8 +340,8 @@ func (p Process) actParked(ctx context.Context, d *consumers.DeadLetters, action
 	do := d.Retry
 	if action == consumers.DeadLetterDiscard {
 		do = d.Discard
-		if n := int64(len(todo)); n > 0 && !f.dryRun && !f.yes && !p.confirm(fmt.Sprintf("Discard %s? %s kept nowhere. [y/N] ", messages(n), payloads(n))) {
-			return errors.New("nothing was discarded: answer yes, or give --yes")
+		if err := f.askDiscard(int64(len(todo))); err != nil {
+			return err
 		}
 	}
 	rows := [][]string{{"ID", "CONSUMER", "TENANT", "AGGREGATE", "TYPE", "GONE", "LEFT", "ERROR"}}

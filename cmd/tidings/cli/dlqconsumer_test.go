@@ -119,8 +119,8 @@ func TestDLQConsumerRetryAndDiscard(t *testing.T) {
 		"a dry run of what would fail":   {"retry --all --dry-run", "", exitError, "1 message could not be applied"},
 		"a dry run of a limited one":     {"retry --type created --limit 2 --dry-run", "", exitOK, "would apply 6 messages. More aggregates to go"},
 		"a dry run of a discard":         {"discard --all --dry-run", "", exitOK, "would discard 3 messages"},
-		"a discard that nobody answers":  {"discard 3", "", exitError, "nothing was discarded"},
-		"a discard that is denied":       {"discard --all", "n\n", exitError, "Discard 3 messages? Their payloads are kept nowhere"},
+		"a discard that nobody answers":  {"discard 3", "", exitInput, "nothing was done"},
+		"a discard that is denied":       {"discard --all", "n\n", exitError, "3 messages to discard.\nTheir payloads are kept nowhere"},
 		"a discard of one behind others": {"discard 6 --yes", "", exitError, "dead letter 6 stands behind 3"},
 	} {
 		code, _, stderr := tidings(c.stdin, strings.Fields(c.args)...)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"slices"
@@ -30,6 +31,7 @@ func (p Process) edgesRemoveCommand() *cobra.Command {
 		names           []string
 		asJSON          bool
 		r               store.RemovalRequest
+		sure            *asking
 	)
 	c := &cobra.Command{
 		Use:   "remove --tenant T --id ID",
@@ -48,7 +50,7 @@ are removed, each with its own version and event. It may be stopped: the archive
 			if err := setActor(&r.Actor); err != nil {
 				return err
 			}
-			m, err := p.removeEdges(c.Context(), data, tenant, r, names)
+			m, err := p.removeEdges(c.Context(), data, tenant, r, names, sure)
 			if err != nil {
 				return err
 			}
@@ -69,12 +71,44 @@ are removed, each with its own version and event. It may be stopped: the archive
 	c.Flags().StringVar(&direction, "direction", string(store.DirectionBoth), "edges that lead from the object, to it, or both")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	c.Flags().StringVar(&r.Actor, "actor", "", "who does it, in the events and the histories (default: the user of this system)")
+	c.Flags().StringVar(&r.Reason, "reason", "", "why, kept with what was done")
+	sure = p.destructive(c)
 	dataFlag(c, &data)
 	return c
 }
 
+// showEdges shows how many edges are to go.
+func showEdges(ctx context.Context, w io.Writer, s *store.Store, now *kinds.Set, tenant int64, r store.RemovalRequest) error {
+	rows, total := [][]string{{"KIND", "EDGES"}}, int64(0)
+	for _, name := range r.Kinds {
+		var n int64
+		for _, end := range now.Edges[name].EndsAt(r.Object) {
+			if !r.Direction.Has(end) {
+				continue
+			}
+			if err := s.EdgesOf(ctx, tenant, now.Edges[name], r.ID, end, func(all []store.EdgeOf) error {
+				for _, e := range all {
+					if e.Active {
+						n++
+					}
+				}
+				return nil
+			}); err != nil {
+				return err
+			}
+		}
+		rows = append(rows, []string{name, count(n)})
+		total += n
+	}
+	if total == 0 {
+		return errNothingGoes
+	}
+	fmt.Fprintf(w, "These edges of %s %d of tenant %d (%s) are removed:\n", r.Object, r.ID, tenant, r.Direction)
+	return tableTo(w, rows...)
+}
+
 // removeEdges asks for the removal and works until it is done.
-func (p Process) removeEdges(ctx context.Context, data string, tenant int64, r store.RemovalRequest, names []string) (m store.Removal, err error) {
+func (p Process) removeEdges(ctx context.Context, data string, tenant int64, r store.RemovalRequest, names []string, sure *asking) (m store.Removal, err error) {
 	truth, err := p.truthPool(ctx, data, "edges remove")
 	if err != nil {
 		return m, err
@@ -89,6 +123,9 @@ func (p Process) removeEdges(ctx context.Context, data string, tenant int64, r s
 		return m, &usageError{fmt.Errorf("no kind, or not each of %v, has edges (%s) of the object %s", names, r.Direction, r.Object)}
 	}
 	s := store.New(truth, nil)
+	if err := sure.ask(func(w io.Writer) error { return showEdges(ctx, w, s, now, tenant, r) }); err != nil {
+		return m, err
+	}
 	if m, err = s.RequestRemoval(ctx, tenant, r); err != nil {
 		return m, err
 	}

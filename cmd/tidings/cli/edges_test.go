@@ -29,9 +29,9 @@ func TestEdgesRemoveWorksUntilAllAreGone(t *testing.T) {
 		{"edges remove --tenant 1 --id 7 --direction up", exitInput, `--direction is "up": want from, to or both`},
 		{"edges remove --tenant 1 --id 7 --kind nothing", exitInput, "no kind, or not each of [nothing]"},
 		{"edges remove --tenant 2 --id 7 --kind follow", exitOK, "KIND    REMOVED\nfollow  0\n"},
-		{"edges remove --tenant 1 --id 7 --direction from --actor jane --json", exitOK, `{"follow":1}`},
-		{"edges remove --tenant 1 --id 7 --kind follow", exitOK, "follow  1\n"},
-		{"edges remove --tenant 1 --object post --id 7", exitOK, "like   0\n"},
+		{"edges remove --tenant 1 --id 7 --direction from --actor jane --reason asked --yes --json", exitOK, `{"follow":1}`},
+		{"edges remove --tenant 1 --id 7 --kind follow --yes", exitOK, "follow  1\n"},
+		{"edges remove --tenant 1 --object post --id 7 --yes", exitOK, "like   0\n"},
 	} {
 		code, stdout, stderr := run(t, env, "", strings.Fields(c.args)...)
 		if code != c.code || !strings.Contains(stdout+stderr, c.says) {

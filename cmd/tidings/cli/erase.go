@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"time"
 
@@ -22,6 +23,7 @@ func (p Process) eraseCommand() *cobra.Command {
 		data   string
 		asJSON bool
 		o      erasure.Options
+		sure   *asking
 	)
 	c := &cobra.Command{
 		Use:   "erase --tenant T --author A",
@@ -50,6 +52,11 @@ after any interruption, the same command goes on. Bytes that no statement reache
 			if !asJSON {
 				o.Progress = func(what string) { fmt.Fprintln(p.Stderr, what) }
 			}
+			if !o.DryRun {
+				if err := sure.ask(func(w io.Writer) error { return p.showErasure(c.Context(), w, data, o) }); err != nil {
+					return err
+				}
+			}
 			report, err := p.erase(c.Context(), data, o)
 			if err != nil && !errors.Is(err, erasure.ErrUnfinished) {
 				if c.Context().Err() != nil {
@@ -69,8 +76,36 @@ after any interruption, the same command goes on. Bytes that no statement reache
 	c.Flags().DurationVar(&o.Wait, "wait", 10*time.Minute, "how long to wait for the relay and the consumers, in all")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	addActor(c, &o.Actor, &o.Reason)
+	sure = p.destructive(c)
 	dataFlag(c, &data)
 	return c
+}
+
+// showErasure shows what an erasure would find now.
+func (p Process) showErasure(ctx context.Context, w io.Writer, data string, o erasure.Options) error {
+	o.DryRun = true
+	report, err := p.erase(ctx, data, o)
+	if err != nil {
+		return err
+	}
+	total := 0
+	for _, n := range report.Counts {
+		total += int(n)
+	}
+	if total == 0 {
+		return errNothingGoes
+	}
+	fmt.Fprintf(w, "All of this goes for good, of author %d of tenant %d:\n", o.AuthorID, o.TenantID)
+	return tableTo(w, erasureRows("FOUND", report)...)
+}
+
+// erasureRows say how much was found, or redacted, where.
+func erasureRows(title string, r erasure.Report) [][]string {
+	rows := [][]string{{"STORE", title}}
+	for _, s := range erasure.Stores(fleet.Projections(kinds.Builtin)) {
+		rows = append(rows, []string{s, count(int64(r.Counts[s]))})
+	}
+	return rows
 }
 
 // erase runs the erasure under the lease of the archiver's jobs, with replays kept out.
@@ -114,11 +149,7 @@ func (p Process) printErasure(r erasure.Report) error {
 	if r.DryRun {
 		title = "FOUND"
 	}
-	rows := [][]string{{"STORE", title}}
-	for _, s := range erasure.Stores(fleet.Projections(kinds.Builtin)) {
-		rows = append(rows, []string{s, count(int64(r.Counts[s]))})
-	}
-	if err := p.table(rows...); err != nil {
+	if err := p.table(erasureRows(title, r)...); err != nil {
 		return err
 	}
 	text := fmt.Sprintf("\nAuthor %d of tenant %d is erased: a scan of everything has found nothing more. Requested at %s by %s.\n",

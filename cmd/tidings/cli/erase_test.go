@@ -28,7 +28,7 @@ func TestEraseSaysWhatItWaitsForAndGoesOn(t *testing.T) {
 		{"erase --tenant 1 --author 7 --wait -1s", exitInput, "--wait is -1s: want 0 or more"},
 		{"erase --tenant 1 --author 7 --dry-run", exitOK, "children          1\nidempotency keys  0\noutbox            1\n"},
 		{"erase --tenant 1 --author 8", exitOK, "Author 8 of tenant 1 is erased"},
-		{"erase --tenant 1 --author 7 --wait 0s --actor jane --reason asked", exitAgain, "NOT finished; run it again. It waited for the relay: 2 messages of what the author wrote are not published."},
+		{"erase --tenant 1 --author 7 --wait 0s --actor jane --reason asked --yes", exitAgain, "NOT finished; run it again. It waited for the relay: 2 messages of what the author wrote are not published."},
 	} {
 		code, stdout, stderr := run(t, env, "", strings.Fields(c.args)...)
 		if code != c.code || !strings.Contains(stdout+stderr, c.says) {
@@ -38,7 +38,7 @@ func TestEraseSaysWhatItWaitsForAndGoesOn(t *testing.T) {
 	if _, err := db.Pool(t, postgres.RoleSystem).Exec(t.Context(), `UPDATE outbox_messages SET processed_at = now()`); err != nil { // as if it had been published
 		t.Fatal(err)
 	}
-	code, stdout, stderr := run(t, env, "", "erase", "--tenant", "1", "--author", "7", "--actor", "joe", "--json")
+	code, stdout, stderr := run(t, env, "", "erase", "--tenant", "1", "--author", "7", "--actor", "joe", "--yes", "--json")
 	var r erasure.Report
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitOK {
 		t.Fatalf("exit code %d, %v, %s%s", code, err, stdout, stderr)

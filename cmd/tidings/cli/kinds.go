@@ -121,6 +121,7 @@ func (p Process) kindsApplyCommand() *cobra.Command {
 		data   string
 		asJSON bool
 		r      kinds.Request
+		sure   *asking
 	)
 	c := &cobra.Command{
 		Use:   "apply FILE",
@@ -146,7 +147,13 @@ stdin. docs/kinds.md describes the file. Repeat the command after a failure: it 
 				return err
 			}
 			defer projections.Close()
-			done, err := kinds.Apply(c.Context(), kinds.Databases{Truth: truth, Projections: projections}, r)
+			dbs := kinds.Databases{Truth: truth, Projections: projections}
+			if !r.DryRun {
+				if err := askKinds(c.Context(), dbs, r, sure); err != nil {
+					return inFile(args[0], err)
+				}
+			}
+			done, err := kinds.Apply(c.Context(), dbs, r)
 			if err != nil {
 				return inFile(args[0], err)
 			}
@@ -162,8 +169,27 @@ stdin. docs/kinds.md describes the file. Repeat the command after a failure: it 
 	c.Flags().BoolVar(&r.DryRun, "dry-run", false, "say what would change, and whether it is possible, and change nothing")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	addActor(c, &r.Actor, &r.Reason)
+	sure = p.destructive(c)
 	dataFlag(c, &data)
 	return c
+}
+
+// askKinds asks whether kinds, or what they have, may go: what only adds needs no yes.
+func askKinds(ctx context.Context, dbs kinds.Databases, r kinds.Request, sure *asking) error {
+	return sure.ask(func(w io.Writer) error {
+		r.DryRun = true
+		plan, err := kinds.Apply(ctx, dbs, r)
+		if err != nil {
+			return err
+		}
+		var gone []string
+		for _, change := range plan.Changes {
+			if change.Kind != "" { // possible only while no row of it is in the way
+				gone = append(gone, fmt.Sprintf("%s: %s", change.Path, change.What))
+			}
+		}
+		return textLines("These changes take something away:", gone...)(w)
+	})
 }
 
 // inFile names the file in an error about it.

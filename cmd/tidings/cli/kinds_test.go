@@ -35,10 +35,10 @@ edges:
 		{"kinds diff FILE", exitOK, added, ""},
 		{"kinds apply FILE --dry-run", exitOK, added + "Nothing was changed (--dry-run).\n", ""},
 		{"kinds show play", exitError, "", "there is no kind \"play\": `tidings kinds list` has all of them"},
-		{"kinds apply FILE --actor ann --reason music", exitOK, added + "Version 100000000002 is in force. Processes take it up within 5 seconds.\n", ""},
+		{"kinds apply FILE --actor ann --reason music", exitOK, added + "Version 100000000003 is in force. Processes take it up within 5 seconds.\n", ""},
 		{"kinds apply FILE", exitOK, "These are the kinds in force. Nothing changed.\n", ""},
 		{"kinds diff FILE", exitOK, "These are the kinds in force. Nothing changed.\n", ""},
-		{"kinds apply FILE --json", exitOK, `{"changes":[],"version":100000000002,"dry_run":false}` + "\n", ""},
+		{"kinds apply FILE --json", exitOK, `{"changes":[],"version":100000000003,"dry_run":false}` + "\n", ""},
 		{"kinds show play", exitOK, "objects:\n  song: songs\n  user: users\nedges:\n  play:\n    plural: plays\n    from: user\n    to: song\n    ends: [user_id, song_id]\n", ""},
 		{"kinds apply", exitInput, "", "accepts 1 arg(s)"},
 		{"kinds apply FILE.no", exitInput, "", "no such file"},
@@ -87,7 +87,7 @@ edges:
 	}
 
 	code, stdout, _ = run(t, env, "", "kinds", "history")
-	if code != exitOK || !strings.HasPrefix(stdout, "Version 100000000002, ") || !strings.Contains(stdout, ", ann: music\n  edges.play: added\n  objects.song: added\n") {
+	if code != exitOK || !strings.HasPrefix(stdout, "Version 100000000003, ") || !strings.Contains(stdout, ", ann: music\n  edges.play: added\n  objects.song: added\n") {
 		t.Errorf("exit code %d, %s", code, stdout)
 	}
 	var v kindsVersion

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -233,7 +234,7 @@ func explainWaiting(id int64, err error) error {
 }
 
 // actWaiting runs fn for each id. It goes on after a message that fn did not get.
-func (p Process) actWaiting(ctx context.Context, data string, args []string, actor *string, fn func(pool *pgxpool.Pool, id int64) error) error {
+func (p Process) actWaiting(ctx context.Context, data string, args []string, actor *string, sure *asking, fn func(pool *pgxpool.Pool, id int64) error) error {
 	var ids []int64
 	for _, a := range args {
 		id, err := event.ParseID(a)
@@ -250,11 +251,36 @@ func (p Process) actWaiting(ctx context.Context, data string, args []string, act
 		return err
 	}
 	defer pool.Close()
+	if sure != nil {
+		if err := sure.ask(func(w io.Writer) error { return showWaiting(ctx, w, pool, ids) }); err != nil {
+			return err
+		}
+	}
 	var errs []error
 	for _, id := range ids {
 		errs = append(errs, fn(pool, id))
 	}
 	return errors.Join(errs...)
+}
+
+// showWaiting shows the messages that are to be killed.
+func showWaiting(ctx context.Context, w io.Writer, pool *pgxpool.Pool, ids []int64) error {
+	rows := [][]string{{"ID", "EVENT", "TENANT", "AGGREGATE", "TYPE"}}
+	for _, id := range ids {
+		m, err := outbox.GetWaiting(ctx, pool, id)
+		if errors.Is(err, outbox.ErrNotWaiting) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		rows = append(rows, []string{fmt.Sprint(m.OutboxID), m.ID, fmt.Sprint(m.TenantID), aggregate(m.AggregateType, m.AggregateID), cell(m.Type)})
+	}
+	if len(rows) == 1 {
+		return errNothingGoes
+	}
+	fmt.Fprintln(w, "These messages go to the DLQ, and what waits behind them is published without them:")
+	return tableTo(w, rows...)
 }
 
 func (p Process) outboxRetryCommand() *cobra.Command {
@@ -264,7 +290,7 @@ func (p Process) outboxRetryCommand() *cobra.Command {
 		Short: "Make messages that wait due now, and what waits behind them",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			return p.actWaiting(c.Context(), data, args, &actor, func(pool *pgxpool.Pool, id int64) error {
+			return p.actWaiting(c.Context(), data, args, &actor, nil, func(pool *pgxpool.Pool, id int64) error {
 				err := outbox.RetryWaiting(c.Context(), pool, id, actor, reason)
 				if errors.Is(err, outbox.ErrDue) {
 					_, err := fmt.Fprintf(p.Stdout, "Message %d is due already.\n", id)
@@ -285,6 +311,7 @@ func (p Process) outboxRetryCommand() *cobra.Command {
 
 func (p Process) outboxKillCommand() *cobra.Command {
 	var data, actor, reason string
+	var sure *asking
 	c := &cobra.Command{
 		Use:   "kill ID...",
 		Short: "Move messages that wait to the DLQ, and free what waits behind them",
@@ -295,7 +322,7 @@ message alone that is due, because a relay may be publishing it.`,
 			if reason == "" {
 				return &usageError{errors.New("outbox kill wants --reason: why, kept with the message")}
 			}
-			return p.actWaiting(c.Context(), data, args, &actor, func(pool *pgxpool.Pool, id int64) error {
+			return p.actWaiting(c.Context(), data, args, &actor, sure, func(pool *pgxpool.Pool, id int64) error {
 				if err := outbox.KillWaiting(c.Context(), pool, id, actor, reason); err != nil {
 					return explainWaiting(id, err)
 				}
@@ -305,6 +332,7 @@ message alone that is due, because a relay may be publishing it.`,
 		},
 	}
 	addActor(c, &actor, &reason)
+	sure = p.destructive(c)
 	dataFlag(c, &data)
 	return c
 }

@@ -62,12 +62,12 @@ func TestOutboxListShowRetryAndKill(t *testing.T) {
 		{"list --limit 1 --all", exitInput, "exclude each other"},
 		{"kill 1", exitInput, "wants --reason"},
 		{"retry 1x", exitInput, `"1x" is not an id`},
-		{"kill 4 --reason no", exitError, "message 4 is due, and a relay may be publishing it"},
+		{"kill 4 --reason no --yes", exitError, "message 4 is due, and a relay may be publishing it"},
 		{"kill 9 --reason no", exitError, "not waiting any more"},
 		{"retry 3", exitError, "message 1; retry or kill that one, and message 3 follows"},
 		{"retry 4", exitOK, "Message 4 is due already."},
 		{"retry 5 2 --actor ann --reason mended", exitError, "Message 2 is due now."},
-		{"kill 1 --reason gone --actor bob", exitOK, "Message 1 is in the DLQ"},
+		{"kill 1 --reason gone --actor bob --yes", exitOK, "Message 1 is in the DLQ"},
 	} {
 		if code, stdout, stderr := tidings(strings.Fields(c.args)...); code != c.code || !strings.Contains(stdout+stderr, c.says) {
 			t.Errorf("%s: exit code %d, %q: want %d and %q", c.args, code, stdout+stderr, c.code, c.says)

@@ -216,6 +216,7 @@ func (p Process) partitionsResizeCommand() *cobra.Command {
 		data string
 		to   int
 		wait time.Duration
+		sure *asking
 	)
 	c := &cobra.Command{
 		Use:   "resize",
@@ -239,11 +240,22 @@ begun cannot be taken back. Resize refuses to begin another one before it has en
 				return err
 			}
 			defer y.close()
+			known, err := outbox.Partitions(c.Context(), y.truth)
+			if err != nil {
+				return err
+			}
+			now := len(slices.DeleteFunc(outbox.Active(known), func(a outbox.Partition) bool { return a.Closing }))
+			if now != to {
+				if err := sure.ask(textLines(fmt.Sprintf("There %s now. Relays close their streams, and open %d others.", are(now, "partition"), to), "A resize that has begun cannot be taken back.")); err != nil {
+					return err
+				}
+			}
 			return p.resize(c.Context(), y, to, wait)
 		},
 	}
 	c.Flags().IntVar(&to, "to", 0, "how many partitions there shall be")
 	c.Flags().DurationVar(&wait, "wait", time.Minute, "how long to wait for the end; 0 to return at once")
+	sure = p.destructive(c)
 	dataFlag(c, &data)
 	return c
 }

@@ -60,7 +60,7 @@ func TestPartitionsAreResizedWhileEverythingRuns(t *testing.T) {
 		if l.Stats().Done() == spec.Edges {
 			t.Error("loaded before the resize: this run shows nothing")
 		}
-		code, stdout, stderr := run(t, nil, "", "partitions", "resize", "--to", fmt.Sprint(to), "--data", d.dir)
+		code, stdout, stderr := run(t, nil, "", "partitions", "resize", "--to", fmt.Sprint(to), "--yes", "--data", d.dir)
 		if code != exitOK || !strings.Contains(stdout, "gets the slots 0-") || !strings.Contains(stdout, "Partitions open: ") {
 			t.Fatalf("resize to %d: exit code %d\n%s\n%s", to, code, stdout, stderr)
 		}
@@ -107,7 +107,7 @@ func TestAResizeWaitsForTheOneBefore(t *testing.T) {
 		{"--to 4 --wait 0", "The relays go on with it", exitOK},
 		{"--to 2", "the earlier resize waits for", exitError}, // no relay runs
 	} {
-		code, stdout, stderr := run(t, env, "", append([]string{"partitions", "resize"}, strings.Fields(c.args)...)...)
+		code, stdout, stderr := run(t, env, "", append([]string{"partitions", "resize", "--yes"}, strings.Fields(c.args)...)...)
 		if code != c.code || !strings.Contains(stdout+stderr, c.says) {
 			t.Errorf("resize %s: exit code %d\n%s%s", c.args, code, stdout, stderr)
 		}

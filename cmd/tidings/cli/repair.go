@@ -25,6 +25,7 @@ func (p Process) repairStreamCommand() *cobra.Command {
 		data   string
 		asJSON bool
 		o      relay.RepairOptions
+		sure   *asking
 	)
 	c := &cobra.Command{
 		Use:   "stream",
@@ -48,6 +49,11 @@ does nothing: wait until the brokers have elected one. Rows that were discarded 
 				return err
 			}
 			defer y.close()
+			if !o.DryRun {
+				if err := sure.ask(func(w io.Writer) error { return showRepair(c.Context(), w, y, o) }); err != nil {
+					return err
+				}
+			}
 			report, err := relay.Repair(c.Context(), y.truth, y.broker, slog.New(slog.DiscardHandler), o)
 			if err != nil && !errors.Is(err, relay.ErrUnknownMessages) {
 				return err
@@ -66,6 +72,7 @@ does nothing: wait until the brokers have elected one. Rows that were discarded 
 	c.Flags().BoolVar(&o.DeleteUnknown, "delete-unknown", false, "delete messages that have no row")
 	c.Flags().BoolVar(&o.DeleteForeign, "delete-foreign", false, "read all streams, and delete messages that no relay wrote")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	sure = p.destructive(c)
 	dataFlag(c, &data)
 	return c
 }
@@ -80,6 +87,20 @@ func (y *system) rebase(ctx context.Context, report relay.RepairReport) error {
 		}
 	}
 	return nil
+}
+
+// showRepair shows what a repair would do.
+func showRepair(ctx context.Context, w io.Writer, y *system, o relay.RepairOptions) error {
+	o.DryRun = true
+	report, err := relay.Repair(ctx, y.truth, y.broker, slog.New(slog.DiscardHandler), o)
+	if err != nil && !errors.Is(err, relay.ErrUnknownMessages) {
+		return err
+	}
+	if report.Healthy {
+		return errNothingGoes
+	}
+	printRepair(w, report, err != nil)
+	return err
 }
 
 // printRepair writes a line for each partition that has a problem, with what a repair does about it: a dry run writes the same lines.

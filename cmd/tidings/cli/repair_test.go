@@ -36,7 +36,7 @@ func TestRepairStreamBringsALostStreamBack(t *testing.T) {
 		t.Helper()
 		args = append([]string{"repair", "stream", "--data", d.dir}, args...)
 		dryCode, said, dryErr := run(t, nil, "", append(args, "--dry-run")...)
-		code, did, stderr := run(t, nil, "", args...)
+		code, did, stderr := run(t, nil, "", append(args, "--yes")...)
 		planned, _ := strings.CutSuffix(said, "Nothing was changed. The same command without --dry-run does what is listed.\n")
 		done, _ := strings.CutSuffix(did, "The streams are repaired. The relay publishes what is missing.\n")
 		if code != exitOK || dryCode != code || planned != done || len(planned) == len(said) || len(done) == len(did) || !strings.Contains(planned, want) {

@@ -22,6 +22,7 @@ func (p Process) replayCommand() *cobra.Command {
 		data, consumer, from string
 		asJSON               bool
 		o                    replay.Options
+		sure                 *asking
 	)
 	c := &cobra.Command{
 		Use:   "replay",
@@ -56,9 +57,25 @@ An interrupted replay changes nothing; run it again. The login of PROJECTIONS_DA
 			defer y.close()
 			bar := newReplayBar(p.Stderr)
 			o.Progress = bar.show
-			report, err := replay.Run(c.Context(), replay.Deps{
+			deps, projection := replay.Deps{
 				URL: s.ProjectionsDatabaseURL, Postgres: s.Postgres, Truth: y.truth, Kinds: y.kinds, JetStream: y.js, Broker: y.broker, Log: slog.New(slog.DiscardHandler),
-			}, fleet.Projections(y.kinds.Now)[i], o)
+			}, fleet.Projections(y.kinds.Now)[i]
+			if !o.DryRun {
+				if err := sure.ask(func(w io.Writer) error {
+					plan := o
+					plan.DryRun = true
+					r, err := replay.Run(c.Context(), deps, projection, plan)
+					if err != nil {
+						return err
+					}
+					bar.end()
+					fmt.Fprintln(w, "The live tables are dropped when the new ones take their place:")
+					return tableTo(w, replayRows(r)...)
+				}); err != nil {
+					return err
+				}
+			}
+			report, err := replay.Run(c.Context(), deps, projection, o)
 			bar.end()
 			if c.Context().Err() != nil && err != nil {
 				err = errors.New("stopped before the end: nothing has changed; run the same command again")
@@ -76,17 +93,23 @@ An interrupted replay changes nothing; run it again. The login of PROJECTIONS_DA
 	c.Flags().StringVar(&from, "from", string(replay.Auto), "stream, truth, or auto: the stream if it has every event")
 	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "only say what would be done")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	sure = p.destructive(c)
 	dataFlag(c, &data)
 	return c
 }
 
-func (p Process) printReplay(r replay.Report) error {
+// replayRows say what a replay takes and makes.
+func replayRows(r replay.Report) [][]string {
 	tables := strings.Join(r.Tables, ", ")
 	if tables == "" {
 		tables = "none: only what is missing is added"
 	}
-	rows := [][]string{{"consumer", r.Consumer}, {"from", fmt.Sprintf("%s (%s)", r.From, r.Because)}, {"messages on the stream", count(int64(r.Messages))},
+	return [][]string{{"consumer", r.Consumer}, {"from", fmt.Sprintf("%s (%s)", r.From, r.Because)}, {"messages on the stream", count(int64(r.Messages))},
 		{"tables built anew", tables}}
+}
+
+func (p Process) printReplay(r replay.Report) error {
+	rows := replayRows(r)
 	if !r.Switched {
 		return p.table(append(rows, []string{"done", "nothing: a dry run"})...)
 	}

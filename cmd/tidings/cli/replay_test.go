@@ -20,7 +20,7 @@ func TestReplayBuildsTheProjectionsOfARunningDevAnew(t *testing.T) {
 		t.Errorf("a dry run: exit code %d\n%s", code, stdout)
 	}
 	for _, from := range []replay.Source{replay.Stream, replay.Truth} {
-		code, stdout, stderr := run(t, nil, "", "replay", "--consumer", "followercounts", "--from", string(from), "--json", "--data", d.dir)
+		code, stdout, stderr := run(t, nil, "", "replay", "--consumer", "followercounts", "--from", string(from), "--yes", "--json", "--data", d.dir)
 		var report replay.Report
 		if err := json.Unmarshal([]byte(stdout), &report); code != exitOK || err != nil {
 			t.Fatalf("replay: exit code %d, %v\n%s\n%s", code, err, stdout, stderr)

@@ -18,6 +18,7 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/internal/jobs"
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
@@ -39,6 +40,7 @@ type systemState struct {
 	External   []broker.Durable   `json:"external_consumers,omitempty"` // subscribers' durable consumers; status alone lists them
 	MoreOf     []string           `json:"more_external,omitempty"`      // streams that have more of them than are listed
 	NotListed  string             `json:"external_unknown,omitempty"`   // why they are not known
+	Jobs       []jobs.Lease       `json:"jobs,omitempty"` // of the archiver that run, and who waits for whom
 }
 
 // unheldState is which open partitions no instance of a kind holds.
@@ -230,6 +232,9 @@ func (y *system) state(ctx context.Context) (st systemState, err error) {
 			return st, err
 		}
 		st.name()
+		if st.Jobs, err = jobs.Leases(ctx, y.truth); err != nil {
+			return st, err
+		}
 	}
 	if y.projections != nil {
 		for _, name := range fleet.Names() {
@@ -571,26 +576,21 @@ func (p Process) printState(st systemState) error {
 	}
 	_, noted := fmt.Fprint(p.Stdout, notes)
 	blank := func() error { _, err := fmt.Fprintln(p.Stdout); return err }
-	return errors.Join(
-		noted,
-		p.table(outboxRows...),
-		blank(),
-		p.table(partitionRows(st.Partitions, false)...),
-		blank(),
-		p.table(consumerRows...),
-		blank(),
-		p.table(leaseRows...),
-		p.printExternal(externalRows),
-	)
-}
-
-// printExternal prints the table of external consumers, if there are any.
-func (p Process) printExternal(rows [][]string) error {
-	if len(rows) == 1 {
-		return nil
+	tables := [][][]string{outboxRows, partitionRows(st.Partitions, false), consumerRows, leaseRows}
+	if len(st.Jobs) > 0 {
+		tables = append(tables, jobLeaseRows(st.Jobs))
 	}
-	_, err := fmt.Fprintln(p.Stdout)
-	return errors.Join(err, p.table(rows...))
+	if len(externalRows) > 1 {
+		tables = append(tables, externalRows)
+	}
+	errs := []error{noted}
+	for n, rows := range tables {
+		if n > 0 {
+			errs = append(errs, blank())
+		}
+		errs = append(errs, p.table(rows...))
+	}
+	return errors.Join(errs...)
 }
 
 // notes says what needs attention, a line each.

@@ -1,8 +1,10 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,6 +24,7 @@ func (p Process) streamConfigureCommand() *cobra.Command {
 		replicas int
 		age      time.Duration
 		size     int64
+		sure     *asking
 	)
 	c := &cobra.Command{
 		Use:   "configure",
@@ -51,6 +54,9 @@ With a shorter age, older events expire at once. A consumer that has not read th
 				return err
 			}
 			defer y.close()
+			if err := p.askShrink(c.Context(), y, l, sure); err != nil {
+				return err
+			}
 			var all []broker.Configured
 			if err := retry(c.Context(), patience, func() (err error) { all, err = broker.Configure(c.Context(), y.js, y.broker, l); return err }); err != nil {
 				return err
@@ -67,6 +73,18 @@ With a shorter age, older events expire at once. A consumer that has not read th
 	c.Flags().IntVar(&replicas, "replicas", 0, "copies of each stream, 1 to 5")
 	c.Flags().DurationVar(&age, "max-age", 0, "how long events stay; 0 for ever")
 	c.Flags().Int64Var(&size, "max-bytes", 0, "size of each stream in bytes; -1 for no limit")
+	sure = p.destructive(c)
 	dataFlag(c, &data)
 	return c
+}
+
+// askShrink asks whether the streams may have less than they have.
+func (p Process) askShrink(ctx context.Context, y *system, l broker.Limits, sure *asking) error {
+	return sure.ask(func(w io.Writer) error {
+		var shrunk []string
+		if err := retry(ctx, patience, func() (err error) { shrunk, err = broker.Shrinks(ctx, y.js, y.broker, l); return err }); err != nil {
+			return err
+		}
+		return textLines("What is beyond a limit goes at once:", shrunk...)(w)
+	})
 }

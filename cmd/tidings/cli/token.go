@@ -326,6 +326,7 @@ func (p Process) tokenRevokeCommand() *cobra.Command {
 		data   string
 		asJSON bool
 		t      revokedToken
+		sure   *asking
 	)
 	c := &cobra.Command{
 		Use:   "revoke --tenant T --name NAME",
@@ -336,6 +337,9 @@ func (p Process) tokenRevokeCommand() *cobra.Command {
 				return &usageError{errors.New("token revoke wants --tenant, a positive number, and --name")}
 			}
 			err := p.withTokens(c.Context(), data, func(pool *pgxpool.Pool) (err error) {
+				if err := sure.ask(func(w io.Writer) error { return showRevoked(c.Context(), w, pool, t) }); err != nil {
+					return err
+				}
 				t.Ended, t.Revoked, err = tokens.Revoke(c.Context(), pool, t.TenantID, t.Name)
 				return err
 			})
@@ -363,8 +367,28 @@ func (p Process) tokenRevokeCommand() *cobra.Command {
 	c.Flags().Int64Var(&t.TenantID, "tenant", 0, "the tenant that the token is of")
 	c.Flags().StringVar(&t.Name, "name", "", "the token's name")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	sure = p.destructive(c)
 	dataFlag(c, &data)
 	return c
+}
+
+// showRevoked shows the tokens that are to end.
+func showRevoked(ctx context.Context, w io.Writer, pool *pgxpool.Pool, t revokedToken) error {
+	all, err := tokens.List(ctx, pool, t.TenantID)
+	if err != nil {
+		return err
+	}
+	rows := [][]string{{"TENANT", "NAME", "ROLES", "CREATED", "STATE"}}
+	for _, token := range all {
+		if token.Name == t.Name && token.Works {
+			rows = append(rows, []string{fmt.Sprint(token.TenantID), token.Name, strings.Join(token.Roles, ","), utc(&token.Created), tokenState(token)})
+		}
+	}
+	if len(rows) == 1 {
+		return errNothingGoes
+	}
+	fmt.Fprintln(w, "Requests with these tokens are refused a second later:")
+	return tableTo(w, rows...)
 }
 
 // parseExpires reads a duration from now on, a date (its first moment in UTC), or a time. It must lie ahead.

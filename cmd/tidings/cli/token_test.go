@@ -115,7 +115,7 @@ func TestTokensAreReplacedListedAndRevoked(t *testing.T) {
 	if strings.Contains(table+lines, "tdg_") || regexp.MustCompile(`[0-9a-f]{32}`).MatchString(table+lines) {
 		t.Errorf("a token or its hash is listed:\n%s%s", table, lines)
 	}
-	revoked, _ := ok("revoke", "--tenant", "7", "--name", "importer")
+	revoked, _ := ok("revoke", "--yes", "--tenant", "7", "--name", "importer")
 	again, _ := ok("revoke", "--tenant", "7", "--name", "importer", "--json")
 	var r revokedToken
 	if err := json.Unmarshal([]byte(again), &r); err != nil || r.Ended != 0 || !strings.Contains(revoked, utc(&r.Revoked)) {

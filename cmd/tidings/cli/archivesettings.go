@@ -1,0 +1,134 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/cmd/internal/upkeep"
+	"github.com/tidings/tidings/store"
+)
+
+// archiveSettings is what `tidings archive settings --json` prints.
+type archiveSettings struct {
+	Settings upkeep.Settings `json:"settings"`
+	upkeep.Changed
+}
+
+func (p Process) archiveSettingsCommand() *cobra.Command {
+	var (
+		data, actor, reason string
+		asJSON              bool
+		sure                *asking
+	)
+	c := &cobra.Command{
+		Use:   "settings [NAME=VALUE...]",
+		Short: "Show what is archived and what is dropped, and when; or set it",
+		Long: `Settings shows by what the archiver and every command archive and drop. With NAME=VALUE it sets some of them, for all, from the next run of each job on. It shows what
+a run would drop by them now, and asks. Every version is kept in the table archive_settings, with who made it and why.`,
+		RunE: func(c *cobra.Command, args []string) error {
+			if !store.ValidReason(reason) {
+				return &usageError{fmt.Errorf("--reason wants at most %d bytes of UTF-8 without control characters", store.MaxReasonBytes)}
+			}
+			if err := setActor(&actor); err != nil {
+				return err
+			}
+			d, err := p.databases(c.Context(), data, "archive")
+			if err != nil {
+				return err
+			}
+			defer d.close()
+			if len(args) > 0 {
+				if err := p.setSettings(c.Context(), d, args, actor, reason, sure); err != nil {
+					return err
+				}
+			}
+			s, last, err := upkeep.Read(c.Context(), d.truth)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return p.writeJSON(archiveSettings{s, last})
+			}
+			rows := [][]string{{"SETTING", "VALUE", "MEANING"}}
+			for _, t := range upkeep.All {
+				rows = append(rows, []string{t.Name, cell(t.Of(s)), t.Help})
+			}
+			err = p.table(rows...)
+			if last.By != "" {
+				fmt.Fprintf(p.Stdout, "\nSet %s by %s: %s\n", utc(&last.At), cell(last.By), or(cell(last.Reason), "no reason given"))
+			}
+			return err
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	addActor(c, &actor, &reason)
+	sure = p.destructive(c)
+	dataFlag(c, &data)
+	return c
+}
+
+// setSettings sets what args say.
+func (p Process) setSettings(ctx context.Context, d databases, args []string, actor, reason string, sure *asking) error {
+	before, _, err := upkeep.Read(ctx, d.truth)
+	if err != nil {
+		return err
+	}
+	change := func(s *upkeep.Settings) error {
+		for _, arg := range args {
+			name, value, ok := strings.Cut(arg, "=")
+			i := slices.IndexFunc(upkeep.All, func(t upkeep.Setting) bool { return t.Name == name })
+			if !ok || i < 0 {
+				return fmt.Errorf("%q is no NAME=VALUE of a setting: `tidings archive settings` has the names", arg)
+			}
+			if err := upkeep.All[i].Set(s, value); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	after := before
+	if err := errors.Join(change(&after)); err != nil {
+		return &usageError{err}
+	}
+	if err := after.Validate(); err != nil {
+		return &usageError{err}
+	}
+	if err := sure.ask(func(w io.Writer) error { return p.showSettings(ctx, w, d, before, after) }); err != nil {
+		return err
+	}
+	_, err = upkeep.Write(ctx, d.truth, actor, reason, change)
+	return err
+}
+
+// showSettings shows what changes, and what a run would drop by it now.
+func (p Process) showSettings(ctx context.Context, w io.Writer, d databases, before, after upkeep.Settings) error {
+	rows := [][]string{{"SETTING", "NOW", "THEN"}}
+	for _, t := range upkeep.All {
+		if t.Of(before) != t.Of(after) {
+			rows = append(rows, []string{t.Name, cell(t.Of(before)), cell(t.Of(after))})
+		}
+	}
+	if err := tableTo(w, rows...); err != nil {
+		return err
+	}
+	list, err := p.jobs(ctx, d, func(context.Context) (upkeep.Settings, error) { return after, nil })
+	if err != nil {
+		return err
+	}
+	all, err := drops(ctx, list)
+	if err != nil {
+		return err
+	}
+	if len(all) == 0 {
+		_, err = fmt.Fprintln(w, "A run would drop nothing by that now.")
+		return err
+	}
+	fmt.Fprintln(w, "The next run drops by that:")
+	return tableTo(w, dropRows(all)...)
+}
