@@ -22,9 +22,9 @@ func exampleValues() map[string]any {
 	return map[string]any{
 		"id": "42", "follower_id": "7", "followee_id": "42", "other": "43", "user_id": "42", "author_id": "3", "post_id": "5", "aggregate_id": "5", "new_id": "1042",
 		"parent_id": "0196b2d4-7b00-7000-8000-000000000007", "slug": "abcd2345", "body": "Well said.", "title": "Questions to the author", "reason": "spam",
-		"actor": "alice@example.com", "aggregate_type": "comment", "event_type": "created", "last_error": "nats: no response from stream", "payload": map[string]any{"version": 3},
+		"actor": "user:7", "aggregate_type": "comment", "event_type": "created", "last_error": "nats: no response from stream", "payload": map[string]any{"version": 3},
 		"lines": 1000, "cursor": "QeB8tJ0vJ8G7nTq0T3mJ1nsidCI6IjIwMjYifQ", "next": "QeB8tJ0vJ8G7nTq0T3mJ1nsidCI6IjIwMjYifQ", "prev": "m1Zc0vJ8tJG7nTq0T3mJ1nsidCI6IjIwMjYifQ",
-		"followers": 1200, "following": 80, "version": 3, "depth": 2, "Tidings-Actor": "alice@example.com", "Tidings-Token": "5I3OuEOrOdZkiSaqc6ZsOlt7ImEiOiI5IiwiYiI6IjEwMDEiLCJ2IjoxfV0",
+		"followers": 1200, "following": 80, "version": 3, "depth": 2, "Tidings-Actor": "user:7", "Tidings-Token": "5I3OuEOrOdZkiSaqc6ZsOlt7ImEiOiI5IiwiYiI6IjEwMDEiLCJ2IjoxfV0",
 		"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "Idempotency-Key": "form-5-1", "idempotency_key": "import-1", "If-Match": `"3"`, "If-None-Match": `"3"`,
 	}
 }

@@ -444,7 +444,8 @@ func metaParameters() []*huma.Param {
 	text := &huma.Schema{Type: huma.TypeString}
 	return []*huma.Param{
 		{Name: "Tidings-Actor", In: "header", Schema: text, Description: fmt.Sprintf(
-			"Who does it, in events and history: 1 to %d bytes of printable UTF-8. Without it, the token's name.", store.MaxActorBytes)},
+			"Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. "+
+				"1 to %d bytes of printable UTF-8. Without it, the token's name.", store.MaxActorBytes)},
 		{Name: "traceparent", In: "header", Schema: text, Description: "W3C Trace Context; goes with the event. Ignored when malformed."},
 	}
 }

@@ -17,7 +17,7 @@ type VersionInfo struct {
 	Version      int64      `json:"version" example:"3" doc:"Of the object; rises by one with each change."`
 	VersionID    event.ID   `json:"version_id" example:"100000000023" doc:"Of this record, unique among all of its kind."`
 	VersionState string     `json:"version_state" enum:"LATEST,ARCHIVED,DELETED" example:"LATEST" doc:"LATEST is how it is now, DELETED that it is gone; ARCHIVED is followed by a later version."`
-	Actor        string     `json:"actor,omitempty" example:"alice@example.com" doc:"Who made it; unrecorded when only the result is known. Absent where the comment's author is."`
+	Actor        string     `json:"actor,omitempty" example:"user:7" doc:"Who made it; unrecorded when only the result is known. Absent where the comment's author is."`
 	At           event.Time `json:"at" format:"date-time" doc:"When it was made."`
 }
 

@@ -45,8 +45,7 @@ func (s *Store) readExport(ctx context.Context, e Export) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.readBack(ctx, b, e.dir(), e.ManifestSHA256)
-	return err
+	return s.readAll(ctx, b, e.dir(), e.ManifestSHA256)
 }
 
 // staleSQL notes that exports do not hold what the table holds, so that the range is exported again.

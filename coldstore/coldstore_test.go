@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -72,6 +73,7 @@ SELECT 100000 + g, 7, 'comment', 1, 'created', 1, '{"author_id": "1", "body": "e
 type rig struct {
 	*Store
 	t    *testing.T
+	db   *testkit.DB
 	pool *pgxpool.Pool
 	dir  string
 }
@@ -81,7 +83,7 @@ func noFence(context.Context, pgx.Tx) error { return nil }
 func newRig(t *testing.T, n int) *rig {
 	t.Helper()
 	db := testkit.Postgres(t)
-	r := &rig{t: t, pool: db.Pool(t, postgres.RoleSystem), dir: t.TempDir()}
+	r := &rig{t: t, db: db, pool: db.Pool(t, postgres.RoleSystem), dir: t.TempDir()}
 	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), rangesSQL); err != nil {
 		t.Fatal(err)
 	}
@@ -248,12 +250,27 @@ func TestARangeGoesOutAndComesBackAsItWas(t *testing.T) {
 	}
 }
 
+func TestAnExportReadsARangeByPages(t *testing.T) {
+	r := newRig(t, 3000)
+	r.segmentRows = 2000
+	r.db.RowsPerStatement(t, 2000, "outbox_messages_archive")
+	if e := r.export(); e.Rows != 3000 {
+		t.Errorf("exported %+v", e)
+	}
+	if _, err := r.Export(t.Context(), outbox.Range{From: 300_000, To: 400_000, FirstAt: august}); !errors.Is(err, ErrNoRows) {
+		t.Errorf("an empty range: %v", err)
+	}
+	if all, err := r.List(t.Context()); err != nil || len(all) != 1 {
+		t.Errorf("%d exports, %v", len(all), err)
+	}
+}
+
 func TestAStrangerReadsASegment(t *testing.T) {
 	r := newRig(t, 20)
 	r.export()
 	n := 0
 	for _, name := range r.files() {
-		if !strings.HasSuffix(name, ".ndjson.gz") {
+		if !strings.HasSuffix(name, ".ndjson.gz") || strings.HasPrefix(filepath.Base(name), "index-") {
 			continue
 		}
 		f, err := os.Open(name)
@@ -403,7 +420,7 @@ func TestAStoreThatFailsAtAnyStepLeadsToNoDrop(t *testing.T) {
 			if _, err := r.Sweep(t.Context(), false); err != nil {
 				t.Fatal(err)
 			}
-			if got := objects(t, backend); len(got) != 3 || !strings.Contains(got[0], r.complete()[0]) || !strings.Contains(got[2], r.complete()[0]) {
+			if got := objects(t, backend); len(got) != 4 || !strings.Contains(got[0], r.complete()[0]) || !strings.Contains(got[3], r.complete()[0]) {
 				t.Errorf("left are %v", got)
 			}
 			for step := int64(1); ; step += stride { // and while the month is checked
@@ -476,7 +493,7 @@ func TestOfTwoExportersTheLaterCountsAndTheFilesOfTheOtherGo(t *testing.T) {
 	if got := r.complete(); !slices.Equal(got, []string{second.ID}) {
 		t.Errorf("complete: %v, want %s", got, second.ID)
 	}
-	if n, err := r.Sweep(t.Context(), false); err != nil || n != 2 {
+	if n, err := r.Sweep(t.Context(), false); err != nil || n != 3 {
 		t.Errorf("swept %d, %v", n, err)
 	}
 	r.check(true, "")
@@ -545,8 +562,8 @@ func TestADamagedExportRestoresNothing(t *testing.T) {
 	if _, err := r.Export(t.Context(), other); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := r.Redact(t.Context(), 7, erase); !errors.Is(err, ErrDamaged) || n != 2 {
-		t.Errorf("redact: %d rows of the range that is sound, %v", n, err)
+	if got, err := r.Redact(t.Context(), 7, 1, erase); err != nil || got.Rows != 2 || len(got.Unread) != 1 || !strings.Contains(got.Unread[0], "00003.ndjson.gz: ") {
+		t.Errorf("redact: %+v, %v, want two rows of the range that is sound", got, err)
 	}
 	if len(r.complete()) != 2 {
 		t.Errorf("complete: %v", r.complete())
@@ -728,10 +745,12 @@ func read(t *testing.T, ctx context.Context, r *rig) (all string) {
 func TestARedactionThatDiesAtAnyStepIsRunAgain(t *testing.T) {
 	r := newRig(t, 30)
 	var n, failing atomic.Int64
-	backend := r.s3(func(w http.ResponseWriter, _ *http.Request) bool {
+	var index atomic.Bool // what fails is the reading of one
+	backend := r.s3(func(w http.ResponseWriter, req *http.Request) bool {
 		if n.Add(1) != failing.Load() {
 			return false
 		}
+		index.Store(req.Method == http.MethodGet && strings.Contains(req.URL.Path, "/index-"))
 		w.WriteHeader(http.StatusForbidden)
 		return true
 	})
@@ -753,15 +772,15 @@ func TestARedactionThatDiesAtAnyStepIsRunAgain(t *testing.T) {
 		n.Store(0)
 		failing.Store(step)
 		r.exec(`DELETE FROM outbox_archive_exports WHERE swept_at IS NOT NULL`) // as after a day
-		got, err := r.Redact(t.Context(), 7, erase)
-		total += got
+		got, err := r.Redact(t.Context(), 7, 1, erase)
+		total += got.Rows
 		if n.Load() < step {
-			if err != nil || got != 0 {
-				t.Fatalf("at the end: %d, %v", got, err)
+			if err != nil || got.Rows != 0 || len(got.Unread) > 0 {
+				t.Fatalf("at the end: %+v, %v", got, err)
 			}
 			break
 		}
-		if err == nil {
+		if err == nil && len(got.Unread) == 0 && !index.Load() { // without an index all segments are read
 			t.Errorf("request %d failed, and nobody said so", step)
 		}
 		if len(r.complete()) != 1 {
@@ -793,8 +812,10 @@ func TestARedactionThatDiesAtAnyStepIsRunAgain(t *testing.T) {
 func TestARedactionRewritesOnlyWhatChanges(t *testing.T) {
 	r := newRig(t, 30)
 	r.export()
-	if n, err := r.Redact(t.Context(), 8, erase); n != 0 || err != nil {
-		t.Errorf("another tenant: %d, %v", n, err)
+	for _, who := range [][2]int64{{8, 1}, {7, 77}} {
+		if got, err := r.Redact(t.Context(), who[0], who[1], erase); err != nil || !cmp.Equal(got, Redacted{Files: 1}) {
+			t.Errorf("user %d of tenant %d: %+v, %v", who[1], who[0], got, err)
+		}
 	}
 	sums := func() (sums []string) {
 		b, err := r.open(t.Context(), r.url)
@@ -811,22 +832,113 @@ func TestARedactionRewritesOnlyWhatChanges(t *testing.T) {
 		return sums
 	}
 	before := sums()
-	if n, err := r.Look(t.Context(), 7, erase); n != 4 || err != nil || !slices.Equal(sums(), before) {
-		t.Errorf("a look found %d, %v", n, err)
+	if got, err := r.Look(t.Context(), 7, 1, erase); got.Rows != 4 || err != nil || !slices.Equal(sums(), before) {
+		t.Errorf("a look found %+v, %v", got, err)
 	}
-	n, err := r.Redact(t.Context(), 7, func(row *Row) bool {
-		if row.ID != 10 || row.LastError == nil {
+	got, err := r.Redact(t.Context(), 7, 8%5, func(row *Row) bool {
+		if row.ID != 8 || row.LastError == nil {
 			return false
 		}
 		row.LastError = nil
 		return true
 	})
 	after := sums()
-	if n != 1 || err != nil || before[0] != after[0] || before[1] == after[1] || before[2] != after[2] {
-		t.Errorf("%d, %v: %v -> %v", n, err, before, after)
+	if got.Rows != 1 || err != nil || before[0] != after[0] || before[1] == after[1] || before[2] != after[2] {
+		t.Errorf("%+v, %v: %v -> %v", got, err, before, after)
 	}
-	if _, err := r.Redact(t.Context(), 7, func(row *Row) bool { row.ID++; return true }); err == nil {
-		t.Error("a redaction may change keys")
+	if got, err := r.Redact(t.Context(), 7, 1, func(row *Row) bool { row.ID++; return true }); err != nil || len(got.Unread) != 1 {
+		t.Errorf("a redaction may change keys: %+v, %v", got, err)
+	}
+}
+
+// many makes n exports of one segment each: the people of export i are 1000+i, who wrote its comments, and 2000+i, who follows somebody; 3000 did something in export 3.
+func (r *rig) many(n int) (all []Export) {
+	r.t.Helper()
+	r.exec(`DELETE FROM outbox_messages_archive`)
+	r.exec(`INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, processed_at, attempts, event_id, inserted_at)
+	  SELECT 1 + i * 10 + g, 7, CASE g WHEN 0 THEN 'follow' ELSE 'comment' END, 1, 'created', 1,
+	         CASE g WHEN 0 THEN jsonb_build_object('follower_id', (2000 + i)::text, 'followee_id', 5, 'actor', CASE i WHEN 3 THEN 'user:3000' ELSE 'user:2000' END)
+	                ELSE jsonb_build_object('comment_id', gen_random_uuid(), 'author_id', (1000 + i)::text, 'body', 'secret') END,
+	         $2, now(), now(), 0, gen_random_uuid(), now()
+	    FROM generate_series(0, $1::int - 1) i, generate_series(0, 2) g`, n, august)
+	for i := range int64(n) {
+		e, err := r.Export(r.t.Context(), outbox.Range{From: 1 + 10*i, To: 11 + 10*i, FirstAt: august})
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		all = append(all, e)
+	}
+	return all
+}
+
+// blank empties the bodies of an author, and the ends of edges of a user.
+func blank(person string) func(row *Row) bool {
+	return func(row *Row) bool {
+		was := string(row.Payload)
+		for _, of := range []string{`"author_id": "` + person + `"`, `"follower_id": "` + person + `"`, `"actor": "user:` + person + `"`} {
+			if strings.Contains(was, of) {
+				row.Payload = json.RawMessage(`{"erased": true}`)
+			}
+		}
+		return string(row.Payload) != was
+	}
+}
+
+// An erasure reads the segments that its index says have the person, and no others; a file that is damaged keeps only those of them from being erased of whom it has something.
+func TestARedactionReadsOnlyTheFilesThatNameThePerson(t *testing.T) {
+	r := newRig(t, 1)
+	all := r.many(6)
+	segment := func(i int) string { return filepath.Join(r.dir, "2026-08", all[i].ID, "00001.ndjson.gz") }
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(os.Truncate(segment(4), 50))
+	want := func(person string, want Redacted, unread ...string) {
+		t.Helper()
+		id, err := strconv.ParseInt(person, 10, 64)
+		must(err)
+		got, err := r.Redact(t.Context(), 7, id, blank(person))
+		if err != nil || len(got.Unread) != len(unread) {
+			t.Fatalf("%s: %+v, %v", person, got, err)
+		}
+		for i, file := range unread {
+			if !strings.Contains(got.Unread[i], file) {
+				t.Errorf("%s: unread is %q, want %s named", person, got.Unread[i], file)
+			}
+		}
+		if got.Unread = nil; !cmp.Equal(got, want) {
+			t.Errorf("%s: %+v, want %+v", person, got, want)
+		}
+	}
+	want("999", Redacted{Files: 6})           // who never wrote
+	want("1002", Redacted{Rows: 2, Files: 8}) // its segment, and again to write it anew
+	want("1002", Redacted{Files: 6})          // the new index has forgotten them
+	want("2001", Redacted{Rows: 1, Files: 8})
+	want("3000", Redacted{Rows: 1, Files: 8})
+	want("1004", Redacted{Files: 7}, all[4].ID+"/00001.ndjson.gz: ")
+
+	// Without its index an export may have anything; its restore needs none.
+	index := filepath.Join(r.dir, "2026-08", all[5].ID, "index-00001.ndjson.gz")
+	must(os.Truncate(index, 50))
+	want("999", Redacted{Files: 7})
+	want("1005", Redacted{Rows: 2, Files: 8})
+	must(r.Verify(t.Context(), time.Time{}, func(f Finding) error {
+		if f.Export.Range == all[5].Range && f.Problem != "" {
+			t.Errorf("the copy: %+v", f)
+		}
+		return nil
+	}))
+	// One whose manifest is damaged may have anything too, until it is given up.
+	must(os.Truncate(filepath.Join(r.dir, "2026-08", all[4].ID, "manifest.json"), 50))
+	want("999", Redacted{Files: 5}, all[4].ID+"/manifest.json: ")
+	r.exec(`UPDATE outbox_archive_exports SET state = 'OVER', over_at = now() WHERE export_id = $1`, all[4].ID)
+	want("999", Redacted{Files: 5})
+	want("1004", Redacted{Files: 5})
+	if got := read(t, t.Context(), r); strings.Contains(got, "1002") || strings.Contains(got, "2001") || strings.Contains(got, "3000") || !strings.Contains(got, "1003") {
+		t.Error("the files still name who was erased, or lack somebody else")
 	}
 }
 

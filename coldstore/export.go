@@ -32,6 +32,8 @@ type writer struct {
 	m       Manifest
 	content hash.Hash // of everything
 
+	index indexer
+
 	object *object // the segment in hand
 	zip    *gzip.Writer
 	seg    Segment
@@ -66,6 +68,9 @@ func (w *writer) add(ctx context.Context, key outbox.ArchiveKey, line []byte) er
 }
 
 func (w *writer) startSegment(ctx context.Context, name string, first outbox.ArchiveKey) (err error) {
+	if err := w.flushIndex(ctx, false); err != nil {
+		return err
+	}
 	if w.object, err = w.b.create(ctx, w.dir+"/"+name, "application/gzip"); err != nil {
 		return err
 	}
@@ -75,6 +80,9 @@ func (w *writer) startSegment(ctx context.Context, name string, first outbox.Arc
 }
 
 func (w *writer) write(key outbox.ArchiveKey, line []byte) error {
+	if err := w.index.add(line); err != nil {
+		return err
+	}
 	for _, part := range [][]byte{line, {'\n'}} {
 		if _, err := w.zip.Write(part); err != nil {
 			return err
@@ -98,7 +106,7 @@ func (w *writer) endSegment() error {
 	w.seg.Bytes, w.seg.SHA256, w.seg.ContentSHA256 = w.object.size, hex.EncodeToString(w.object.sum.Sum(nil)), hex.EncodeToString(w.sum.Sum(nil))
 	w.m.add(w.seg)
 	w.object = nil
-	return nil
+	return w.index.end(w.seg.Name)
 }
 
 // close gives up the segment in hand, if there is one.
@@ -115,6 +123,9 @@ func (w *writer) finish(ctx context.Context) (*written, error) {
 			return nil, err
 		}
 	}
+	if err := w.flushIndex(ctx, true); err != nil {
+		return nil, err
+	}
 	out := &written{contentSHA256: w.content.Sum(nil)}
 	w.m.ContentSHA256 = hex.EncodeToString(out.contentSHA256)
 	out.manifest = w.m
@@ -128,13 +139,24 @@ func (w *writer) finish(ctx context.Context) (*written, error) {
 	if err := w.b.put(ctx, w.dir+"/"+manifestName, "application/json", text); err != nil {
 		return nil, err
 	}
-	if _, err := w.s.readBack(ctx, w.b, w.dir, out.manifestSHA256); err != nil {
+	if err := w.s.readAll(ctx, w.b, w.dir, out.manifestSHA256); err != nil {
 		return nil, fmt.Errorf("read back what was written: %w", err)
 	}
 	return out, nil
 }
 
-// readBack reads all files of an export and returns its manifest. ErrDamaged is what is not as it was written.
+// readAll is readBack with the index.
+func (s *Store) readAll(ctx context.Context, b *bucket, dir string, manifestSHA256 []byte) error {
+	m, err := s.readBack(ctx, b, dir, manifestSHA256)
+	for _, x := range m.Index {
+		if err == nil {
+			err = readIndex(ctx, b, dir, x, 0, 0, nil)
+		}
+	}
+	return err
+}
+
+// readBack reads the manifest and all segments of an export and returns its manifest. ErrDamaged is what is not as it was written.
 func (s *Store) readBack(ctx context.Context, b *bucket, dir string, manifestSHA256 []byte) (Manifest, error) {
 	m, err := readManifest(ctx, b, dir, manifestSHA256)
 	if err != nil {
@@ -164,14 +186,14 @@ func (s *Store) Export(ctx context.Context, r outbox.Range) (Export, error) {
 	if s.url == "" {
 		return Export{}, errors.New("coldstore: no URL to export to is set")
 	}
-	total, err := outbox.CountArchive(ctx, s.pool, r.From, r.To)
+	some, err := outbox.AnyArchived(ctx, s.pool, r.From, r.To)
 	if err != nil {
 		return Export{}, err
 	}
-	if total == 0 {
+	if !some {
 		return Export{}, fmt.Errorf("export the range from %d: %w", r.From, ErrNoRows)
 	}
-	e, err := s.exportTo(ctx, r, total)
+	e, err := s.exportTo(ctx, r)
 	if err != nil {
 		if ctx.Err() == nil {
 			s.metrics.failed()
@@ -182,7 +204,7 @@ func (s *Store) Export(ctx context.Context, r outbox.Range) (Export, error) {
 	return e, nil
 }
 
-func (s *Store) exportTo(ctx context.Context, r outbox.Range, total int64) (e Export, err error) {
+func (s *Store) exportTo(ctx context.Context, r outbox.Range) (e Export, err error) {
 	month := monthOf(r.FirstAt)
 	b, err := s.open(ctx, s.url)
 	if err != nil {
@@ -194,13 +216,16 @@ func (s *Store) exportTo(ctx context.Context, r outbox.Range, total int64) (e Ex
 	if e, err = s.begin(ctx, r.From, month, s.url); err != nil {
 		return e, err
 	}
-	w := s.newWriter(b, e)
+	w, total := s.newWriter(b, e), r.Rows
 	defer w.close()
 	if err := outbox.WalkArchive(ctx, s.pool, r.From, r.To, func(key outbox.ArchiveKey, line []byte) error {
 		if err := w.add(ctx, key, line); err != nil {
 			return err
 		}
 		if done := w.m.Rows + w.seg.Rows; done%1000 == 0 {
+			if total < done {
+				total = 0 // so much for the estimate
+			}
 			s.progress(Progress{"export " + w.m.Month, done, total})
 		}
 		return nil

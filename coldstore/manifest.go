@@ -74,6 +74,7 @@ type Manifest struct {
 	LastOccurredAt  time.Time `json:"last_occurred_at,omitzero"`
 	ContentSHA256   string    `json:"content_sha256"` // of all lines, uncompressed, in the order of the segments
 	Segments        []Segment `json:"segments"`
+	Index           []Index   `json:"index,omitempty"` // whom the rows of the segments may be about
 }
 
 // has reports whether the export may have events of a month.
@@ -89,6 +90,8 @@ func (m *Manifest) add(s Segment) {
 	m.Rows += s.Rows
 	m.Bytes += s.Bytes
 }
+
+var indexName = regexp.MustCompile(`^index-[0-9]{5,}\.ndjson\.gz$`)
 
 var segmentName = regexp.MustCompile(`^[0-9]{5,}\.ndjson\.gz$`)
 
@@ -128,6 +131,11 @@ func (m *Manifest) check(dir string) error {
 			return fmt.Errorf("a segment is called %q: %w", s.Name, ErrDamaged)
 		}
 		sum.add(s)
+	}
+	for _, x := range m.Index {
+		if !indexName.MatchString(x.Name) {
+			return fmt.Errorf("an index is called %q: %w", x.Name, ErrDamaged)
+		}
 	}
 	if sum.Rows != m.Rows || sum.Bytes != m.Bytes || m.Rows == 0 {
 		return fmt.Errorf("it says %d rows in %d bytes, and its segments say %d in %d: %w", m.Rows, m.Bytes, sum.Rows, sum.Bytes, ErrDamaged)

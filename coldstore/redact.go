@@ -3,7 +3,6 @@ package coldstore
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 
 	"gocloud.dev/blob"
@@ -33,50 +32,62 @@ type Row struct {
 	Slot          int16           `json:"slot"`
 }
 
-// Redact has redact change rows of a tenant in every export, and returns how many it changed. redact reports whether it did, is
+// Redacted says what a redaction did.
+type Redacted struct {
+	Rows   int      // that were changed, or would be
+	Unread []string // what could not be read, or not be written, and may hold such rows: each problem, with the file
+	Files  int      // segments and index files that it read, some twice
+}
+
+// Redact has redact change rows of a tenant that may be about a person, in every export, and returns how many it changed. redact reports whether it did, is
 // called more than once with the same row, and leaves what it has changed before as it is; it may change anything but the key and the
-// tenant. What an export was is gone from the store when Redact returns nil, with all that was over; a store that keeps deleted
-// versions of objects keeps them still. An error may leave some done: run it again. Run again after it succeeded, it returns 0,
-// which is the proof that nothing is left.
-func (s *Store) Redact(ctx context.Context, tenant int64, redact func(row *Row) (changed bool)) (changedRows int, err error) {
-	if _, err := s.Sweep(ctx, true); err != nil { // an earlier try, or a half export, holds what this one is to remove
-		return 0, err
+// tenant. An export's index says which segments those rows may be in; the others are not read. What an export was is gone from the store when Redact returns nil and nothing is unread,
+// with all that was over; a store that keeps deleted
+// versions of objects keeps them still. An export that cannot be read stays as it is, and keeps no other from being redacted. An error may
+// leave some done: run it again. Run again after it succeeded, it returns 0, which is the proof that nothing is left.
+func (s *Store) Redact(ctx context.Context, tenant, person int64, redact func(row *Row) (changed bool)) (r Redacted, err error) {
+	_, left, err := s.sweep(ctx, true) // an earlier try, or a half export, holds what this one is to remove
+	if err != nil {
+		return r, err
 	}
-	changedRows, err = s.redactAll(ctx, tenant, false, redact)
-	if changedRows > 0 && ctx.Err() == nil {
-		_, serr := s.Sweep(ctx, false)
-		err = errors.Join(err, serr)
+	if r, err = s.redactAll(ctx, tenant, person, false, redact); err == nil && r.Rows > 0 {
+		var more []error
+		_, more, err = s.sweep(ctx, false)
+		left = append(left, more...)
 	}
-	return changedRows, err
+	for _, problem := range left {
+		r.Unread = append(r.Unread, problem.Error())
+	}
+	return r, err
 }
 
 // Look returns how many rows Redact would change, and changes nothing. It needs no fence.
-func (s *Store) Look(ctx context.Context, tenant int64, redact func(row *Row) (changed bool)) (int, error) {
-	return s.redactAll(ctx, tenant, true, redact)
+func (s *Store) Look(ctx context.Context, tenant, person int64, redact func(row *Row) (changed bool)) (Redacted, error) {
+	return s.redactAll(ctx, tenant, person, true, redact)
 }
 
-func (s *Store) redactAll(ctx context.Context, tenant int64, look bool, redact func(row *Row) bool) (changed int, err error) {
+func (s *Store) redactAll(ctx context.Context, tenant, person int64, look bool, redact func(row *Row) bool) (r Redacted, err error) {
 	all, err := s.List(ctx)
 	if err != nil {
-		return 0, err
+		return r, err
 	}
-	var errs []error // of one export: what the others hold goes all the same
+	s.filesRead = 0
 	for _, e := range all {
-		n, err := s.redact(ctx, e, tenant, look, redact)
+		n, err := s.redact(ctx, e, tenant, person, look, redact)
 		if ctx.Err() != nil {
-			return changed, context.Cause(ctx)
+			return r, context.Cause(ctx)
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("redact the export %s: %w", e, err))
-			continue
+			r.Unread = append(r.Unread, fmt.Sprintf("redact the export %s: %v", e, err))
 		}
-		changed += n
+		r.Rows += n
 	}
-	return changed, errors.Join(errs...)
+	r.Files = s.filesRead
+	return r, nil
 }
 
 // redact finds out which segments change, and only then makes a copy of the export in which they are others.
-func (s *Store) redact(ctx context.Context, e Export, tenant int64, look bool, redact func(row *Row) bool) (int, error) {
+func (s *Store) redact(ctx context.Context, e Export, tenant, person int64, look bool, redact func(row *Row) bool) (int, error) {
 	b, err := s.open(ctx, e.URL)
 	if err != nil {
 		return 0, err
@@ -85,9 +96,17 @@ func (s *Store) redact(ctx context.Context, e Export, tenant int64, look bool, r
 	if err != nil {
 		return 0, err
 	}
+	naming, err := s.naming(ctx, b, e, old, tenant, person)
+	if err != nil {
+		return 0, err
+	}
 	changes := make([]int, len(old.Segments))
 	total, read := 0, int64(0)
 	for i, seg := range old.Segments {
+		if read += seg.Rows; !naming[seg.Name] {
+			continue
+		}
+		s.filesRead++
 		if err := readSegment(ctx, b, e.dir(), seg, func(line []byte) error {
 			_, changed, err := s.redactLine(ctx, line, tenant, redact, false)
 			if changed {
@@ -98,30 +117,38 @@ func (s *Store) redact(ctx context.Context, e Export, tenant int64, look bool, r
 			return 0, err
 		}
 		total += changes[i]
-		read += seg.Rows
 		s.progress(Progress{"redact " + old.Month, read, old.Rows})
 	}
 	if total == 0 || look {
 		return total, nil
 	}
+	if err := s.copy(ctx, b, e, old, changes, tenant, redact); err != nil {
+		return 0, err
+	}
+	return total, nil
+}
+
+// copy makes a copy of an export in which some rows of segments change.
+func (s *Store) copy(ctx context.Context, b *bucket, e Export, old Manifest, changes []int, tenant int64, redact func(row *Row) bool) error {
 	to, err := s.begin(ctx, e.Range, e.Month, e.URL)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	w := s.newWriter(b, to)
 	defer w.close()
 	w.m.RedactedFrom, w.m.FirstOccurredAt, w.m.LastOccurredAt = e.ID, old.FirstOccurredAt, old.LastOccurredAt
 	for i, seg := range old.Segments {
+		s.filesRead++
 		if err := s.rewrite(ctx, w, e, seg, changes[i] > 0, tenant, redact); err != nil {
-			return 0, err
+			return err
 		}
 	}
 	out, err := w.finish(ctx)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	_, err = s.complete(ctx, to, e.ID, out)
-	return total, err
+	return err
 }
 
 // rewrite copies a segment into the new export: within the store when nothing in it changes.
@@ -146,7 +173,7 @@ func (s *Store) rewrite(ctx context.Context, w *writer, from Export, seg Segment
 		if !changes {
 			w.content.Write(line)
 			w.content.Write([]byte{'\n'})
-			return nil
+			return w.index.add(line)
 		}
 		line, _, err := s.redactLine(ctx, line, tenant, redact, true)
 		if err != nil {
@@ -159,7 +186,10 @@ func (s *Store) rewrite(ctx context.Context, w *writer, from Export, seg Segment
 	if changes {
 		return w.endSegment()
 	}
-	return nil
+	if err := w.index.end(seg.Name); err != nil {
+		return err
+	}
+	return w.flushIndex(ctx, false)
 }
 
 // redactLine returns the line as it is to be. Where it changes and the caller wants it, the database makes the new one, so that it

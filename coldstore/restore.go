@@ -49,7 +49,11 @@ func (s *Store) Restore(ctx context.Context, month time.Time, from string, prepa
 		return r, fmt.Errorf("restore %s: %w", r.Month, ErrNoExport)
 	}
 	for _, e := range all {
-		if err := s.readExport(ctx, e); err != nil {
+		b, err := s.open(ctx, e.URL)
+		if err == nil {
+			_, err = s.readBack(ctx, b, e.dir(), e.ManifestSHA256) // whatever has become of its index
+		}
+		if err != nil {
 			return r, fmt.Errorf("restore %s: %w", e, err)
 		}
 	}

@@ -49,6 +49,7 @@ type Store struct {
 	progress func(Progress)
 	buckets  map[string]*bucket // by URL
 
+	filesRead    int   // segments and index files that Redact and Look have read
 	segmentRows  int64 // tests make small segments
 	segmentBytes int64
 }
@@ -225,8 +226,14 @@ UPDATE /* coldstore.swept */ outbox_archive_exports SET swept_at = now()
 // Sweep removes the files of exports that are over or died, and returns how many objects that were. Those that an earlier Sweep has
 // seen to are looked at again after a day; with all, now.
 func (s *Store) Sweep(ctx context.Context, all bool) (removed int, err error) {
+	removed, left, err := s.sweep(ctx, all)
+	return removed, errors.Join(append(left, err)...)
+}
+
+// sweep is Sweep. left are the problems with files, which keep it from nothing else.
+func (s *Store) sweep(ctx context.Context, all bool) (removed int, left []error, err error) {
 	if _, err := s.fenced(ctx, abandonSQL, pgx.StrictNamedArgs{"range": nil}); err != nil {
-		return 0, fmt.Errorf("give up exports that died: %w", err)
+		return 0, nil, fmt.Errorf("give up exports that died: %w", err)
 	}
 	rows, _ := s.pool.Query(ctx, overSQL, pgx.StrictNamedArgs{"all": all})
 	var e Export
@@ -236,9 +243,8 @@ func (s *Store) Sweep(ctx context.Context, all bool) (removed int, err error) {
 		over = append(over, e)
 		return nil
 	}); err != nil {
-		return 0, fmt.Errorf("read which exports are over: %w", err)
+		return 0, nil, fmt.Errorf("read which exports are over: %w", err)
 	}
-	var errs []error
 	var swept []string
 	for _, e := range over {
 		b, err := s.open(ctx, e.URL)
@@ -248,17 +254,17 @@ func (s *Store) Sweep(ctx context.Context, all bool) (removed int, err error) {
 		}
 		removed += n
 		if err != nil {
-			errs = append(errs, fmt.Errorf("remove the files of %s, which is over: %w", e, err))
+			left = append(left, fmt.Errorf("remove the files of %s, which is over: %w", e, err))
 			continue
 		}
 		swept = append(swept, e.ID)
 	}
 	if len(swept) > 0 {
 		if _, err := s.fenced(ctx, sweptSQL, pgx.StrictNamedArgs{"ids": swept}); err != nil {
-			errs = append(errs, fmt.Errorf("note that the files of %d exports are gone: %w", len(swept), err))
+			return removed, left, fmt.Errorf("note that the files of %d exports are gone: %w", len(swept), err)
 		}
 	}
-	return removed, errors.Join(errs...)
+	return removed, left, nil
 }
 
 // fenced runs a statement in a transaction of its own, and returns how many rows it changed.

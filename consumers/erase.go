@@ -49,12 +49,12 @@ func NotPast(ctx context.Context, pool *pgxpool.Pool, seqs map[string]uint64, cr
 	return behind, nil
 }
 
-// sweepDeadLettersSQL reads the next dead letters of an aggregate type with what they hold.
+// sweepDeadLettersSQL reads the next dead letters of an aggregate type, or of all for "", with what they hold.
 // Index: consumer_dead_letters_pkey, one range.   Locks: none.
 const sweepDeadLettersSQL = `
-SELECT /* consumers.sweep_dead_letters */ id, consumer_name, partition_key, payload, headers
+SELECT /* consumers.sweep_dead_letters */ id, consumer_name, partition_key, aggregate_type, payload, headers
   FROM consumer_dead_letters
- WHERE tenant_id = @tenant AND aggregate_type = @type AND id > @after ORDER BY id LIMIT @limit`
+ WHERE tenant_id = @tenant AND (@type = '' OR aggregate_type = @type) AND id > @after ORDER BY id LIMIT @limit`
 
 // redactDeadLetterSQL takes content out of a dead letter, if it is still there.
 // Index: consumer_dead_letters_pkey.   Locks: the dead letter; its partition's offset is locked.
@@ -64,18 +64,19 @@ UPDATE /* consumers.redact_dead_letter */ consumer_dead_letters SET payload = @p
 type heldLetter struct {
 	ID                  int64
 	Consumer, Partition string
+	AggregateType       string
 	Payload             []byte
 	Headers             map[string][]string
 }
 
-// RedactDeadLetters calls redact with the payload and the headers of every dead letter of the tenant's aggregate type, and replaces them by
+// RedactDeadLetters calls redact with the payload and the headers of every dead letter of the tenant's, and replaces them by
 // what it returns where it says so. They keep their places, and a retry applies them as they are then. Each change locks the partition's
 // offset first, so that no retry is under way that has read what was there before. With look nothing is changed. It returns how many it
 // changed, or would.
-func RedactDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, aggregateType string, look bool,
-	redact func(payload []byte, headers map[string][]string) ([]byte, map[string][]string, bool, error)) (n int, err error) {
-	return sweepDeadLetters(ctx, pool, tenant, aggregateType, look, func(l *heldLetter) (is bool, err error) {
-		l.Payload, l.Headers, is, err = redact(l.Payload, l.Headers)
+func RedactDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, look bool,
+	redact func(aggregateType string, payload []byte, headers map[string][]string) ([]byte, map[string][]string, bool, error)) (n int, err error) {
+	return sweepDeadLetters(ctx, pool, tenant, "", look, func(l *heldLetter) (is bool, err error) {
+		l.Payload, l.Headers, is, err = redact(l.AggregateType, l.Payload, l.Headers)
 		return is, err
 	}, func(tx pgx.Tx, l *heldLetter) error {
 		_, err := tx.Exec(ctx, redactDeadLetterSQL, pgx.StrictNamedArgs{"id": l.ID, "payload": l.Payload, "headers": l.Headers})

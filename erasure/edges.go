@@ -2,7 +2,6 @@ package erasure
 
 import (
 	"context"
-	"maps"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
@@ -39,10 +38,6 @@ func (k *severing) names(payload []byte, person int64) bool {
 	return from == person && slices.Contains(k.ends, kinds.From) || to == person && slices.Contains(k.ends, kinds.To)
 }
 
-func (e *eraser) severed(k *severing) outbox.Selection {
-	return outbox.Selection{TenantID: e.o.TenantID, AggregateType: k.Name, AggregateIDs: slices.Sorted(maps.Keys(k.objects))}
-}
-
 // eachEdge calls fn with the person's edges in the truth, a slice at a time.
 func (e *eraser) eachEdge(ctx context.Context, k *severing, fn func([]store.EdgeOf) error) error {
 	for _, end := range k.ends {
@@ -69,7 +64,7 @@ func (e *eraser) removeEdges(ctx context.Context) error {
 					return nil
 				}
 				found++
-				if _, err := e.store.RemoveEdgesOf(ctx, e.o.TenantID, k.Edge, all, store.Meta{Actor: e.o.Actor}, e.Fence); err != nil {
+				if _, err := e.store.RemoveEdgesOf(ctx, e.o.TenantID, k.Edge, all, store.Meta{Actor: e.by}, e.Fence); err != nil {
 					return err
 				}
 				return e.at("a slice of edges")
@@ -81,75 +76,37 @@ func (e *eraser) removeEdges(ctx context.Context) error {
 	return nil
 }
 
-// pendingEdges counts messages that name the person and are not published yet, and the removals among those that the relay has given up.
-func (e *eraser) pendingEdges(ctx context.Context) (pending, dead int, err error) {
-	for _, k := range e.edges {
-		if err := outbox.PendingOf(ctx, e.Truth, e.severed(k), func(payload []byte) {
-			if k.names(payload, e.o.AuthorID) {
-				pending++
-			}
-		}); err != nil {
-			return 0, 0, err
-		}
-		if err := e.sweepEdges(ctx, e.Truth, outbox.TableDLQ, k, func(m outbox.Swept) {
-			if m.EventType == event.Removed {
-				dead++
-			}
-		}, func() error { return nil }); err != nil {
-			return 0, 0, err
-		}
-	}
-	return pending, dead, nil
-}
-
-// sweepEdges calls fn with the messages of a table that name the person.
-func (e *eraser) sweepEdges(ctx context.Context, q outbox.Querier, table string, k *severing, fn func(outbox.Swept), done func() error) error {
-	return outbox.Sweep(ctx, q, table, e.severed(k), func(m outbox.Swept) error {
-		if k.names(m.Payload, e.o.AuthorID) {
-			k.objects[m.AggregateID] = true
-			fn(m)
-		}
-		return nil
-	}, done)
-}
-
-// redactEdges takes the person out of messages that are published, and those that the relay has given up out of the DLQ: without their ends nobody could apply them.
+// redactEdges takes the person out of messages of edges that are published, and those that the relay has given up out of the DLQ: without their ends nobody could apply them.
 // A removal among these is waited for. What was written meanwhile is pending, and the next round's.
 func (e *eraser) redactEdges(ctx context.Context) error {
 	dlq := outbox.NewDLQ(e.Truth, nil)
 	for _, t := range tables {
-		for _, k := range e.edges {
-			var batch []outbox.Redacted
-			var dead []int64
-			var failed error
-			err := e.sweepEdges(ctx, e.Truth, t.table, k, func(m outbox.Swept) {
-				switch {
-				case m.Pending || failed != nil:
-				case t.table != outbox.TableDLQ:
-					var payload []byte
-					payload, failed = k.Names().Redact(m.Payload)
-					batch = append(batch, outbox.Redacted{ID: m.ID, EventID: m.EventID, Payload: string(payload)})
-				case m.EventType != event.Removed:
-					dead = append(dead, m.ID)
-				}
-			}, func() error {
-				if failed != nil {
-					return failed
-				}
-				for some := range slices.Chunk(dead, outbox.MaxDLQBatch) {
-					done, err := dlq.Discard(ctx, outbox.DLQRequest{DLQFilter: outbox.DLQFilter{TenantID: e.o.TenantID, IDs: some}, Limit: len(some), Actor: e.o.Actor, Reason: e.o.Reason})
-					e.count(t.store, len(done))
-					if err != nil {
-						return err
-					}
-				}
-				err := e.redactBatch(ctx, t.table, t.store, batch)
-				batch, dead = batch[:0], dead[:0]
+		var batch []outbox.Redacted
+		var dead []int64
+		if err := outbox.Sweep(ctx, e.Truth, t.table, e.selection(), func(m outbox.Swept) error {
+			switch {
+			case !e.meet(m) || m.Pending:
+			case t.table != outbox.TableDLQ:
+				payload, _, err := e.redact(m.AggregateType, m.EventType, m.Payload)
+				batch = append(batch, outbox.Redacted{ID: m.ID, EventID: m.EventID, Payload: string(payload)})
 				return err
-			})
-			if err != nil {
-				return err
+			case m.EventType != event.Removed:
+				dead = append(dead, m.ID)
 			}
+			return nil
+		}, func() error {
+			for some := range slices.Chunk(dead, outbox.MaxDLQBatch) {
+				done, err := dlq.Discard(ctx, outbox.DLQRequest{DLQFilter: outbox.DLQFilter{TenantID: e.o.TenantID, IDs: some}, Limit: len(some), Actor: e.by, Reason: e.o.Reason})
+				e.count(t.store, len(done))
+				if err != nil {
+					return err
+				}
+			}
+			err := e.redactBatch(ctx, t.table, t.store, batch)
+			batch, dead = batch[:0], dead[:0]
+			return err
+		}); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -158,7 +115,7 @@ func (e *eraser) redactEdges(ctx context.Context) error {
 // forgetProjected deletes what consumers keep of the person's edges, or with look counts it: the dead letters first, for a retry of one writes the others.
 func (e *eraser) forgetProjected(ctx context.Context, look bool, add func(store string, n int)) error {
 	for _, k := range e.edges {
-		n, err := consumers.DropDeadLetters(ctx, e.Projections, e.o.TenantID, k.Name, look, e.o.Actor, e.o.Reason, func(payload []byte) bool { return k.names(payload, e.o.AuthorID) })
+		n, err := consumers.DropDeadLetters(ctx, e.Projections, e.o.TenantID, k.Name, look, e.by, e.o.Reason, func(payload []byte) bool { return k.names(payload, e.o.AuthorID) })
 		add(DeadLetters, n)
 		if err != nil {
 			return err

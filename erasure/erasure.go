@@ -27,6 +27,7 @@ import (
 const (
 	Edges       = "edges"
 	Children    = "children"
+	Acts        = "settings and requests"
 	Keys        = "idempotency keys"
 	Outbox      = "outbox"
 	DLQ         = "outbox DLQ"
@@ -38,7 +39,7 @@ const (
 
 // Stores are all of them, in the order of reports; a projection is one under its own name.
 func Stores(fleet []projections.Projection) []string {
-	all := []string{Edges, Children, Keys, Outbox, DLQ, Archive, DeadLetters}
+	all := []string{Edges, Children, Acts, Keys, Outbox, DLQ, Archive, DeadLetters}
 	for _, p := range fleet {
 		all = append(all, p.Name())
 	}
@@ -58,9 +59,22 @@ type Deps struct {
 	Fence func(ctx context.Context, tx pgx.Tx) error
 	// Excluded returns an error when projections may be replayed meanwhile: the copies that a replay builds from are seen by nobody.
 	Excluded func(ctx context.Context) error
-	// Cold redacts the archive months that stand in files, and returns how many of their rows it redacted, or with look how many it would.
-	// concerns returns the payload that a row of this tenant and aggregate type is to have, if it is to have another. May be nil.
-	Cold func(ctx context.Context, tenant int64, look bool, concerns func(kind, eventType string, payload []byte) ([]byte, bool, error)) (int, error)
+	// Cold redacts the ranges of the archive that are in files. May be nil.
+	Cold func(ctx context.Context, c ColdRequest) (ColdReport, error)
+}
+
+// ColdRequest says what of the files concerns a person.
+type ColdRequest struct {
+	TenantID, Person int64
+	Look             bool // change nothing
+	// Redact returns the payload that a row of the tenant is to have, nil for the one that it has, and whether its message leaves the stream. It may be asked about the same row again.
+	Redact func(aggregateType, eventType string, payload []byte) (redacted []byte, off bool, err error)
+}
+
+// ColdReport says what became of the files.
+type ColdReport struct {
+	Rows   int      // that were redacted, or are to be
+	Unread []string // files that nobody can read and that may hold something of the person, each with its problem
 }
 
 // Options say whom to erase.
@@ -86,10 +100,12 @@ type Report struct {
 	RequestedAt time.Time      `json:"requested_at,omitzero"`
 	FinishedAt  *time.Time     `json:"finished_at,omitempty"`
 	Counts      map[string]int `json:"counts"`            // rows, messages and files' rows by store
+	Unread      []string       `json:"unread,omitempty"`  // files that could not be read and may hold something of the person
 	Waiting     []string       `json:"waiting,omitempty"` // for what, when the time was over
 }
 
-// ErrUnfinished reports an erasure that has to be asked for again: what it waited for did not happen in its time. Report.Waiting says what.
+// ErrUnfinished reports an erasure that has to be asked for again: what it waited for did not happen in its time, or files could not be read. Report.Waiting and
+// Report.Unread say what.
 var ErrUnfinished = errors.New("erasure: not finished")
 
 const (
@@ -105,6 +121,8 @@ type eraser struct {
 	o        Options
 	store    *store.Store
 	report   *Report
+	person   string // as an actor
+	by       string // the actor of the events that this makes
 	kinds    []*erasing
 	edges    []*severing
 	deadline time.Time
@@ -144,7 +162,11 @@ func Run(ctx context.Context, deps Deps, o Options) (Report, error) {
 	if o.TenantID <= 0 || o.AuthorID <= 0 || !store.ValidActor(o.Actor) || !store.ValidReason(o.Reason) {
 		return report, fmt.Errorf("erase author %d of tenant %d, by %.80q: %w", o.AuthorID, o.TenantID, o.Actor, store.ErrInvalid)
 	}
-	e := &eraser{Deps: deps, o: o, store: store.New(deps.Truth, deps.Wake), report: &report, edges: newSeverings(deps.Kinds), deadline: time.Now().Add(o.Wait)}
+	e := &eraser{Deps: deps, o: o, store: store.New(deps.Truth, deps.Wake), report: &report, edges: newSeverings(deps.Kinds), deadline: time.Now().Add(o.Wait),
+		person: fmt.Sprintf("%s:%d", kinds.Author, o.AuthorID), by: o.Actor}
+	if e.by == e.person { // who erases themselves leaves no act behind
+		e.by = event.ErasedActor
+	}
 	for _, k := range deps.Kinds.AllChildren() {
 		e.kinds = append(e.kinds, &erasing{k, make(map[string]int64), make(map[int64]bool)})
 	}
@@ -199,6 +221,10 @@ func (e *eraser) run(ctx context.Context) error {
 			}
 		}
 		if len(left) == 0 {
+			if len(e.report.Unread) > 0 {
+				return errors.Join(fmt.Errorf("%w: everything else is erased, but these files may hold something of the person: %s", ErrUnfinished, strings.Join(e.report.Unread, "; ")),
+					e.save(ctx, false))
+			}
 			if err := e.save(ctx, true); err != nil {
 				return err
 			}
@@ -234,6 +260,7 @@ func (e *eraser) round(ctx context.Context) error {
 		{"removing edges", e.removeEdges},
 		{"erasing children", e.eraseChildren},
 		{"blanking idempotency keys", e.blankKeys},
+		{"redacting settings and requests", e.redactActs},
 		{"redacting the outbox", e.redactMessages},
 		{"waiting for the relay", e.awaitPublished},
 		{"reading the stream", e.pastStream},
@@ -280,7 +307,7 @@ func (e *eraser) eraseChildren(ctx context.Context) error {
 
 func (e *eraser) erase(ctx context.Context, k *erasing, ids []string, again bool) error {
 	for some := range slices.Chunk(ids, store.MaxErase) {
-		n, err := e.store.EraseChildren(ctx, e.o.TenantID, k.Child, some, again, store.Meta{Actor: e.o.Actor}, e.Fence)
+		n, err := e.store.EraseChildren(ctx, e.o.TenantID, k.Child, some, again, store.Meta{Actor: e.by}, e.Fence)
 		if err != nil {
 			return err
 		}
@@ -316,8 +343,16 @@ func (e *eraser) blankKeys(ctx context.Context) error {
 	return nil
 }
 
-func (e *eraser) selection(k *erasing) outbox.Selection {
-	return outbox.Selection{TenantID: e.o.TenantID, AggregateType: k.Name, AggregateIDs: slices.Sorted(maps.Keys(k.objects))}
+// selection is all of the tenant's messages, and of the archive those of the objects that are known so far and those of the person's acts.
+func (e *eraser) selection() outbox.Selection {
+	all := make(map[string][]int64)
+	for _, k := range e.found() {
+		all[k.Name] = slices.Sorted(maps.Keys(k.objects))
+	}
+	for _, k := range e.edges {
+		all[k.Name] = slices.Sorted(maps.Keys(k.objects))
+	}
+	return outbox.Selection{TenantID: e.o.TenantID, Aggregates: all, Actor: e.person}
 }
 
 // of returns the object of the erased child that a payload names, in whatever form. Who wrote it the child says, not the payload.
@@ -336,41 +371,82 @@ func (k *erasing) redact(eventType string, payload []byte) ([]byte, bool, error)
 	return redacted, err == nil, err
 }
 
-// redactSwept is redact for a message of a table. It remembers which object the message is of: the archive is asked for it.
-func (k *erasing) redactSwept(m outbox.Swept) ([]byte, bool, error) {
-	if _, _, is := k.of(m.Payload); is {
-		k.objects[m.AggregateID] = true
+// child and edge are what the run knows of a kind; nil of one that is no such kind, or of which the author has no children.
+func (e *eraser) child(kind string) *erasing {
+	if i := slices.IndexFunc(e.kinds, func(k *erasing) bool { return k.Name == kind && len(k.children) > 0 }); i >= 0 {
+		return e.kinds[i]
 	}
-	return k.redact(m.EventType, m.Payload)
+	return nil
+}
+
+func (e *eraser) edge(kind string) *severing {
+	if i := slices.IndexFunc(e.edges, func(k *severing) bool { return k.Name == kind }); i >= 0 {
+		return e.edges[i]
+	}
+	return nil
+}
+
+// redact returns the payload that a message is to have, nil for the one that it has, and whether it leaves the stream: it has content of an erased child, or names the person
+// as the end of an edge. One that only says that the person did it stays there (docs/adr/0016-erased-actors.md).
+func (e *eraser) redact(aggregateType, eventType string, payload []byte) (redacted []byte, off bool, err error) {
+	if k := e.edge(aggregateType); k != nil && k.names(payload, e.o.AuthorID) {
+		redacted, err = k.Names().Redact(payload)
+		return redacted, true, err
+	}
+	if k := e.child(aggregateType); k != nil {
+		if redacted, off, err = k.redact(eventType, payload); err != nil {
+			return nil, false, err
+		}
+		if off {
+			payload = redacted
+		}
+	}
+	without, acted, err := event.RedactActor(payload, e.person)
+	if acted {
+		redacted = without
+	}
+	return redacted, off, err
+}
+
+// meet remembers which object a message is of that concerns an erased child, or an edge of the person's: the archive is asked for it.
+func (e *eraser) meet(m outbox.Swept) (edge bool) {
+	if k := e.edge(m.AggregateType); k != nil && k.names(m.Payload, e.o.AuthorID) {
+		k.objects[m.AggregateID] = true
+		return true
+	}
+	if k := e.child(m.AggregateType); k != nil {
+		if _, _, is := k.of(m.Payload); is {
+			k.objects[m.AggregateID] = true
+		}
+	}
+	return false
 }
 
 // tables are those that hold payloads, in the order in which messages go from one to the next.
 var tables = []struct{ table, store string }{{outbox.TableDLQ, DLQ}, {outbox.TableOutbox, Outbox}, {outbox.TableArchive, Archive}, {outbox.TableKept, Archive}}
 
+// redactMessages redacts all messages but those of edges, which are needed until everybody has applied the removals.
 func (e *eraser) redactMessages(ctx context.Context) error {
 	for _, t := range tables {
-		for _, k := range e.found() {
-			if err := e.redactTable(ctx, t.table, t.store, k); err != nil {
-				return err
+		var batch []outbox.Redacted
+		if err := outbox.Sweep(ctx, e.Truth, t.table, e.selection(), func(m outbox.Swept) error {
+			if e.meet(m) {
+				return nil
 			}
+			payload, off, err := e.redact(m.AggregateType, m.EventType, m.Payload)
+			if payload != nil {
+				batch = append(batch, outbox.Redacted{ID: m.ID, EventID: m.EventID, Payload: string(payload), Stays: !off})
+			}
+			return err
+		}, func() error {
+			err := e.redactBatch(ctx, t.table, t.store, batch)
+			batch = batch[:0]
+			return err
+		}); err != nil {
+			return err
 		}
 	}
 	return nil
-}
-
-func (e *eraser) redactTable(ctx context.Context, table, store string, k *erasing) error {
-	var batch []outbox.Redacted
-	return outbox.Sweep(ctx, e.Truth, table, e.selection(k), func(m outbox.Swept) error {
-		payload, is, err := k.redactSwept(m)
-		if is {
-			batch = append(batch, outbox.Redacted{ID: m.ID, EventID: m.EventID, Payload: string(payload)})
-		}
-		return err
-	}, func() error {
-		err := e.redactBatch(ctx, table, store, batch)
-		batch = batch[:0]
-		return err
-	})
 }
 
 func (e *eraser) redactBatch(ctx context.Context, table, store string, batch []outbox.Redacted) error {
@@ -417,47 +493,58 @@ func (e *eraser) await(ctx context.Context, ask func() ([]string, error)) error 
 // awaitPublished waits until the relay has published everything of the erased children and the removed edges, which ends with what says that they are that.
 func (e *eraser) awaitPublished(ctx context.Context) error {
 	return e.await(ctx, func() (waiting []string, err error) {
-		n := 0
-		for _, k := range e.found() {
-			if err := outbox.PendingOf(ctx, e.Truth, e.selection(k), func(payload []byte) {
-				if _, _, is := k.of(payload); is {
-					n++
-				}
-			}); err != nil {
-				return nil, err
+		pending, removals, dead := 0, 0, 0
+		sel := outbox.Selection{TenantID: e.o.TenantID, Pending: true}
+		if err := outbox.Sweep(ctx, e.Truth, outbox.TableOutbox, sel, func(m outbox.Swept) error {
+			if e.writes(m) {
+				pending++
 			}
-		}
-		pending, removals, err := e.pendingEdges(ctx)
-		if err != nil {
+			return nil
+		}, nothing); err != nil {
 			return nil, err
 		}
-		if n += pending; n > 0 {
-			waiting = append(waiting, fmt.Sprintf("the relay: %d messages of what the author wrote are not published", n))
+		if err := e.sweepDead(ctx, e.Truth, &removals, &dead); err != nil {
+			return nil, err
+		}
+		if pending > 0 {
+			waiting = append(waiting, fmt.Sprintf("the relay: %d messages of what the author wrote are not published", pending))
 		}
 		if removals > 0 {
 			waiting = append(waiting, fmt.Sprintf("you: %d messages of removals are in the outbox DLQ; retry them (tidings dlq outbox retry)", removals))
 		}
-		dead, err := e.deadErasures(ctx, e.Truth)
 		if dead > 0 {
 			waiting = append(waiting, fmt.Sprintf("you: %d messages of erasures are in the outbox DLQ; retry them (tidings dlq outbox retry)", dead))
 		}
-		return waiting, err
+		return waiting, nil
 	})
 }
 
-// deadErasures counts the events of the erasure that the relay has given up.
-func (e *eraser) deadErasures(ctx context.Context, q outbox.Querier) (n int, err error) {
-	for _, k := range e.found() {
-		if err := outbox.Sweep(ctx, q, outbox.TableDLQ, e.selection(k), func(m outbox.Swept) error {
-			if _, _, is := k.of(m.Payload); is && m.EventType == event.Erased {
-				n++
-			}
-			return nil
-		}, func() error { return nil }); err != nil {
-			return n, err
-		}
+func nothing() error { return nil }
+
+// writes reports whether a message is of an erased child, or of an edge of the person's.
+func (e *eraser) writes(m outbox.Swept) bool {
+	if e.meet(m) {
+		return true
 	}
-	return n, nil
+	k := e.child(m.AggregateType)
+	if k == nil {
+		return false
+	}
+	_, _, is := k.of(m.Payload)
+	return is
+}
+
+// sweepDead counts the removals of edges and the erasures of children that the relay has given up.
+func (e *eraser) sweepDead(ctx context.Context, q outbox.Querier, removals, erasures *int) error {
+	return outbox.Sweep(ctx, q, outbox.TableDLQ, outbox.Selection{TenantID: e.o.TenantID}, func(m outbox.Swept) error {
+		switch edge := e.meet(m); {
+		case edge && m.EventType == event.Removed:
+			*removals++
+		case !edge && m.EventType == event.Erased && e.writes(m):
+			*erasures++
+		}
+		return nil
+	}, nothing)
 }
 
 // known counts the objects that messages are looked for at.
@@ -492,7 +579,9 @@ func (e *eraser) pastStream(ctx context.Context) error {
 		return err
 	}
 	e.o.Progress("waiting for the consumers")
-	if err := e.await(ctx, func() ([]string, error) { return e.notPast(ctx, found) }); err != nil {
+	all := found
+	all.ends = found.heads // what the person did may be in any message
+	if err := e.await(ctx, func() ([]string, error) { return e.notPast(ctx, all) }); err != nil {
 		return err
 	}
 	if err := e.at("passed by the consumers"); err != nil {
@@ -538,21 +627,13 @@ func (e *eraser) redactProjections(ctx context.Context, look bool, counts map[st
 			counts[store] += n
 		}
 	}
+	n, err := consumers.RedactDeadLetters(ctx, e.Projections, e.o.TenantID, look, e.redactLetter)
+	add(DeadLetters, n)
+	if err != nil {
+		return err
+	}
 	var all []string
 	for _, k := range e.found() {
-		n, err := consumers.RedactDeadLetters(ctx, e.Projections, e.o.TenantID, k.Name, look,
-			func(payload []byte, headers map[string][]string) ([]byte, map[string][]string, bool, error) {
-				eventType := ""
-				if v := headers[event.HeaderType]; len(v) > 0 && strings.HasPrefix(v[0], "tidings."+k.Name+"."+event.Erased+".") {
-					eventType = event.Erased
-				}
-				payload, is, err := k.redact(eventType, payload)
-				return payload, event.RedactHeaders(headers), is, err
-			})
-		add(DeadLetters, n)
-		if err != nil {
-			return err
-		}
 		all = slices.AppendSeq(all, maps.Keys(k.children))
 	}
 	slices.Sort(all)
@@ -568,30 +649,67 @@ func (e *eraser) redactProjections(ctx context.Context, look bool, counts map[st
 			add(p.Name(), int(n))
 		}
 	}
+	if err := e.redactProjectedActs(ctx, look, add); err != nil {
+		return err
+	}
 	return e.forgetProjected(ctx, look, add)
 }
 
-func (e *eraser) redactCold(ctx context.Context) error {
-	if e.Cold == nil {
-		return nil
+// redactLetter is redact for a dead letter. One of an edge of the person's is discarded instead.
+func (e *eraser) redactLetter(aggregateType string, payload []byte, headers map[string][]string) ([]byte, map[string][]string, bool, error) {
+	if k := e.edge(aggregateType); k != nil && k.names(payload, e.o.AuthorID) {
+		return nil, nil, false, nil
 	}
-	n, err := e.Cold(ctx, e.o.TenantID, false, e.concerns)
-	e.count(Cold, n)
+	eventType := ""
+	if v := headers[event.HeaderType]; len(v) > 0 && strings.HasPrefix(v[0], "tidings."+aggregateType+"."+event.Erased+".") {
+		eventType = event.Erased
+	}
+	payload, off, err := e.redact(aggregateType, eventType, payload)
+	if off {
+		headers = event.RedactHeaders(headers)
+	}
+	return payload, headers, payload != nil, err
+}
+
+// redactProjectedActs takes the person out of what consumers keep of who did what, or with look counts it.
+func (e *eraser) redactProjectedActs(ctx context.Context, look bool, add func(store string, n int)) error {
+	for _, p := range e.Fleet {
+		for after := any(nil); ; {
+			var n int64
+			var next any
+			if err := postgres.InTx(ctx, e.Projections, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {
+				n, next, err = p.RedactActor(ctx, tx, e.o.TenantID, e.person, after, look)
+				return err
+			}); err != nil {
+				return err
+			}
+			add(p.Name(), int(n))
+			if after = next; after == nil {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// redactActs takes the person out of what the truth keeps of who did what.
+func (e *eraser) redactActs(ctx context.Context) error {
+	n, err := e.store.RedactActor(ctx, e.o.TenantID, e.person, false, e.Fence)
+	e.count(Acts, int(n))
 	return err
 }
 
-// concerns is redact for a row of the archive.
-func (e *eraser) concerns(kind, eventType string, payload []byte) ([]byte, bool, error) {
-	for _, k := range e.found() {
-		if k.Name == kind {
-			return k.redact(eventType, payload)
-		}
+func (e *eraser) redactCold(ctx context.Context) error {
+	r, err := e.cold(ctx, false)
+	e.count(Cold, r.Rows)
+	return err
+}
+
+// cold goes through the files. Those that cannot be read keep nothing else from being erased.
+func (e *eraser) cold(ctx context.Context, look bool) (r ColdReport, err error) {
+	if e.Cold != nil {
+		r, err = e.Cold(ctx, ColdRequest{e.o.TenantID, e.o.AuthorID, look, e.redact})
 	}
-	for _, k := range e.edges {
-		if k.Name == kind && k.names(payload, e.o.AuthorID) {
-			redacted, err := k.Names().Redact(payload)
-			return redacted, err == nil, err
-		}
-	}
-	return nil, false, nil
+	e.report.Unread = r.Unread
+	return r, err
 }

@@ -304,21 +304,24 @@ func (w *world) newest() string {
 }
 
 // redactCold is what the command has for Deps.Cold.
-func (w *world) redactCold(ctx context.Context, tenant int64, look bool, concerns func(string, string, []byte) ([]byte, bool, error)) (int, error) {
+func (w *world) redactCold(ctx context.Context, c ColdRequest) (ColdReport, error) {
 	var failed error
 	redact := func(row *coldstore.Row) bool {
-		payload, is, err := concerns(row.AggregateType, row.EventType, row.Payload)
-		if failed = errors.Join(failed, err); is {
-			row.Payload, row.StreamSeq = payload, nil
+		payload, off, err := c.Redact(row.AggregateType, row.EventType, row.Payload)
+		if failed = errors.Join(failed, err); payload == nil {
+			return false
 		}
-		return is
+		if row.Payload = payload; off {
+			row.StreamSeq = nil
+		}
+		return true
 	}
 	do := w.cold.Redact
-	if look {
+	if c.Look {
 		do = w.cold.Look
 	}
-	n, err := do(ctx, tenant, redact)
-	return n, errors.Join(err, failed)
+	r, err := do(ctx, c.TenantID, c.Person, redact)
+	return ColdReport{r.Rows, r.Unread}, errors.Join(err, failed)
 }
 
 func (w *world) deps() Deps {
@@ -331,6 +334,65 @@ func (w *world) erase(o Options) (Report, error) {
 }
 
 var errKilled = errors.New("killed")
+
+// acts has the author do what is about others: moderate a comment, set a thread, and make an edge and a request about others.
+func (w *world) acts(other event.Child) {
+	w.t.Helper()
+	ctx, by := w.t.Context(), store.Meta{Actor: "user:7"}
+	moderated, err := w.store.ModerateChildren(ctx, tenant, commentKind, []store.ChildModeration{{Meta: by, ID: other.ID, State: event.ModerationApproved}})
+	if err != nil || moderated[0].Err != nil {
+		w.t.Fatal(moderated, err)
+	}
+	set, err := w.store.SetThreads(ctx, tenant, commentKind, []store.ThreadSettings{{Meta: by, Object: 10, Title: "title"}})
+	if err != nil || set[0].Err != nil {
+		w.t.Fatal(set, err)
+	}
+	w.putBy("follow", by.Actor, [2]int64{20, 21})
+	w.putBy("follow", "user:77", [2]int64{20, 22})
+	w.exec(w.truth, `INSERT INTO edge_removals (tenant_id, object, object_id, kinds, direction, actor, finished_at) VALUES (1, 'user', 30, '{follow}', 'both', $1, now())`, by.Actor)
+}
+
+// A file that nobody can read keeps nobody from being erased but those of whom it may have something; and of them only itself.
+func TestADamagedFileIsNamedAndEverythingElseIsErased(t *testing.T) {
+	w := newWorld(t)
+	w.relay()
+	w.consume(w.projections)
+	w.comment(tenant, author, 10, "", "", w.secret)
+	w.settle(w.projections)
+	w.archive("outbox_messages_archive", "m.aggregate_id = 10")
+	e, err := w.cold.Export(t.Context(), outbox.Range{From: 1, To: 50_000_001, FirstAt: time.Now()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(w.coldDir, time.Now().UTC().Format("2006-01"), e.ID)
+	file := filepath.Join(dir, "00001.ndjson.gz")
+	sound, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, append([]byte("damaged "), sound...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	report, err := Run(t.Context(), w.deps(), Options{TenantID: tenant, AuthorID: 99, Actor: "officer"}) // who never wrote
+	if err != nil || !report.Done {
+		t.Errorf("another person: %+v, %v", report, err)
+	}
+	report, err = w.erase(Options{Wait: 20 * time.Second})
+	if !errors.Is(err, ErrUnfinished) || report.Done || report.FinishedAt != nil || len(report.Unread) != 1 || !strings.Contains(report.Unread[0], e.ID+"/00001.ndjson.gz: ") ||
+		!strings.Contains(err.Error(), report.Unread[0]) {
+		t.Errorf("the author: %+v, %v", report, err)
+	}
+	if found := slices.Concat(holding(t, w.truthDB, w.secret), holding(t, w.projDB, w.secret), w.filesHolding(w.secret)); len(found) > 0 {
+		t.Errorf("the text is in %v", found)
+	}
+	if err := os.WriteFile(file, sound, 0o600); err != nil { // from a copy
+		t.Fatal(err)
+	}
+	if report, err = w.erase(Options{Wait: 20 * time.Second}); err != nil || !report.Done || len(report.Unread) > 0 || report.Counts[Cold] == 0 {
+		t.Errorf("once it is sound: %+v, %v", report, err)
+	}
+	w.gone("after the file was put back")
+}
 
 func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	w := newWorld(t)
@@ -352,6 +414,7 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 		Reason: secret("it says")}}); err != nil || out[0].Err != nil {
 		t.Fatal(err, out)
 	}
+	w.acts(other)
 	w.child("review", 10, secret("review"), `{"rating":4}`)
 	w.child("message", 10, secret("message"), "")
 	elsewhere := w.comment(2, author, 10, "", "", "the same number in another tenant")
@@ -363,7 +426,7 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	w.edit(parked, secret("parked too"))
 	w.settle(w.projections)
 	// Rows that were archived, and some whose range was dropped and that a hold keeps.
-	w.archive("outbox_messages_archive", "m.aggregate_id = 11", "m.event_type = 'deleted'")
+	w.archive("outbox_messages_archive", "m.aggregate_id = 11", "m.event_type = 'deleted'", "m.aggregate_type = 'follow'")
 	w.archive("outbox_messages_kept", "m.id = 1")
 	month, archived := time.Now().UTC(), outbox.Range{From: 1, To: 50_000_001, FirstAt: time.Now()}
 	month = time.Date(month.Year(), month.Month(), 1, 0, 0, 0, 0, time.UTC)
@@ -396,7 +459,7 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(map[string]int{Children: 8, Keys: 3, Outbox: 8, DLQ: 1, Archive: 4, DeadLetters: 4, history.Name: 8, threadcache.Name: 4, Stream: 11, Cold: 3}, dry.Counts); diff != "" {
+	if diff := cmp.Diff(map[string]int{Children: 8, Acts: 2, Keys: 3, Outbox: 10, DLQ: 1, Archive: 5, DeadLetters: 4, history.Name: 10, threadcache.Name: 4, Stream: 11, Cold: 4}, dry.Counts); diff != "" {
 		t.Errorf("a dry run (-want +got):\n%s", diff)
 	}
 
@@ -432,7 +495,7 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	if report, err = dying(20 * time.Second); err != nil || !report.Done {
 		t.Fatal(report, err)
 	}
-	if len(died) != 18 {
+	if len(died) != 19 {
 		t.Errorf("it died at %d steps: %v", len(died), died)
 	}
 	if report.RequestedBy != "officer" || report.FinishedAt == nil || report.Runs < len(died) {
@@ -440,6 +503,13 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	}
 	t.Logf("killed at %v: %+v", died, report)
 	w.gone("after the erasure")
+	// Nor what they did: the stream alone says whose act it was, for as long as it keeps messages.
+	if found := slices.Concat(holding(t, w.truthDB, `user:7"`), holding(t, w.truthDB, "user:7,"), holding(t, w.projDB, `user:7"`), filesHolding(t, w.coldDir, `user:7"`)); len(found) > 0 {
+		t.Errorf("after the erasure the acts of the author are in %v", found)
+	}
+	if len(holding(t, w.projDB, "user:77")) == 0 || len(filesHolding(t, w.coldDir, "user:77")) == 0 {
+		t.Error("the acts of somebody else are gone")
+	}
 
 	// Other texts are where they were.
 	for _, c := range []event.Child{other, alone} {
@@ -503,7 +573,7 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	if ok, why, err := w.cold.Check(ctx, archived); err != nil || !ok {
 		t.Errorf("the range may be dropped: %t, %s, %v", ok, why, err)
 	}
-	dropped := w.exec(w.truth, `DELETE FROM outbox_messages_archive`)
+	dropped := w.exec(w.truth, `DELETE FROM outbox_messages_archive WHERE aggregate_type <> 'follow'`)
 	if r, err := w.cold.Restore(ctx, month, "", func(context.Context) error { return nil }); err != nil || r.Restored != dropped {
 		t.Fatalf("%+v, %v", r, err)
 	}

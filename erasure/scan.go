@@ -34,6 +34,9 @@ func (e *eraser) scanAll(ctx context.Context) (map[string]int, error) {
 	if err := e.lookAtKeys(ctx, left); err != nil {
 		return nil, err
 	}
+	if err := e.lookAtActs(ctx, left); err != nil {
+		return nil, err
+	}
 	if err := e.lookAtMessages(ctx, left); err != nil {
 		return nil, err
 	}
@@ -86,39 +89,40 @@ func (e *eraser) lookAtMessages(ctx context.Context, left map[string]int) error 
 			delete(left, t.store)
 		}
 		for _, t := range tables {
-			for _, k := range e.found() {
-				err := outbox.Sweep(ctx, tx, t.table, e.selection(k), func(m outbox.Swept) error {
-					_, is, err := k.redactSwept(m)
-					if is {
-						left[t.store]++
-					}
-					return err
-				}, func() error { return nil })
-				if err != nil {
-					return err
+			if err := outbox.Sweep(ctx, tx, t.table, e.selection(), func(m outbox.Swept) error {
+				e.meet(m)
+				payload, _, err := e.redact(m.AggregateType, m.EventType, m.Payload)
+				if payload != nil {
+					left[t.store]++
 				}
-			}
-			for _, k := range e.edges {
-				if err := e.sweepEdges(ctx, tx, t.table, k, func(outbox.Swept) { left[t.store]++ }, func() error { return nil }); err != nil {
-					return err
-				}
+				return err
+			}, nothing); err != nil {
+				return err
 			}
 		}
-		dead, err := e.deadErasures(ctx, tx)
+		removals, dead := 0, 0
+		if err := e.sweepDead(ctx, tx, &removals, &dead); err != nil {
+			return err
+		}
 		if dead > 0 {
 			left[DLQ] += dead
 		}
-		return err
+		return nil
 	})
 }
 
 func (e *eraser) lookAtCold(ctx context.Context, left map[string]int) error {
-	if e.Cold == nil {
-		return nil
+	r, err := e.cold(ctx, true)
+	if r.Rows > 0 {
+		left[Cold] = r.Rows
 	}
-	n, err := e.Cold(ctx, e.o.TenantID, true, e.concerns)
+	return err
+}
+
+func (e *eraser) lookAtActs(ctx context.Context, left map[string]int) error {
+	n, err := e.store.RedactActor(ctx, e.o.TenantID, e.person, true, e.Fence)
 	if n > 0 {
-		left[Cold] = n
+		left[Acts] = int(n)
 	}
 	return err
 }
@@ -148,6 +152,9 @@ func (e *eraser) dryRun(ctx context.Context) error {
 		}
 	}
 	if err := e.lookAtKeys(ctx, counts); err != nil {
+		return err
+	}
+	if err := e.lookAtActs(ctx, counts); err != nil {
 		return err
 	}
 	if err := e.lookAtMessages(ctx, counts); err != nil {

@@ -21,6 +21,7 @@ type onStream struct {
 	lateOf  map[*erasing][]string // children with content behind it, or without any: to be erased once more
 	late    int                   // how many these are
 	ends    map[string]uint64     // the last KIND.erased of each stream, or a doomed message behind it
+	heads   map[string]uint64     // the last message of each stream when the scan began
 	left    int                   // messages to be deleted, doomed ones and late ones
 }
 
@@ -47,10 +48,13 @@ func (p place) before(o place) bool {
 // scan reads every message of the tenant's children of the kinds that the author wrote as consumers do, on the streams of all partitions. A stream that is lost is none of them: a repair publishes
 // what is redacted now.
 func (e *eraser) scan(ctx context.Context) (onStream, error) {
-	found := onStream{created: make(map[string]time.Time), ends: make(map[string]uint64), lateOf: make(map[*erasing][]string)}
+	found := onStream{created: make(map[string]time.Time), ends: make(map[string]uint64), heads: make(map[string]uint64), lateOf: make(map[*erasing][]string)}
 	streams, err := broker.Streams(ctx, e.JetStream, e.Broker)
 	if err != nil {
 		return found, err
+	}
+	for _, s := range streams {
+		found.created[s.Name], found.heads[s.Name] = s.Created, s.Last
 	}
 	for _, k := range e.found() {
 		if err := e.scanKind(ctx, k, streams, &found); err != nil {

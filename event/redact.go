@@ -1,6 +1,7 @@
 package event
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"reflect"
@@ -41,8 +42,16 @@ var kept = func() map[string]bool {
 // it. It is "" for a payload that names none. It finds every child that DecodeChild reads, and those that it refuses for the form of their id.
 func (n ChildNames) Named(payload []byte) string {
 	r, err := parse[redacted](payload, n.ID, n.Parent)
+	if err != nil {
+		return ""
+	}
+	return childID(r.ID)
+}
+
+// childID reads the id of a child in any form that a writer may give it; "" for what is none.
+func childID(raw json.RawMessage) string {
 	var text string
-	if err != nil || json.Unmarshal(r.ID, &text) != nil {
+	if len(raw) < 34 || json.Unmarshal(raw, &text) != nil { // 32 digits and the quotes
 		return ""
 	}
 	digits := strings.TrimPrefix(strings.ToLower(strings.TrimSpace(text)), "urn:uuid:")
@@ -88,6 +97,74 @@ func (n ChildNames) Redact(payload []byte) ([]byte, error) {
 	return out, nil
 }
 
+// ErasedActor is the actor of what was done by a person who has been erased.
+const ErasedActor = "erased"
+
+// RedactActor returns a payload of any aggregate type without an actor, where that is whose act it tells of: the actor is ErasedActor then, and everything else is as it was. The field
+// is found as consumers find it.
+func RedactActor(payload []byte, actor string) (redacted []byte, changed bool, err error) {
+	if !bytes.Contains(payload, []byte(actor)) && !bytes.Contains(payload, []byte{'\\'}) { // most are somebody else's; only an escape spells it otherwise
+		return payload, false, nil
+	}
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(payload, &fields) != nil {
+		return payload, false, nil // no object: it has no actor
+	}
+	for name, value := range fields {
+		var text string
+		if strings.EqualFold(name, "actor") && json.Unmarshal(value, &text) == nil && text == actor {
+			fields[name], changed = json.RawMessage(`"`+ErasedActor+`"`), true
+		}
+	}
+	if !changed {
+		return payload, false, nil
+	}
+	if redacted, err = json.Marshal(fields); err != nil {
+		return nil, false, fmt.Errorf("encode a payload of %d bytes without its actor: %w", len(payload), err)
+	}
+	return redacted, true, nil
+}
+
+// People returns the ids by which an erasure may look for a payload of any aggregate type, of whatever quality: all that it names, for which of these is a person the kind says; and 0,
+// for anybody's, where it names a child and no author. A payload that has been redacted names nobody but its actor.
+func People(eventType string, payload []byte) (ids []int64) {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(payload, &fields) != nil {
+		return nil
+	}
+	var actors []int64
+	author, child, others, content := false, false, 0, false
+	for name, value := range fields {
+		switch id := int64(0); {
+		case strings.EqualFold(name, "actor"):
+			var actor string
+			_ = json.Unmarshal(value, &actor) // one that is no text names nobody
+			if user, is := strings.CutPrefix(actor, "user:"); is {
+				actors = append(actors, idOf(json.RawMessage(user)))
+			}
+		case kept[name] && name != "author_id":
+		default:
+			if id = idOf(value); id > 0 {
+				ids = append(ids, id)
+			}
+			isChild := id == 0 && childID(value) != ""
+			author, child = author || id > 0 && strings.EqualFold(name, "author_id"), child || isChild
+			if !kept[name] {
+				others++
+				content = content || id == 0 && !isChild
+			}
+		}
+	}
+	body, has := fields["body"]
+	if erased := eventType == Erased || string(fields["erased"]) == "true"; erased && (!has || string(body) == `""`) && !content && others <= 2 {
+		return actors
+	}
+	if child && !author {
+		ids = append(ids, 0)
+	}
+	return append(ids, actors...)
+}
+
 // RedactHeaders returns the headers that name an event and its place. All others go.
 func RedactHeaders(headers map[string][]string) map[string][]string {
 	out := make(map[string][]string, len(headers))
@@ -128,8 +205,10 @@ func (n EdgeNames) Named(payload []byte) (from, to int64) {
 
 // idOf reads an id in any form that a writer may give it: a text or a number, with zeros before it or decimals that are zeros behind it.
 func idOf(raw json.RawMessage) int64 {
-	var text string
-	if json.Unmarshal(raw, &text) != nil {
+	text := string(raw)
+	if n := len(text); n >= 2 && text[0] == '"' && !strings.Contains(text, `\`) { // as nearly all are
+		text = text[1 : n-1]
+	} else if json.Unmarshal(raw, &text) != nil {
 		text = string(raw)
 	}
 	whole, decimals, _ := strings.Cut(strings.TrimSpace(text), ".")

@@ -3,19 +3,19 @@ package outbox
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Selection names the events of one aggregate type. What their payloads say is the caller's to read, as whoever applies them does.
+// Selection says which of a tenant's messages a sweep reads. What their payloads say is the caller's to read, as whoever applies them does.
 type Selection struct {
-	TenantID      int64
-	AggregateType string
-	AggregateIDs  []int64 // in the archive, of which nobody reads all
+	TenantID   int64
+	Aggregates map[string][]int64 // by type, in the archive, of which nobody reads all
+	Actor      string             // whose acts, in the archive too; "" for nobody's
+	Pending    bool               // of the outbox only what is not published yet
 }
 
 // Querier is a pool or a transaction.
@@ -35,96 +35,161 @@ const (
 
 // Swept is a message that a sweep has met.
 type Swept struct {
-	ID          int64
-	EventID     string
-	AggregateID int64
-	EventType   string
-	Payload     []byte
-	Pending     bool // not published yet; what is in the DLQ is not
+	ID            int64
+	EventID       string
+	AggregateType string
+	AggregateID   int64
+	EventType     string
+	Payload       []byte
+	Pending       bool // not published yet; what is in the DLQ is not
 }
 
 const (
-	sweepWindow     = 4000 // messages of the outbox that one statement walks over
+	sweepWindow     = 4000 // messages of the outbox or the DLQ that one statement walks over
+	sweepPage       = 1000 // messages of the archive that one statement reads
 	sweepAggregates = 100  // whose messages one statement reads
 )
 
-// sweepEndSQL finds where the next window of the outbox ends.
-// Index: outbox_messages_pkey, one range.   Locks: none.
+const sweptColumns = `id, event_id::text, aggregate_type, aggregate_id, event_type, payload`
+
+// sweepEndSQL finds where the next window of the table ends.
+// Index: the primary key, one range.   Locks: none.
 const sweepEndSQL = `
-SELECT /* outbox.sweep_end */ coalesce(max(id), 0) FROM (SELECT id FROM outbox_messages WHERE id > @after ORDER BY id LIMIT @window) w`
+SELECT /* outbox.sweep_end */ coalesce(max(id), 0) FROM (SELECT id FROM {table} WHERE id > @after ORDER BY id LIMIT @window) w`
 
 // sweepOutboxSQL reads what is selected of a window. The outbox has no index by tenant: it would cost each write.
 // Index: outbox_messages_pkey, one range.   Locks: none.
 const sweepOutboxSQL = `
-SELECT /* outbox.sweep */ id, event_id::text, aggregate_id, event_type, payload, processed_at IS NULL
+SELECT /* outbox.sweep */ ` + sweptColumns + `, processed_at IS NULL
   FROM outbox_messages
- WHERE id > @after AND id <= @upto AND tenant_id = @tenant AND aggregate_type = @type
+ WHERE id > @after AND id <= @upto AND tenant_id = @tenant AND (NOT @pending OR processed_at IS NULL)
  ORDER BY id`
 
-// sweepDLQSQL reads what is selected.
-// Index: outbox_messages_dlq_tenant_aggregate_idx, one range.   Locks: none.
+// sweepDLQSQL reads what is selected of a window of the DLQ.
+// Index: outbox_messages_dlq_pkey, one range.   Locks: none.
 const sweepDLQSQL = `
-SELECT /* outbox.sweep_dlq */ id, event_id::text, aggregate_id, event_type, payload, false
+SELECT /* outbox.sweep_dlq */ ` + sweptColumns + `, false
   FROM outbox_messages_dlq
- WHERE tenant_id = @tenant AND aggregate_type = @type
+ WHERE id > @after AND id <= @upto AND tenant_id = @tenant
  ORDER BY id`
 
-// sweepArchiveSQL reads what is selected of some aggregates.
-// Index: by aggregate, in each range.   Locks: none.
+// sweepArchiveSQL reads the next messages of some aggregates, but for the actor's, behind a message of the first of them. The rows are in the order of the aggregates, for no plan
+// turns a limited LATERAL around.
+// Index: by aggregate, in each range: one probe for each aggregate, a page in all.   Locks: none.
 const sweepArchiveSQL = `
-SELECT /* outbox.sweep_archive */ id, event_id::text, aggregate_id, event_type, payload, false
+SELECT /* outbox.sweep_archive */ page.*
+  FROM unnest(@aggregates::bigint[]) WITH ORDINALITY AS a(id, n)
+ CROSS JOIN LATERAL (
+   SELECT ` + sweptColumns + `, false
+     FROM {table} m
+    WHERE m.tenant_id = @tenant AND m.aggregate_type = @type AND m.aggregate_id = a.id
+      AND (m.id, m.event_id) > (CASE WHEN a.n = 1 THEN @after::bigint ELSE 0 END, CASE WHEN a.n = 1 THEN @after_event::uuid ELSE '00000000-0000-0000-0000-000000000000' END)
+      AND m.payload ->> 'actor' IS DISTINCT FROM @actor::text
+    ORDER BY m.id, m.event_id LIMIT @limit) page
+ LIMIT @limit`
+
+// sweepActorSQL reads the next messages of what a user did. Only users' acts have an index.
+// Index: by actor, in each range.   Locks: none.
+const sweepActorSQL = `
+SELECT /* outbox.sweep_actor */ ` + sweptColumns + `, false
   FROM {table}
- WHERE tenant_id = @tenant AND aggregate_type = @type AND aggregate_id = ANY(@aggregates::bigint[])
- ORDER BY id`
+ WHERE tenant_id = @tenant AND payload ->> 'actor' = @actor::text AND payload ->> 'actor' LIKE 'user:%' AND (id, event_id) > (@after::bigint, @after_event::uuid)
+ ORDER BY id, event_id LIMIT @limit`
+
+// sweeping is a sweep of a table.
+type sweeping struct {
+	q     Querier
+	table string
+	fn    func(Swept) error
+	done  func() error
+}
 
 // Sweep calls fn with every message of the table that is selected, and done after each statement that read any: what fn has gathered is
-// then to be dealt with. The pool acts as the system role. It walks over the whole outbox.
+// then to be dealt with. The pool acts as the system role. It walks over the whole outbox, a window or a page per statement.
 func Sweep(ctx context.Context, q Querier, table string, sel Selection, fn func(Swept) error, done func() error) error {
-	read := func(sql string, args pgx.StrictNamedArgs) error {
-		var m Swept
-		n := 0
-		rows, _ := q.Query(ctx, sql, args)
-		_, err := pgx.ForEachRow(rows, []any{&m.ID, &m.EventID, &m.AggregateID, &m.EventType, &m.Payload, &m.Pending}, func() error {
-			n++
-			err := fn(m)
-			m.Payload = nil
-			return err
-		})
-		if err == nil && n > 0 {
-			err = done()
-		}
-		if err != nil {
-			return fmt.Errorf("sweep %s: %w", table, err)
-		}
-		return nil
+	s := sweeping{q, table, fn, done}
+	err := s.run(ctx, sel)
+	if err != nil {
+		return fmt.Errorf("sweep %s: %w", table, err)
 	}
-	args := pgx.StrictNamedArgs{"tenant": sel.TenantID, "type": sel.AggregateType}
-	switch table {
-	case TableDLQ:
-		return read(sweepDLQSQL, args)
+	return nil
+}
+
+func (s sweeping) run(ctx context.Context, sel Selection) error {
+	switch s.table {
 	case TableOutbox:
-		for after := int64(0); ; {
-			var upto int64
-			if err := q.QueryRow(ctx, sweepEndSQL, pgx.StrictNamedArgs{"after": after, "window": sweepWindow}).Scan(&upto); err != nil {
-				return fmt.Errorf("sweep %s: %w", table, err)
-			}
-			if upto == 0 {
-				return nil
-			}
-			args["after"], args["upto"] = after, upto
-			if err := read(sweepOutboxSQL, args); err != nil {
+		return s.windows(ctx, sweepOutboxSQL, pgx.StrictNamedArgs{"tenant": sel.TenantID, "pending": sel.Pending})
+	case TableDLQ:
+		return s.windows(ctx, sweepDLQSQL, pgx.StrictNamedArgs{"tenant": sel.TenantID})
+	}
+	if sel.Actor != "" {
+		if err := s.actor(ctx, sel); err != nil {
+			return err
+		}
+	}
+	for _, kind := range slices.Sorted(maps.Keys(sel.Aggregates)) {
+		for some := range slices.Chunk(sel.Aggregates[kind], sweepAggregates) {
+			if err := s.aggregates(ctx, sel, kind, some); err != nil {
 				return err
 			}
-			after = upto
-		}
-	}
-	for some := range slices.Chunk(sel.AggregateIDs, sweepAggregates) {
-		args["aggregates"] = some
-		if err := read(ofTable(sweepArchiveSQL, table), args); err != nil {
-			return err
 		}
 	}
 	return nil
+}
+
+// read runs a statement, and returns how many messages it read and the last of them.
+func (s sweeping) read(ctx context.Context, sql string, args pgx.StrictNamedArgs) (n int, last Swept, err error) {
+	var m Swept
+	rows, _ := s.q.Query(ctx, ofTable(sql, s.table), args)
+	_, err = pgx.ForEachRow(rows, []any{&m.ID, &m.EventID, &m.AggregateType, &m.AggregateID, &m.EventType, &m.Payload, &m.Pending}, func() error {
+		n++
+		err := s.fn(m)
+		m.Payload = nil
+		return err
+	})
+	if err == nil && n > 0 {
+		err = s.done()
+	}
+	return n, m, err
+}
+
+func (s sweeping) windows(ctx context.Context, sql string, args pgx.StrictNamedArgs) error {
+	for after := int64(0); ; {
+		var upto int64
+		if err := s.q.QueryRow(ctx, ofTable(sweepEndSQL, s.table), pgx.StrictNamedArgs{"after": after, "window": sweepWindow}).Scan(&upto); err != nil || upto == 0 {
+			return err
+		}
+		args["after"], args["upto"] = after, upto
+		if _, _, err := s.read(ctx, sql, args); err != nil {
+			return err
+		}
+		after = upto
+	}
+}
+
+const noEvent = "00000000-0000-0000-0000-000000000000"
+
+func (s sweeping) actor(ctx context.Context, sel Selection) error {
+	args := pgx.StrictNamedArgs{"tenant": sel.TenantID, "actor": sel.Actor, "after": int64(0), "after_event": noEvent, "limit": sweepPage}
+	for {
+		n, last, err := s.read(ctx, sweepActorSQL, args)
+		if err != nil || n < sweepPage {
+			return err
+		}
+		args["after"], args["after_event"] = last.ID, last.EventID
+	}
+}
+
+func (s sweeping) aggregates(ctx context.Context, sel Selection, kind string, ids []int64) error {
+	args := pgx.StrictNamedArgs{"tenant": sel.TenantID, "type": kind, "actor": sel.Actor, "aggregates": ids, "after": int64(0), "after_event": noEvent, "limit": sweepPage}
+	for {
+		n, last, err := s.read(ctx, sweepArchiveSQL, args)
+		if err != nil || n < sweepPage {
+			return err
+		}
+		ids = ids[slices.Index(ids, last.AggregateID):]
+		args["aggregates"], args["after"], args["after_event"] = ids, last.ID, last.EventID
+	}
 }
 
 // Redacted is a message and the payload that it is to have.
@@ -132,13 +197,14 @@ type Redacted struct {
 	ID      int64
 	EventID string
 	Payload string
+	Stays   bool // on the stream, as it was
 }
 
 // redactSQL takes content out of messages. They keep their ids and their place; that they have been published and stand nowhere on the
 // stream says that they were erased: a repair publishes them never again (compareSQL). One that is still pending is published as it is now.
 // Index: the primary key, or that of each range.   Locks: the messages.
 const redactSQL = `
-WITH redacted AS (SELECT * FROM unnest(@ids::bigint[], @event_ids::uuid[], @payloads::jsonb[]) AS r(id, event_id, payload)),
+WITH redacted AS (SELECT * FROM unnest(@ids::bigint[], @event_ids::uuid[], @payloads::jsonb[], @stays::boolean[]) AS r(id, event_id, payload, stays)),
 held AS MATERIALIZED (
   SELECT m.id FROM {table} m JOIN redacted r ON m.id = r.id AND m.event_id = r.event_id ORDER BY m.id FOR NO KEY UPDATE OF m
 )
@@ -147,7 +213,7 @@ UPDATE /* outbox.redact */ {table} m SET payload = r.payload{unmark}
  WHERE m.id = r.id AND m.event_id = r.event_id AND m.id IN (SELECT id FROM held)`
 
 func redactSQLOf(table string) string {
-	unmark := ", stream_seq = NULL"
+	unmark := ", stream_seq = CASE WHEN r.stays THEN m.stream_seq END"
 	if table == TableDLQ { // what is there was never published
 		unmark = ""
 	}
@@ -156,11 +222,11 @@ func redactSQLOf(table string) string {
 
 // Redact replaces payloads in the caller's transaction and returns how many of the messages were still in the table.
 func Redact(ctx context.Context, tx pgx.Tx, table string, messages []Redacted) (int64, error) {
-	ids, eventIDs, payloads := make([]int64, len(messages)), make([]string, len(messages)), make([]string, len(messages))
+	ids, eventIDs, payloads, stays := make([]int64, len(messages)), make([]string, len(messages)), make([]string, len(messages)), make([]bool, len(messages))
 	for i, m := range messages {
-		ids[i], eventIDs[i], payloads[i] = m.ID, m.EventID, m.Payload
+		ids[i], eventIDs[i], payloads[i], stays[i] = m.ID, m.EventID, m.Payload, m.Stays
 	}
-	tag, err := tx.Exec(ctx, redactSQLOf(table), pgx.StrictNamedArgs{"ids": ids, "event_ids": eventIDs, "payloads": payloads})
+	tag, err := tx.Exec(ctx, redactSQLOf(table), pgx.StrictNamedArgs{"ids": ids, "event_ids": eventIDs, "payloads": payloads, "stays": stays})
 	if err != nil {
 		return 0, fmt.Errorf("redact %d messages of %s: %w", len(messages), table, err)
 	}
@@ -185,24 +251,6 @@ func Unmark(ctx context.Context, tx pgx.Tx, messages []Published) error {
 		if _, err := tx.Exec(ctx, ofTable(unmarkSQL, table), pgx.StrictNamedArgs{"ids": ids, "event_ids": eventIDs}); err != nil {
 			return fmt.Errorf("unmark %d messages of %s: %w", len(messages), table, err)
 		}
-	}
-	return nil
-}
-
-// pendingOfSQL reads what is selected and not published yet.
-// Index: the pending indexes, all of what is pending.   Locks: none.
-const pendingOfSQL = `
-SELECT /* outbox.pending_of */ payload FROM outbox_messages WHERE processed_at IS NULL AND tenant_id = @tenant AND aggregate_type = @type`
-
-// PendingOf calls fn with the payload of every message that is selected and not published yet. It reads all that is pending.
-func PendingOf(ctx context.Context, pool *pgxpool.Pool, sel Selection, fn func(payload []byte)) error {
-	var payload pgtype.DriverBytes
-	rows, _ := pool.Query(ctx, pendingOfSQL, pgx.StrictNamedArgs{"tenant": sel.TenantID, "type": sel.AggregateType})
-	if _, err := pgx.ForEachRow(rows, []any{&payload}, func() error {
-		fn(payload)
-		return nil
-	}); err != nil {
-		return fmt.Errorf("look for pending messages: %w", err)
 	}
 	return nil
 }

@@ -52,14 +52,14 @@ func TestStatements(t *testing.T) {
 		"ranges": rangesSQL, "make range": makeRangeSQL, "cut range": cutRangeSQL, "written since": writtenSinceSQL, "settle": settleSQL, "archive range": archiveRangeSQL,
 		"index range": indexRangeSQL, "archive late": archiveLateSQL, "span": spanRangeSQL, "drop range": dropRangeSQL, "bound locks": boundLocksSQL, "no timeout": noTimeoutSQL, "one worker": oneWorkerSQL, "trim kept": trimKeptSQL,
 		"count lost": ofTable(countLostSQL, TableArchive), "restore": restoreSQL, "lost in range": lostInRangeSQL, "return range": returnRangeSQL, "requeue": ofTable(requeueSQL, TableArchive), "next id": nextIDSQL,
-		"sweep end": sweepEndSQL, "sweep": sweepOutboxSQL, "sweep of DLQ": sweepDLQSQL, "sweep of archive": ofTable(sweepArchiveSQL, TableArchive), "pending of": pendingOfSQL,
+		"sweep end": ofTable(sweepEndSQL, TableOutbox), "sweep of actor": ofTable(sweepActorSQL, TableKept), "sweep": sweepOutboxSQL, "sweep of DLQ": sweepDLQSQL, "sweep of archive": ofTable(sweepArchiveSQL, TableArchive),
 		"redact": redactSQLOf(TableOutbox), "redact in DLQ": redactSQLOf(TableDLQ), "redact in archive": redactSQLOf(TableArchive),
 		"unmark": ofTable(unmarkSQL, TableOutbox), "unmark in archive": ofTable(unmarkSQL, TableArchive),
 		"find by id": archiveRow + byID, "find by event": dlqRow + byEvent, "find by id and event": outboxRow + byIDAndEvent, "ids of event": idsOfEventSQL,
 		"find by aggregate": archiveRow + byAggregate, "find by aggregate in the DLQ": dlqRow + dlqByAggregate, "find by time": keptRow + byTime, "find by range": outboxRow + byIDRange,
 		"probe": probeSQL, "edges": edgesSQL, "lock holds": lockHoldsSQL,
 		"add hold": addHoldSQL, "list holds": listHoldsSQL, "release hold": releaseHoldSQL, "held": heldSQL, "held whole": heldWholeSQL, "held month": heldMonthSQL,
-		"walk archive": walkArchiveSQL, "count archive": countArchiveSQL, "restore archive": restoreArchiveSQL, "canonical archive": canonicalArchiveSQL,
+		"walk archive": walkArchiveSQL, "any archived": anyArchivedSQL, "restore archive": restoreArchiveSQL, "canonical archive": canonicalArchiveSQL,
 	} {
 		t.Run(name, func(t *testing.T) { testkit.Prepare(t, pool, sql) })
 	}

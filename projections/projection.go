@@ -32,14 +32,17 @@ type Projection interface {
 	// event on its way. The functions Window and Kinds do the most of it.
 	Window(ctx context.Context, truth, projection *pgxpool.Pool, after any, limit int, report func(Difference)) (checked int64, next any, err error)
 	// Mend brings what the keys name to the truth, except what is parked. The caller holds the consumer's offsets in tx: an event that
-	// is on its way finds that its version is there.
-	Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []Key, parked Parked) error
+	// is on its way finds that its version is there. It returns what is left, for which the caller begins another transaction: the consumer waits for a bounded step.
+	Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []Key, parked Parked) (rest []Key, err error)
 
 	// Reached reports whether the projection has each of the entities, of types that it wants, at the version that the ref names, or a
 	// later one. The transaction's tenant is set.
 	Reached(ctx context.Context, tx pgx.Tx, refs []event.Ref) (bool, error)
 	// Redact takes the content of these children out, whoever reads it, and returns of how many rows. With look it only counts them.
 	Redact(ctx context.Context, tx pgx.Tx, tenant int64, children []string, look bool) (n int64, err error)
+	// RedactActor makes event.ErasedActor of an actor among a bounded number of rows behind after (nil: the first), returns of how many rows, and behind what the next step
+	// begins; nil at the end. With look it only counts them. Nothing to do where nobody keeps who did what.
+	RedactActor(ctx context.Context, tx pgx.Tx, tenant int64, actor string, after any, look bool) (n int64, next any, err error)
 	// Forget deletes what the projection keeps of an object's edges behind after, in a bounded step, as if each had been removed before. It returns how many rows these
 	// were, and behind which pair the next step begins; nil at the end. With look it only counts, what it would find now; else the caller holds the consumer's offsets in tx.
 	Forget(ctx context.Context, tx pgx.Tx, of EdgesOf, after Pair, look bool) (n int64, next *Pair, err error)

@@ -33,6 +33,7 @@ type Key struct {
 	TenantID, Aggregate, Other int64
 	Child                      string // its id, where one is concerned
 	Kind                       string // of the children that settings are for
+	Step                       string // how far Mend has come with it, in the projection's own way; "" for what is not begun
 }
 
 // Ref names the edge or the child of the key, for the reader of the truth.

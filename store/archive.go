@@ -697,52 +697,6 @@ func Archives(ctx context.Context, pool *pgxpool.Pool, limit int) ([]Archived, e
 	return all, nil
 }
 
-// ArchiveFlaw is something about the archive that is not as it has to be.
-type ArchiveFlaw struct {
-	Kind               string
-	TenantID, ObjectID int64
-	Rule               string
-}
-
-// archiveCheckSQL reads what breaks a rule.
-// Index: none: all archived children of the kind.   Locks: none.
-const archiveCheckSQL = `
-WITH archived AS (SELECT tenant_id, object_id, count(*) AS children FROM {{.Archive}} GROUP BY 1, 2),
-     stubs AS (SELECT * FROM archived_threads WHERE kind = '{{.Kind}}' AND state <> 'RETURNED')
-SELECT /* store.archive_check */ '{{.Kind}}', tenant_id, object_id, 'archived {{.Kind}}s without a stub'
-  FROM archived WHERE NOT EXISTS (SELECT FROM stubs s WHERE s.tenant_id = archived.tenant_id AND s.object_id = archived.object_id)
-UNION ALL
-SELECT '{{.Kind}}', tenant_id, object_id, 'a thread that lacks archived {{.Kind}}s'
-  FROM stubs LEFT JOIN archived USING (tenant_id, object_id) WHERE state = 'ARCHIVED' AND stubs.children IS DISTINCT FROM archived.children
-UNION ALL
-SELECT '{{.Kind}}', c.tenant_id, c.object_id, 'a {{.Kind}} that is archived and is not'
-  FROM {{.Archive}} a JOIN {{.Table}} c USING (tenant_id, child_id)
-UNION ALL
-SELECT '{{.Kind}}', tenant_id, object_id, '{{.Kind}}s beside an archived thread'
-  FROM stubs s WHERE state = 'ARCHIVED' AND EXISTS (SELECT FROM {{.Table}} c WHERE c.tenant_id = s.tenant_id AND c.object_id = s.object_id)`
-
-// CheckArchive reports what about the archive breaks a rule: each child is in one place, each archived one has a stub, and of an
-// archived thread all children are archived. It returns how many children the archive has. The pool acts as postgres.RoleSystem.
-func CheckArchive(ctx context.Context, pool *pgxpool.Pool, set *kinds.Set, report func(ArchiveFlaw)) (children int64, err error) {
-	err = postgres.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		for _, k := range set.AllChildren() {
-			rows, _ := tx.Query(ctx, shapeOf(k).sql(archiveCheckSQL))
-			flaws, err := pgx.CollectRows(rows, pgx.RowToStructByPos[ArchiveFlaw])
-			if err != nil {
-				return err
-			}
-			for _, f := range flaws {
-				report(f)
-			}
-		}
-		return tx.QueryRow(ctx, `SELECT count(*) FROM children_archive`).Scan(&children)
-	})
-	if err != nil {
-		return 0, fmt.Errorf("check the archive of children: %w", err)
-	}
-	return children, nil
-}
-
 // at tells a test which step is done; what it returns ends the work there.
 func (a *Archiver) at(step string) error {
 	if a.reached == nil {

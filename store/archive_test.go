@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -43,6 +44,7 @@ func (f *free) Count(what string, n int64) {
 type archived struct {
 	*Store
 	t        *testing.T
+	db       *testkit.DB
 	system   *pgxpool.Pool
 	archiver *Archiver
 }
@@ -50,7 +52,7 @@ type archived struct {
 func openArchived(t *testing.T) archived {
 	t.Helper()
 	db := testkit.Postgres(t)
-	a := archived{Store: New(db.Pool(t, postgres.RoleAPI), nil), t: t, system: db.Pool(t, postgres.RoleSystem)}
+	a := archived{Store: New(db.Pool(t, postgres.RoleAPI), nil), t: t, db: db, system: db.Pool(t, postgres.RoleSystem)}
 	a.Store.moveRows = 3
 	a.archiver = a.newArchiver()
 	return a
@@ -126,6 +128,42 @@ func (a archived) want(want string) {
 		a.t.Errorf("places: %s, want %s", got, want)
 	}
 	a.check()
+}
+
+func TestACheckOfTheArchiveReadsPagesAndFindsEveryFlaw(t *testing.T) {
+	a := openArchived(t)
+	ctx := t.Context()
+	for post := range int64(6) {
+		a.thread(1+post%2, 10+post, 3)
+	}
+	a.run()
+	owner := a.db.Pool(t, postgres.RoleOwner)
+	exec := func(sql string) {
+		t.Helper()
+		if _, err := owner.Exec(ctx, sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A thread of more than two pages, every way in which a rule can be broken, and a stub of another kind.
+	columns := `tenant_id, kind, object_id, author_id, body, author_state, moderation_state, version, created_at, updated_at, slug, path`
+	exec(`INSERT INTO children_archive (child_id, ` + columns + `)
+	  SELECT gen_random_uuid(), 1, 'comment', 50, 1, 'b', 'ACTIVE', 'NONE', 1, now(), now(), lpad(g::text, 22, '0'), lpad(g::text, 22, '0') FROM generate_series(1, 9000) g`)
+	exec(`INSERT INTO archived_threads (archive_id, tenant_id, kind, object_id, state, children) VALUES (90, 1, 'comment', 50, 'ARCHIVED', 9000), (91, 1, 'comment', 60, 'ARCHIVED', 2),
+	  (92, 1, 'review', 12, 'ARCHIVED', 2)`)
+	exec(`DELETE FROM archived_threads WHERE (tenant_id, object_id) = (1, 12) AND kind = 'comment'`)
+	exec(`UPDATE archived_threads SET children = 4 WHERE object_id = 13`)
+	exec(`INSERT INTO children (child_id, ` + columns + `) SELECT child_id, ` + columns + ` FROM children_archive WHERE object_id = 15 AND path = (SELECT min(path) FROM children_archive WHERE object_id = 15)`)
+	a.db.RowsPerStatement(t, 2*scanRows, "children", "children_archive", "children_archive_comment", "children_comment")
+	var got []string
+	n, err := CheckArchive(ctx, a.system, kinds.Builtin(), func(f ArchiveFlaw) {
+		got = append(got, fmt.Sprint(f.Kind, " ", f.TenantID, "/", f.ObjectID, " ", f.Rule))
+	})
+	slices.Sort(got)
+	want := []string{"comment 1/12 archived comments without a stub", "comment 1/60 a thread that lacks archived comments", "comment 2/13 a thread that lacks archived comments",
+		"comment 2/15 a comment that is archived and is not", "comment 2/15 comments beside an archived thread", "review 1/12 a thread that lacks archived reviews"}
+	if err != nil || n != 9018 || !slices.Equal(got, want) {
+		t.Errorf("%d archived, %v, flaws:\n%s", n, err, strings.Join(got, "\n"))
+	}
 }
 
 func TestAnArchivedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T) {

@@ -30,7 +30,7 @@ var childSQL = map[string]string{
 	"childCreate": childCreateSQL, "childTaken": childTakenSQL, "childEdit": childEditSQL, "childDelete": childDeleteSQL, "childModerate": childModerateSQL,
 	"returnLock": returnLockSQL, "returnMove": returnMoveSQL, "returnState": returnStateSQL, "archived": archivedSQL,
 	"walked": walkedSQL, "look": lookSQL, "quiet": quietSQL, "mark": markSQL, "walk": walkSQL, "moveLock": moveLockSQL, "move": moveSQL,
-	"moveState": moveStateSQL, "unfinished": unfinishedSQL, "archiveStubs": archiveStubsSQL, "archiveCheck": archiveCheckSQL, "scanChildren": scanChildrenSQL, "scanObjects": scanObjectsSQL, "scanObject": scanObjectSQL, "exportChildren": exportChildrenSQL,
+	"moveState": moveStateSQL, "unfinished": unfinishedSQL, "archiveStubs": archiveStubsSQL, "archivePage": archivePageSQL, "stubPage": stubPageSQL, "scanChildren": scanChildrenSQL, "scanObjects": scanObjectsSQL, "scanObject": scanObjectSQL, "exportChildren": exportChildrenSQL,
 }
 
 func TestStatements(t *testing.T) {

@@ -80,10 +80,10 @@ func ScanObjects(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, after *
 	return scan(ctx, pool, s.sql(scanObjectsSQL), after, limit, s.placeArgs, (*childState).state)
 }
 
-// ScanObject is ScanObjects of one object.
-func ScanObject(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, tenant, object int64) iter.Seq2[*State[event.Child], error] {
+// ScanObject is ScanObjects of one object; of a threaded kind behind a path, "" for the first one.
+func ScanObject(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, tenant, object int64, after string) iter.Seq2[*State[event.Child], error] {
 	s := shapeOf(k)
-	return scan(ctx, pool, s.sql(scanObjectSQL), &State[event.Child]{tenant, event.Child{Parent: event.ID(object)}}, 0, s.placeArgs, (*childState).state)
+	return scan(ctx, pool, s.sql(scanObjectSQL), &State[event.Child]{tenant, event.Child{Parent: event.ID(object), Path: after}}, 0, s.placeArgs, (*childState).state)
 }
 
 func (s childShape) placeArgs(after *State[event.Child]) pgx.StrictNamedArgs {

@@ -492,6 +492,7 @@ CREATE INDEX outbox_dlq_actions_event_idx ON outbox_dlq_actions (event_id);
 -- The archive has no index but its key: attaching a range would build it, with the outbox locked. outbox_range_index adds what a range is
 -- found by, once it is there.
 CREATE INDEX outbox_messages_kept_tenant_aggregate_idx ON outbox_messages_kept (tenant_id, aggregate_type, aggregate_id, id);
+CREATE INDEX outbox_messages_kept_actor_idx ON outbox_messages_kept (tenant_id, (payload ->> 'actor'), id) WHERE payload ->> 'actor' LIKE 'user:%';
 CREATE INDEX outbox_messages_kept_occurred_idx ON outbox_messages_kept (occurred_at, id);
 CREATE INDEX outbox_archive_exports_range_idx ON outbox_archive_exports (from_id);
 CREATE UNIQUE INDEX edge_removals_unfinished_idx ON edge_removals (tenant_id, object, object_id, kinds, direction) WHERE finished_at IS NULL;
@@ -1052,6 +1053,8 @@ BEGIN
     RETURN false;
   END IF;
   EXECUTE format('CREATE INDEX IF NOT EXISTS %I ON %I (tenant_id, aggregate_type, aggregate_id, id) WITH (fillfactor = 100)', name || '_aggregate_idx', name);
+  -- What a user did is found by an erasure of theirs.
+  EXECUTE format('CREATE INDEX IF NOT EXISTS %I ON %I (tenant_id, (payload ->> ''actor''), id) WITH (fillfactor = 100) WHERE payload ->> ''actor'' LIKE ''user:%%''', name || '_actor_idx', name);
   UPDATE outbox_ranges SET indexed = true WHERE from_id = first;
   RETURN true;
 END $$;

@@ -83,3 +83,8 @@ func (p Projection) Forget(ctx context.Context, tx pgx.Tx, of projections.EdgesO
 	}
 	return n, next, nil
 }
+
+// RedactActor has nothing to do: nobody's acts are here.
+func (Projection) RedactActor(context.Context, pgx.Tx, int64, string, any, bool) (int64, any, error) {
+	return 0, nil, nil
+}

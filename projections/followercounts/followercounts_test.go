@@ -533,7 +533,10 @@ func testMend(t *testing.T, pool *pgxpool.Pool, verify func() []string) {
 		t.Fatal(err)
 	}
 	nothing := func(int64, string, int64) bool { return false }
-	if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return projection.Mend(ctx, tx, pool, keys, nothing) }); err != nil {
+	if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		_, err := projection.Mend(ctx, tx, pool, keys, nothing)
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if got := verify(); len(got) > 0 {

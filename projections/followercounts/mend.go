@@ -37,7 +37,7 @@ SELECT o.tenant_id, @kind, o.object_id,
 
 // Mend makes the edges of the keys what the truth says, and the counts of all objects concerned what their edges say then. The
 // caller holds the consumer's offsets in tx: an event that is on its way finds that its version is there.
-func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key, parked projections.Parked) error {
+func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key, parked projections.Parked) ([]projections.Key, error) {
 	edges, counted := map[string][]key{}, map[string][]object{}
 	type side struct {
 		tenant int64
@@ -54,34 +54,34 @@ func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, ke
 	}
 	for kind, some := range edges {
 		if err := drop(ctx, tx, kind, some); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	last := batch{}
 	for s, some := range refs {
 		kind, ok := p.kinds().Edge(s.kind)
 		if !ok {
-			return fmt.Errorf("mend %d edges of %s: there is no such kind", len(some), s.kind)
+			return nil, fmt.Errorf("mend %d edges of %s: there is no such kind", len(some), s.kind)
 		}
 		states, err := store.GetEdges(ctx, truth, s.tenant, kind, some)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for i := range states {
 			if err := last.put(s.tenant, kind, &states[i].Object); err != nil {
-				return err
+				return nil, err
 			}
 		}
 	}
 	if err := p.apply(ctx, tx, last); err != nil {
-		return err
+		return nil, err
 	}
 	for _, kind := range slices.Sorted(maps.Keys(counted)) {
 		if err := recount(ctx, tx, kind, counted[kind]); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 func drop(ctx context.Context, tx pgx.Tx, kind string, edges []key) error {

@@ -2,11 +2,13 @@ package history
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections"
 )
@@ -80,4 +82,67 @@ func (p *Projection) Forget(ctx context.Context, tx pgx.Tx, of projections.Edges
 		n += tag.RowsAffected()
 	}
 	return n, next, nil
+}
+
+// actsWindow is how many versions one look for an actor's walks over.
+const actsWindow = 20_000
+
+// actsSQL makes another actor of one among the next versions of a kind, and returns of how many, and the last version that it walked over.
+// Index: KIND_history_pkey, one range.   Locks: the actor's versions.
+const actsSQL = `
+WITH next AS MATERIALIZED (
+  SELECT {keys}, version_id, @actor::text IN (metadata ->> 'created_by', object ->> 'actor') AS mine FROM {kind}_history
+   WHERE tenant_id = @tenant::bigint AND ({keys}, version_id) > ({after}, @version::bigint) ORDER BY {keys}, version_id LIMIT @window
+), changed AS (
+  UPDATE {kind}_history h SET metadata = h.metadata || jsonb_build_object('created_by', @erased::text), object = h.object || jsonb_build_object('actor', @erased::text)
+    FROM next WHERE NOT @look AND next.mine AND h.tenant_id = @tenant::bigint AND ({h.keys}, h.version_id) = ({next.keys}, next.version_id)
+)
+SELECT /* history.acts */ (SELECT count(*) FROM next WHERE mine), ARRAY[{keys}]::text[], version_id FROM next ORDER BY {keys.desc}, version_id DESC LIMIT 1`
+
+// actsOf is actsSQL for a kind whose histories have keys of one type.
+func actsOf(kind, keyType string, keys ...string) string {
+	of := func(format string) string {
+		var all []string
+		for i, k := range keys {
+			all = append(all, strings.NewReplacer("KEY", k, "N", fmt.Sprint(i+1)).Replace(format))
+		}
+		return strings.Join(all, ", ")
+	}
+	return strings.NewReplacer("{kind}", kind, "{keys}", of("KEY"), "{keys.desc}", of("KEY DESC"), "{h.keys}", of("h.KEY"), "{next.keys}", of("next.KEY"),
+		"{after}", of("(@after::text[])[N]::"+keyType)).Replace(actsSQL)
+}
+
+// act is where a look for acts is: behind a version of a kind's histories.
+type act struct {
+	kind    int
+	keys    []string
+	version int64
+}
+
+// RedactActor takes a person out of who made the versions of a kind's histories, as Projection says.
+func (p *Projection) RedactActor(ctx context.Context, tx pgx.Tx, tenant int64, actor string, after any, look bool) (n int64, next any, err error) {
+	var all []string
+	var first [][]string
+	for _, k := range p.kinds().AllChildren() {
+		all, first = append(all, actsOf(k.Name, "uuid", k.Names().ID)), append(first, []string{"00000000-0000-0000-0000-000000000000"})
+	}
+	for _, k := range p.kinds().AllEdges() {
+		all, first = append(all, actsOf(k.Name, "bigint", k.Ends[0], k.Ends[1])), append(first, []string{"0", "0"})
+	}
+	at, _ := after.(act)
+	if at.kind >= len(all) {
+		return 0, nil, nil
+	}
+	if at.keys == nil {
+		at.keys = first[at.kind]
+	}
+	err = tx.QueryRow(ctx, all[at.kind], pgx.StrictNamedArgs{"tenant": tenant, "actor": actor, "erased": event.ErasedActor, "look": look, "window": actsWindow,
+		"after": at.keys, "version": at.version}).Scan(&n, &at.keys, &at.version)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return 0, act{kind: at.kind + 1}, nil
+	}
+	if err != nil {
+		return 0, nil, fmt.Errorf("look for the acts of %s in the histories: %w", actor, err)
+	}
+	return n, at, nil
 }

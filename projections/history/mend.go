@@ -15,7 +15,7 @@ import (
 
 // Mend adds the versions that the truth is at where the histories of the keys lack them, by versioned.Unrecorded. A record is not corrected:
 // versions that the truth does not know stay, and stay named by Verify. The caller holds the consumer's offsets in tx.
-func (p *Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key, parked projections.Parked) error {
+func (p *Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key, parked projections.Parked) ([]projections.Key, error) {
 	refs := make(map[int64][]event.Ref) // by tenant
 	for _, k := range keys {
 		refs[k.TenantID] = append(refs[k.TenantID], k.Ref())
@@ -24,9 +24,9 @@ func (p *Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, k
 	for tenant, some := range refs {
 		states, err := store.StatesBy(ctx, truth, tenant, p.kinds(), some, versioned.Unrecorded)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		events = append(events, slices.DeleteFunc(states, func(e event.Event) bool { return parked(e.TenantID, e.AggregateType, e.AggregateID) })...)
 	}
-	return p.Apply(ctx, tx, events)
+	return nil, p.Apply(ctx, tx, events)
 }

@@ -139,7 +139,8 @@ func TestRetentionTakesTheHistoriesOfWhatIsGoneAndNothingMissesThem(t *testing.T
 	apply(t, pool, events...)
 	err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		keys := []projections.Key{{Type: event.AggregateComment, TenantID: 1, Child: id(deleted)}, {Type: event.AggregateFollow, TenantID: 1, Aggregate: 100 + deleted, Other: 7}}
-		return New(kinds.Builtin).Mend(ctx, tx, pool, keys, func(int64, string, int64) bool { return false })
+		_, err := New(kinds.Builtin).Mend(ctx, tx, pool, keys, func(int64, string, int64) bool { return false })
+		return err
 	})
 	if err != nil {
 		t.Fatal(err)

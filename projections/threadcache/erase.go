@@ -48,6 +48,11 @@ func (p Projection) Redact(ctx context.Context, tx pgx.Tx, tenant int64, ids []s
 	return n, nil
 }
 
+// RedactActor has nothing to do: nobody's acts are here.
+func (Projection) RedactActor(context.Context, pgx.Tx, int64, string, any, bool) (int64, any, error) {
+	return 0, nil, nil
+}
+
 // Forget has nothing to do: no edge is here.
 func (Projection) Forget(context.Context, pgx.Tx, projections.EdgesOf, projections.Pair, bool) (int64, *projections.Pair, error) {
 	return 0, nil, nil

@@ -44,7 +44,7 @@ func TestChildrenOfEveryKind(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 			ctx := t.Context()
-			p := Projection{kinds: func() *kinds.Set { return set }, bucketSize: 3, groupSize: 2}
+			p := Projection{kinds: func() *kinds.Set { return set }, bucketSize: 3, groupSize: 2, mendStep: 7}
 			for _, s := range kinds.Truth.MakeTables(set) {
 				if _, err := pool.Exec(ctx, s.SQL, s.Args...); err != nil {
 					t.Fatal(err)
@@ -121,11 +121,7 @@ func TestChildrenOfEveryKind(t *testing.T) {
 					t.Errorf("verify does not see that the aggregate of %s is wrong: %v", name, fields)
 				}
 			}
-			if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-				return p.Mend(ctx, tx, pool, keys, func(int64, string, int64) bool { return false })
-			}); err != nil {
-				t.Fatal(err)
-			}
+			mend(t, pool, p, keys, func() {})
 			check("mended")
 
 			for _, table := range p.Tables() {

@@ -4,11 +4,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/store"
 )
@@ -16,61 +18,165 @@ import (
 // mendBatch is how many children are applied together.
 const mendBatch = 1000
 
+// mendStep is how many children of a thread one step drops and makes, at most, while the consumer waits.
+const mendStep = 4 * mendBatch
+
 // dropObjectSQL drops what a table has of an object.
 const dropObjectSQL = `DELETE /* threadcache.drop */ FROM %s WHERE tenant_id = @tenant AND kind = @kind AND object_id = @object`
+
+// dropThreadSQL drops the next children of an object of a threaded kind.
+// Index: child_lists_path_idx, child_lists_pkey.   Locks: the children.
+const dropThreadSQL = `
+DELETE /* threadcache.drop_thread */ FROM child_lists WHERE tenant_id = @tenant AND kind = @kind AND child_id = ANY(ARRAY(
+  SELECT child_id FROM child_lists WHERE tenant_id = @tenant AND kind = @kind AND object_id = @object AND path IS NOT NULL ORDER BY path LIMIT @limit))`
+
+// dropVisibleSQL drops the next visible children of an object of a kind that is not threaded.
+// Index: child_lists_oldest_idx, child_lists_pkey.   Locks: the children.
+const dropVisibleSQL = `
+DELETE /* threadcache.drop_visible */ FROM child_lists WHERE tenant_id = @tenant AND kind = @kind AND child_id = ANY(ARRAY(
+  SELECT child_id FROM child_lists WHERE tenant_id = @tenant AND kind = @kind AND object_id = @object AND visible ORDER BY created_at, child_id LIMIT @limit))`
 
 // dropChildrenSQL drops children by their ids.
 // Index: child_lists_pkey.   Locks: the children.
 const dropChildrenSQL = `DELETE /* threadcache.drop_children */ FROM child_lists WHERE tenant_id = @tenant AND kind = @kind AND child_id = ANY(@ids::uuid[])`
 
+// The steps of a thread that is too large for one: its children are dropped, and when it has nothing any more they are made anew, behind a place that follows.
+const (
+	stepDrop = "drop"
+	stepMake = "make "
+)
+
+// mending is an object that is being mended.
+type mending struct {
+	object
+	keys  []projections.Key // that name it
+	kind  kinds.Child
+	left  int // children that this step may still drop and make; what is not threaded ignores it
+	named []string
+}
+
 // Mend drops all that the projection has of the objects of the keys and applies the truth's children and settings of them. The caller holds the
-// consumer's offsets in tx: an event that is on its way finds that its version is there. Cost: that of the objects' children. What is not visible of a
-// kind that is not threaded has no index by its object: it is dropped by the ids of the truth and of the keys.
-func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key, parked projections.Parked) error {
-	objects := make(map[object][]string) // children that the keys name
-	for _, k := range keys {
-		o := object{k.TenantID, cmp.Or(k.Kind, k.Type), k.Aggregate}
-		if parked(o.tenant, o.kind, o.id) || parked(o.tenant, event.AggregateThread, o.id) {
-			continue
+// consumer's offsets in tx: an event that is on its way finds that its version is there. Cost: that of the objects' children.
+//
+// A step drops and makes at most twice mendStep children of threads. A larger thread takes several, between which readers see it incomplete and the consumer works on it: what it has is always
+// right for the children that it has, or about to be dropped. A thread that an event is parked of meanwhile is made to its end. What is not visible of a
+// kind that is not threaded has no index by its object: it is dropped by the ids of the truth and of the keys, so such an object takes one step.
+func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key, parked projections.Parked) (rest []projections.Key, err error) {
+	objects, left := p.mendings(keys, parked), p.mendStep
+	for i, m := range objects {
+		if left <= 0 {
+			for _, m := range objects[i:] {
+				rest = append(rest, m.keys...)
+			}
+			return rest, nil
 		}
-		if objects[o] = append(objects[o], []string{}...); k.Child != "" {
-			objects[o] = append(objects[o], k.Child)
+		if m.kind, err = p.kindOf(m.object); err != nil {
+			return nil, err
+		}
+		m.left = p.mendStep
+		step, err := p.mend(ctx, tx, truth, m)
+		if err != nil {
+			return nil, err
+		}
+		if left -= p.mendStep - m.left; step != "" {
+			rest = append(rest, projections.Key{Type: m.object.kind, TenantID: m.tenant, Aggregate: m.id, Step: step})
 		}
 	}
-	for o, children := range objects {
-		if err := p.mend(ctx, tx, truth, o, children); err != nil {
-			return err
+	return rest, nil
+}
+
+func (p Projection) kindOf(o object) (kinds.Child, error) {
+	kind, ok := p.kinds().Child(o.kind)
+	if !ok {
+		return kind, fmt.Errorf("mend the children %s of %d: there is no such kind", o.kind, o.id)
+	}
+	return kind, nil
+}
+
+// mendings are the objects of the keys, but for those that are parked and not begun, in their order.
+func (p Projection) mendings(keys []projections.Key, parked projections.Parked) (all []*mending) {
+	byObject := make(map[object]*mending)
+	for _, k := range keys {
+		o := object{k.TenantID, cmp.Or(k.Kind, k.Type), k.Aggregate}
+		if k.Step == "" && (parked(o.tenant, o.kind, o.id) || parked(o.tenant, event.AggregateThread, o.id)) {
+			continue
 		}
+		m := byObject[o]
+		if m == nil {
+			m = &mending{object: o}
+			byObject[o], all = m, append(all, m)
+		}
+		if m.keys = append(m.keys, k); k.Child != "" {
+			m.named = append(m.named, k.Child)
+		}
+	}
+	return all
+}
+
+// mend takes the next step of an object, and returns which one follows; "" when there is none.
+func (p Projection) mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, m *mending) (step string, err error) {
+	after, making := strings.CutPrefix(m.keys[0].Step, stepMake)
+	if !making {
+		if err := m.dropIDs(ctx, tx, m.named); err != nil {
+			return "", err
+		}
+		if done, err := m.drop(ctx, tx); err != nil || !done {
+			return stepDrop, err
+		}
+		for _, table := range p.Tables()[1:] {
+			if _, err := tx.Exec(ctx, fmt.Sprintf(dropObjectSQL, pgx.Identifier{table}.Sanitize()), m.args()); err != nil {
+				return "", fmt.Errorf("drop object %d from %s: %w", m.id, table, err)
+			}
+		}
+		if err := p.applySettings(ctx, tx, truth, m.object); err != nil {
+			return "", err
+		}
+		after = ""
+	}
+	return p.make(ctx, tx, truth, m, after)
+}
+
+func (m *mending) args() pgx.StrictNamedArgs {
+	return pgx.StrictNamedArgs{"tenant": m.tenant, "kind": m.object.kind, "object": m.id}
+}
+
+func (m *mending) dropIDs(ctx context.Context, tx pgx.Tx, ids []string) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	if _, err := tx.Exec(ctx, dropChildrenSQL, pgx.StrictNamedArgs{"tenant": m.tenant, "kind": m.object.kind, "ids": ids}); err != nil {
+		return fmt.Errorf("drop %d children of %d: %w", len(ids), m.id, err)
 	}
 	return nil
 }
 
-func (p Projection) mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, o object, named []string) error {
-	kind, ok := p.kinds().Child(o.kind)
-	if !ok {
-		return fmt.Errorf("mend the children %s of %d: there is no such kind", o.kind, o.id)
-	}
-	args := pgx.StrictNamedArgs{"tenant": o.tenant, "kind": o.kind, "object": o.id}
-	for _, table := range p.Tables() {
-		sql := fmt.Sprintf(dropObjectSQL, pgx.Identifier{table}.Sanitize())
-		if table == "child_lists" && kind.Threaded {
-			sql += ` AND path IS NOT NULL` // Index: child_lists_path_idx
-		} else if table == "child_lists" {
-			sql += ` AND visible` // Index: child_lists_oldest_idx
+// drop drops children, and reports whether none that the object's indexes know are left.
+func (m *mending) drop(ctx context.Context, tx pgx.Tx) (done bool, err error) {
+	sql, args := dropVisibleSQL, m.args()
+	for {
+		limit := mendBatch
+		if m.kind.Threaded {
+			sql, limit = dropThreadSQL, min(mendBatch, m.left)
 		}
-		if _, err := tx.Exec(ctx, sql, args); err != nil {
-			return fmt.Errorf("drop object %d from %s: %w", o.id, table, err)
+		args["limit"] = limit
+		tag, err := tx.Exec(ctx, sql, args)
+		if err != nil {
+			return false, fmt.Errorf("drop children of %d: %w", m.id, err)
+		}
+		n := int(tag.RowsAffected())
+		if m.kind.Threaded {
+			m.left -= n
+		}
+		switch {
+		case n < limit:
+			return true, nil
+		case m.left == 0:
+			return false, nil
 		}
 	}
-	drop := func(ids []string) error {
-		if _, err := tx.Exec(ctx, dropChildrenSQL, pgx.StrictNamedArgs{"tenant": o.tenant, "kind": o.kind, "ids": ids}); err != nil {
-			return fmt.Errorf("drop %d children of %d: %w", len(ids), o.id, err)
-		}
-		return nil
-	}
-	if err := drop(named); err != nil {
-		return err
-	}
+}
+
+func (p Projection) applySettings(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, o object) error {
 	settings, err := store.GetSettings(ctx, truth, o.tenant, []event.Ref{{Type: event.AggregateThread, Thread: event.ID(o.id), Kind: o.kind}})
 	if err != nil {
 		return err
@@ -83,10 +189,16 @@ func (p Projection) mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, o 
 		}
 		events = append(events, e)
 	}
+	return p.Apply(ctx, tx, events)
+}
+
+// make applies the truth's children behind a place, and returns the step that follows.
+func (p Projection) make(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, m *mending, after string) (step string, err error) {
+	var events []event.Event
 	var ids []string
 	flush := func() error {
-		if !kind.Threaded {
-			if err := drop(ids); err != nil {
+		if !m.kind.Threaded {
+			if err := m.dropIDs(ctx, tx, ids); err != nil {
 				return err
 			}
 		}
@@ -94,19 +206,26 @@ func (p Projection) mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, o 
 		events, ids = events[:0], ids[:0]
 		return err
 	}
-	for s, err := range store.ScanObject(ctx, truth, kind, o.tenant, o.id) {
+	for s, err := range store.ScanObject(ctx, truth, m.kind, m.tenant, m.id, after) {
 		if err != nil {
-			return err
+			return "", err
 		}
-		e, err := store.ChildEvent(kind, s)
+		if m.kind.Threaded && m.left == 0 {
+			return stepMake + after, flush()
+		}
+		e, err := store.ChildEvent(m.kind, s)
 		if err != nil {
-			return err
+			return "", err
 		}
-		if events, ids = append(events, e), append(ids, s.Object.ID); len(events) == mendBatch {
+		after, events, ids = s.Object.Path, append(events, e), append(ids, s.Object.ID)
+		if m.kind.Threaded {
+			m.left--
+		}
+		if len(events) == mendBatch {
 			if err := flush(); err != nil {
-				return err
+				return "", err
 			}
 		}
 	}
-	return flush()
+	return "", flush()
 }

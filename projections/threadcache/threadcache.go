@@ -30,10 +30,11 @@ const (
 type Projection struct {
 	kinds                 func() *kinds.Set
 	bucketSize, groupSize int
+	mendStep              int
 }
 
 // New returns the projection of the kinds that now returns whenever they are needed: those of a kinds.Catalog, as a rule.
-func New(now func() *kinds.Set) Projection { return Projection{now, bucketSize, groupSize} }
+func New(now func() *kinds.Set) Projection { return Projection{now, bucketSize, groupSize, mendStep} }
 
 // Name returns the projection's name.
 func (Projection) Name() string { return Name }

@@ -112,10 +112,8 @@ func TestSettingsThatWerePurgedAreTheDefaultsAtTheVersionThatStays(t *testing.T)
 	}
 	for name, fill := range map[string]func() error{
 		"mended": func() error {
-			return postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-				keys := []projections.Key{{Type: event.AggregateComment, TenantID: 1, Aggregate: 5}, {Type: event.AggregateComment, TenantID: 1, Aggregate: 6}, {Type: event.AggregateComment, TenantID: 1, Aggregate: 7}}
-				return New(kinds.Builtin).Mend(ctx, tx, pool, keys, func(int64, string, int64) bool { return false })
-			})
+			mend(t, pool, New(kinds.Builtin), []projections.Key{{Type: event.AggregateComment, TenantID: 1, Aggregate: 5}, {Type: event.AggregateComment, TenantID: 1, Aggregate: 6}, {Type: event.AggregateComment, TenantID: 1, Aggregate: 7}}, func() {})
+			return nil
 		},
 		"made from the truth": func() error {
 			var events []event.Event

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tidings/tidings/cmd/internal/upkeep"
 	"github.com/tidings/tidings/coldstore"
+	"github.com/tidings/tidings/erasure"
 	"github.com/tidings/tidings/internal/jobs"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/replay"
@@ -312,23 +313,26 @@ func (c cold) holdMonth(ctx context.Context, month time.Time, actor string) erro
 }
 
 // redactCold is the erasure's part in the exports.
-func redactCold(truth *pgxpool.Pool, fence coldstore.Fence) func(context.Context, int64, bool, func(string, string, []byte) ([]byte, bool, error)) (int, error) {
-	return func(ctx context.Context, tenant int64, look bool, concerns func(kind, eventType string, payload []byte) ([]byte, bool, error)) (n int, err error) {
+func redactCold(truth *pgxpool.Pool, fence coldstore.Fence) func(context.Context, erasure.ColdRequest) (erasure.ColdReport, error) {
+	return func(ctx context.Context, c erasure.ColdRequest) (erasure.ColdReport, error) {
 		s := coldstore.New(truth, "", fence, nil, nil)
 		var failed error
 		redact := func(row *coldstore.Row) bool {
-			payload, changed, err := concerns(row.AggregateType, row.EventType, row.Payload)
+			payload, off, err := c.Redact(row.AggregateType, row.EventType, row.Payload)
 			failed = errors.Join(failed, err)
-			if changed {
-				row.Payload, row.StreamSeq = payload, nil // its message has left the stream, as the table's row says then
+			if payload == nil || err != nil {
+				return false
 			}
-			return changed && err == nil
+			if row.Payload = payload; off {
+				row.StreamSeq = nil // its message has left the stream, as the table's row says then
+			}
+			return true
 		}
-		if look {
-			n, err = s.Look(ctx, tenant, redact)
-		} else {
-			n, err = s.Redact(ctx, tenant, redact)
+		do := s.Redact
+		if c.Look {
+			do = s.Look
 		}
-		return n, errors.Join(err, failed, s.Close())
+		r, err := do(ctx, c.TenantID, c.Person, redact)
+		return erasure.ColdReport{Rows: r.Rows, Unread: r.Unread}, errors.Join(err, failed, s.Close())
 	}
 }

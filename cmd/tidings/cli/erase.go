@@ -35,7 +35,7 @@ with a KIND.removed event; when everybody has applied that, nothing of them stay
 
 It waits until the relay has published these events and every consumer has applied them, and ends when a scan of everything finds nothing.
 Nothing is archived meanwhile, and no projection replayed. Exit code 3 says that it has waited for --wait in vain and for what; then, and
-after any interruption, the same command goes on. Bytes that no statement reaches, such as backups, are in docs/erasure.md.`,
+after any interruption, the same command goes on. It says the same of archived files that nobody can read and that may hold something of the author: everything else is erased then. Bytes that no statement reaches, such as backups, are in docs/erasure.md.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			switch {
@@ -157,6 +157,9 @@ func (p Process) printErasure(r erasure.Report) error {
 	switch {
 	case r.DryRun:
 		text = "\nNothing was done.\n"
+	case len(r.Unread) > 0 && len(r.Waiting) == 0:
+		text = fmt.Sprintf("\nNOT finished: everything else is erased, but these files may hold something of the person:\n  %s\n"+
+			"Put each back from a copy, or give its export up, and run this again (docs/runbook/erase.md).\n", strings.Join(r.Unread, "\n  "))
 	case !r.Done:
 		text = fmt.Sprintf("\nNOT finished; run it again. It waited for %s.\n", strings.Join(r.Waiting, "; "))
 	}

@@ -26,7 +26,7 @@ func TestEraseSaysWhatItWaitsForAndGoesOn(t *testing.T) {
 	}{
 		{"erase --tenant 1", exitInput, "--tenant and --author are wanted"},
 		{"erase --tenant 1 --author 7 --wait -1s", exitInput, "--wait is -1s: want 0 or more"},
-		{"erase --tenant 1 --author 7 --dry-run", exitOK, "children          1\nidempotency keys  0\noutbox            1\n"},
+		{"erase --tenant 1 --author 7 --dry-run", exitOK, "children               1\nsettings and requests  0\nidempotency keys       0\noutbox                 1\n"},
 		{"erase --tenant 1 --author 8", exitOK, "Author 8 of tenant 1 is erased"},
 		{"erase --tenant 1 --author 7 --wait 0s --actor jane --reason asked --yes", exitAgain, "NOT finished; run it again. It waited for the relay: 2 messages of what the author wrote are not published."},
 	} {

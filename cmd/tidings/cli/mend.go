@@ -99,16 +99,21 @@ func (y *system) mend(ctx context.Context, p projections.Projection, wait time.D
 		return all, nil
 	}
 	for chunk := range slices.Chunk(keys, mendAtOnce) {
-		if err := postgres.InTx(ctx, y.projections, pgx.TxOptions{}, func(tx pgx.Tx) error {
-			parked, err := consumers.Hold(ctx, tx, p.Name())
-			if err != nil {
+		for left := chunk; len(left) > 0; {
+			var rest []projections.Key
+			if err := postgres.InTx(ctx, y.projections, pgx.TxOptions{}, func(tx pgx.Tx) error {
+				parked, err := consumers.Hold(ctx, tx, p.Name())
+				if err != nil {
+					return err
+				}
+				rest, err = p.Mend(ctx, tx, y.truth, left, func(tenant int64, aggregateType string, aggregateID int64) bool {
+					return parked(tenant, aggregateType, aggregateID) || dead(tenant, aggregateType, aggregateID)
+				})
 				return err
+			}); err != nil {
+				return nil, fmt.Errorf("mend %d differences of %s: %w", len(chunk), p.Name(), err)
 			}
-			return p.Mend(ctx, tx, y.truth, chunk, func(tenant int64, aggregateType string, aggregateID int64) bool {
-				return parked(tenant, aggregateType, aggregateID) || dead(tenant, aggregateType, aggregateID)
-			})
-		}); err != nil {
-			return nil, fmt.Errorf("mend %d differences of %s: %w", len(chunk), p.Name(), err)
+			left = rest
 		}
 	}
 	return all, nil

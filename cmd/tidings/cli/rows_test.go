@@ -97,7 +97,7 @@ func TestThePageOnLookingAtRowsSaysWhatWorks(t *testing.T) {
 		paste(ann, `ROLLBACK`)
 	}
 	d.verify(t)
-	for path, want := range map[string]string{"/v1/follows/7/42": "2 DELETED REMOVED ann@example.com", "/v1/comments/" + comment: "2 DELETED deleted ann@example.com"} {
+	for path, want := range map[string]string{"/v1/follows/7/42": "2 DELETED REMOVED user:9", "/v1/comments/" + comment: "2 DELETED deleted user:9"} {
 		var answer struct {
 			Items []struct {
 				Version      int64
@@ -121,12 +121,12 @@ func TestThePageOnLookingAtRowsSaysWhatWorks(t *testing.T) {
 		args []string
 		want []string // the columns of the first line but the id and the time
 	}{
-		{[]string{"comment", comment}, []string{"DELETED ann@example.com 2 " + comment + " 5 7 deleted", "ARCHIVED dev 1 " + comment + " 5 7 visible a comment"}},
-		{[]string{"follow", "7", "42"}, []string{"DELETED ann@example.com 2 REMOVED", "ARCHIVED dev 1 ACTIVE"}},
+		{[]string{"comment", comment}, []string{"DELETED user:9 2 " + comment + " 5 7 deleted", "ARCHIVED dev 1 " + comment + " 5 7 visible a comment"}},
+		{[]string{"follow", "7", "42"}, []string{"DELETED user:9 2 REMOVED", "ARCHIVED dev 1 ACTIVE"}},
 		{[]string{"thread", "5"}, []string{"LATEST dev 1 false false a title"}},
 		{[]string{"author", "7"}, []string{"LATEST dev 1 " + kept + " 5 7 visible another"}},
 		{[]string{"author", "8"}, nil},
-		{[]string{"comment", comment, "--limit", "1"}, []string{"DELETED ann@example.com 2 " + comment + " 5 7 deleted"}},
+		{[]string{"comment", comment, "--limit", "1"}, []string{"DELETED user:9 2 " + comment + " 5 7 deleted"}},
 		{[]string{"follow", "7", "42", "--tenant", "2"}, nil},
 	} {
 		args := append([]string{"history"}, append(c.args[:len(c.args):len(c.args)], "--data", d.dir)...)

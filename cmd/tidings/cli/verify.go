@@ -62,8 +62,10 @@ DLQ has anything. Otherwise it says why: what lags, waits in the outbox or is in
 no difference. While a stream has no leader it waits for one. While writes go on the comparison is of two moments, and may name what was just on its way.
 
 With --repair it first brings every difference that stays to what the truth says, while everything runs. The consumer waits for each
-hundred of them: moments, but as long as the threads concerned take to write where these are large. What belongs to an aggregate in a DLQ is left alone, and histories are only added to. A projection with very many
-differences is better built anew (tidings replay); a stream that differs is for tidings repair stream. --repair --dry-run says exactly what --repair would mend and what it would leave, and changes nothing.`,
+hundred of them: moments. A large thread is made anew in slices, between which the consumer goes on; readers see it incomplete until its end, and an interruption leaves it so until the next repair. Only
+objects of kinds without threads are made in one piece. What belongs to an aggregate in a DLQ is left alone, and histories are only added to. A projection with very many
+differences is better built anew (tidings replay); a stream that differs is for tidings repair stream. --repair --dry-run says exactly what --repair would
+mend and what it would leave, and changes nothing.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if limit < 0 {

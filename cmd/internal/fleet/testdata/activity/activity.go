@@ -209,7 +209,7 @@ SELECT tenant_id, author_id, day, count(*) FROM activity_texts WHERE counts AND 
 )
 
 // Mend writes the texts of the keys anew by the truth, and counts the days of their authors.
-func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key, parked projections.Parked) error {
+func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key, parked projections.Parked) ([]projections.Key, error) {
 	byTenant := make(map[int64][]projections.Key)
 	for _, k := range keys {
 		if !parked(k.TenantID, k.Type, k.Aggregate) {
@@ -218,10 +218,10 @@ func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, ke
 	}
 	for tenant, keys := range byTenant {
 		if err := p.mend(ctx, tx, truth, tenant, keys); err != nil {
-			return fmt.Errorf("mend %d texts and days of tenant %d: %w", len(keys), tenant, err)
+			return nil, fmt.Errorf("mend %d texts and days of tenant %d: %w", len(keys), tenant, err)
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 func (p Projection) mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, tenant int64, keys []projections.Key) error {
@@ -288,6 +288,11 @@ func (p Projection) Redact(ctx context.Context, tx pgx.Tx, tenant int64, childre
 		return 0, fmt.Errorf("redact the texts of %d children: %w", len(children), err)
 	}
 	return n, nil
+}
+
+// RedactActor has nothing to do: nobody's acts are here.
+func (Projection) RedactActor(context.Context, pgx.Tx, int64, string, any, bool) (int64, any, error) {
+	return 0, nil, nil
 }
 
 // Forget has nothing to do: no edge is here.

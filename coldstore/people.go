@@ -1,0 +1,162 @@
+package coldstore
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+
+	"github.com/tidings/tidings/event"
+)
+
+// Index is a file that says which ids the rows of segments name by which a redaction may look for them: a line for each segment and tenant.
+type Index struct {
+	Name   string `json:"name"` // beside the manifest
+	Bytes  int64  `json:"bytes"`
+	SHA256 string `json:"sha256"`
+}
+
+// indexLine is a line of it. The id 0 is in a segment of which a row may be anybody's.
+type indexLine struct {
+	Segment  string   `json:"segment"`
+	TenantID int64    `json:"tenant_id,string"`
+	IDs      []string `json:"ids"`
+}
+
+// indexBytes is from how many bytes on, compressed and in memory, an index file is written. The next one goes on.
+const indexBytes = 8 << 20
+
+// indexer makes the index of an export as its segments are written.
+type indexer struct {
+	ids map[int64]map[int64]bool // of the segment in hand, by tenant
+	buf bytes.Buffer
+	zip *gzip.Writer
+}
+
+// add notes whom a row may be about.
+func (x *indexer) add(line []byte) error {
+	var row struct {
+		TenantID  int64           `json:"tenant_id,string"`
+		EventType string          `json:"event_type"`
+		Payload   json.RawMessage `json:"payload"`
+	}
+	if err := json.Unmarshal(line, &row); err != nil {
+		return fmt.Errorf("decode a row: %w: %w", ErrDamaged, err)
+	}
+	for _, id := range event.People(row.EventType, row.Payload) {
+		of := x.ids[row.TenantID]
+		if of == nil {
+			if x.ids == nil {
+				x.ids = make(map[int64]map[int64]bool)
+			}
+			of = make(map[int64]bool)
+			x.ids[row.TenantID] = of
+		}
+		of[id] = true
+	}
+	return nil
+}
+
+// end writes the lines of the segment in hand.
+func (x *indexer) end(segment string) error {
+	if x.zip == nil {
+		x.zip = gzip.NewWriter(&x.buf)
+	}
+	for _, tenant := range slices.Sorted(maps.Keys(x.ids)) {
+		line := indexLine{Segment: segment, TenantID: tenant}
+		for _, id := range slices.Sorted(maps.Keys(x.ids[tenant])) {
+			line.IDs = append(line.IDs, strconv.FormatInt(id, 10))
+		}
+		text, err := json.Marshal(line)
+		if err != nil {
+			return fmt.Errorf("encode the index of %s: %w", segment, err)
+		}
+		if _, err := x.zip.Write(append(text, '\n')); err != nil {
+			return fmt.Errorf("compress the index of %s: %w", segment, err)
+		}
+	}
+	x.ids = nil
+	return nil
+}
+
+// flushIndex writes the next index file, if there is enough for one, or at the end.
+func (w *writer) flushIndex(ctx context.Context, last bool) error {
+	x := &w.index
+	if x.zip == nil || !last && x.buf.Len() < indexBytes {
+		return nil
+	}
+	if err := x.zip.Close(); err != nil {
+		return fmt.Errorf("compress an index: %w", err)
+	}
+	sum := sha256.Sum256(x.buf.Bytes())
+	file := Index{fmt.Sprintf("index-%05d.ndjson.gz", len(w.m.Index)+1), int64(x.buf.Len()), hex.EncodeToString(sum[:])}
+	if err := w.b.put(ctx, w.dir+"/"+file.Name, "application/gzip", x.buf.Bytes()); err != nil {
+		return err
+	}
+	w.m.Index = append(w.m.Index, file)
+	w.index = indexer{}
+	return nil
+}
+
+// naming returns which segments of an export may have rows about a person: those that its index says. An export without a readable index may have them anywhere.
+func (s *Store) naming(ctx context.Context, b *bucket, e Export, m Manifest, tenant, person int64) (map[string]bool, error) {
+	found, indexed := make(map[string]bool), len(m.Index) > 0
+	for _, x := range m.Index {
+		s.filesRead++
+		if err := readIndex(ctx, b, e.dir(), x, tenant, person, found); err != nil {
+			if ctx.Err() != nil {
+				return nil, err
+			}
+			indexed = false
+			break
+		}
+	}
+	if !indexed {
+		for _, seg := range m.Segments {
+			found[seg.Name] = true
+		}
+	}
+	return found, nil
+}
+
+// readIndex adds the segments of an index file that name the person. ErrDamaged is a file that is not what was written.
+func readIndex(ctx context.Context, b *bucket, dir string, x Index, tenant, person int64, found map[string]bool) error {
+	quoted := func(id int64) []byte { return strconv.AppendQuote(nil, strconv.FormatInt(id, 10)) }
+	of, him, anybody := append([]byte(`"tenant_id":`), quoted(tenant)...), quoted(person), quoted(0)
+	return b.read(ctx, dir+"/"+x.Name, func(r io.Reader) error {
+		content, err := io.ReadAll(io.LimitReader(r, x.Bytes+1))
+		if err != nil {
+			return err
+		}
+		if sum := sha256.Sum256(content); hex.EncodeToString(sum[:]) != x.SHA256 {
+			return fmt.Errorf("its SHA-256 is %x, not %s: %w", sum, x.SHA256, ErrDamaged)
+		}
+		z, err := gzip.NewReader(bytes.NewReader(content))
+		if err != nil {
+			return damagedUnlessIO(err)
+		}
+		lines := bufio.NewScanner(z)
+		lines.Buffer(make([]byte, 64<<10), maxLineBytes)
+		for lines.Scan() {
+			if !bytes.Contains(lines.Bytes(), of) || !bytes.Contains(lines.Bytes(), him) && !bytes.Contains(lines.Bytes(), anybody) {
+				continue
+			}
+			var line indexLine
+			if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
+				return fmt.Errorf("%w: %w", ErrDamaged, err)
+			}
+			if line.TenantID == tenant && (slices.Contains(line.IDs, strconv.FormatInt(person, 10)) || slices.Contains(line.IDs, "0")) {
+				found[line.Segment] = true
+			}
+		}
+		return damagedUnlessIO(lines.Err())
+	})
+}

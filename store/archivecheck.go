@@ -1,0 +1,147 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"iter"
+	"math"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
+)
+
+// ArchiveFlaw is something about the archive that is not as it has to be.
+type ArchiveFlaw struct {
+	Kind               string
+	TenantID, ObjectID int64
+	Rule               string
+}
+
+// archivePageSQL reads the next archived children of a kind, and whether each is in the other table too.
+// Index: that of the kind's Order in the archive, one range; the primary key of the table.   Locks: none.
+const archivePageSQL = `
+SELECT /* store.archive_page */ a.tenant_id, a.object_id, a.{{.Order}}::text, EXISTS (SELECT FROM {{.Table}} c WHERE c.tenant_id = a.tenant_id AND c.child_id = a.child_id)
+  FROM {{.Archive}} a WHERE (a.tenant_id, a.object_id, a.{{.Order}}) > (@tenant::bigint, @object::bigint, @place::{{.OrderType}})
+ ORDER BY a.tenant_id, a.object_id, a.{{.Order}} LIMIT @limit`
+
+// stubPageSQL reads the next stubs of a kind, and whether children are beside the archived thread.
+// Index: archived_threads_stub_idx, one range of all kinds; that of the kind's Order.   Locks: none.
+const stubPageSQL = `
+SELECT /* store.stub_page */ s.tenant_id, s.object_id, s.state = 'ARCHIVED', s.children,
+       s.state = 'ARCHIVED' AND EXISTS (SELECT FROM {{.Table}} c WHERE c.tenant_id = s.tenant_id AND c.object_id = s.object_id)
+  FROM archived_threads s WHERE s.kind = '{{.Kind}}' AND s.state <> 'RETURNED' AND (s.tenant_id, s.object_id) > (@tenant::bigint, @object::bigint)
+ ORDER BY s.tenant_id, s.object_id LIMIT @limit`
+
+type archivedChild struct {
+	TenantID, ObjectID int64
+	Place              string
+	Beside             bool // it is in the other table too
+}
+
+type stubRow struct {
+	TenantID, ObjectID int64
+	Archived           bool
+	Children           int64
+	Beside             bool // children are in the other table
+}
+
+// pages yields the rows of sql, a statement for each page, which begins behind the row that args names.
+func pages[R any](ctx context.Context, tx pgx.Tx, sql string, args func(after *R) pgx.StrictNamedArgs) iter.Seq2[*R, error] {
+	return func(yield func(*R, error) bool) {
+		after := new(R)
+		for more := true; more; {
+			named := args(after)
+			named["limit"] = scanRows
+			rows, _ := tx.Query(ctx, sql, named)
+			all, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByPos[R])
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			for _, after = range all {
+				if !yield(after, nil) {
+					return
+				}
+			}
+			more = len(all) == scanRows
+		}
+	}
+}
+
+// CheckArchive reports what about the archive breaks a rule: each child is in one place, each archived one has a stub, and of an
+// archived thread all children are archived. It returns how many children the archive has. It reads all archived children, by pages, in one snapshot. The pool acts as postgres.RoleSystem.
+func CheckArchive(ctx context.Context, pool *pgxpool.Pool, set *kinds.Set, report func(ArchiveFlaw)) (children int64, err error) {
+	var flaws []ArchiveFlaw
+	err = postgres.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		children, flaws = 0, nil
+		for _, k := range set.AllChildren() {
+			n, err := checkArchive(ctx, tx, k, func(tenant, object int64, rule string) {
+				flaws = append(flaws, ArchiveFlaw{k.Name, tenant, object, rule})
+			})
+			if err != nil {
+				return err
+			}
+			children += n
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("check the archive of children: %w", err)
+	}
+	for _, f := range flaws {
+		report(f)
+	}
+	return children, nil
+}
+
+// checkArchive goes through the archived children of a kind and the stubs, both by tenant and object.
+func checkArchive(ctx context.Context, tx pgx.Tx, k kinds.Child, flaw func(tenant, object int64, rule string)) (children int64, err error) {
+	shape := shapeOf(k)
+	next, stop := iter.Pull2(pages(ctx, tx, shape.sql(stubPageSQL), func(after *stubRow) pgx.StrictNamedArgs {
+		return pgx.StrictNamedArgs{"tenant": after.TenantID, "object": after.ObjectID}
+	}))
+	defer stop()
+	s, err, _ := next()
+	var at archivedChild // the thread in hand, of which n children are archived
+	var n int64
+	// upTo compares the thread in hand with its stub, and finds the stubs before another one without any children.
+	upTo := func(tenant, object int64) {
+		for ; err == nil && s != nil && cmp.Or(cmp.Compare(s.TenantID, tenant), cmp.Compare(s.ObjectID, object)) < 0; s, err, _ = next() {
+			has := int64(-1)
+			if s.TenantID == at.TenantID && s.ObjectID == at.ObjectID {
+				has, n = n, 0
+			}
+			if s.Archived && s.Children != has {
+				flaw(s.TenantID, s.ObjectID, "a thread that lacks archived "+k.Name+"s")
+			}
+			if s.Beside {
+				flaw(s.TenantID, s.ObjectID, k.Name+"s beside an archived thread")
+			}
+		}
+		if n > 0 {
+			flaw(at.TenantID, at.ObjectID, "archived "+k.Name+"s without a stub")
+		}
+	}
+	for c, cerr := range pages(ctx, tx, shape.sql(archivePageSQL), func(after *archivedChild) pgx.StrictNamedArgs {
+		return pgx.StrictNamedArgs{"tenant": after.TenantID, "object": after.ObjectID, "place": cmp.Or(after.Place, map[bool]string{false: noChild}[k.Threaded])}
+	}) {
+		if cerr != nil {
+			return children, cerr
+		}
+		if c.TenantID != at.TenantID || c.ObjectID != at.ObjectID {
+			upTo(c.TenantID, c.ObjectID)
+			at, n = *c, 0
+		}
+		children++
+		n++
+		if c.Beside {
+			flaw(c.TenantID, c.ObjectID, "a "+k.Name+" that is archived and is not")
+		}
+	}
+	upTo(math.MaxInt64, math.MaxInt64)
+	return children, err
+}
