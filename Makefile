@@ -84,7 +84,7 @@ postgres: ## find PostgreSQL's server binaries, or fetch them without installing
 .PHONY: soak
 soak: ## the long fault tests: SEEDS (20) random runs, or the one of SEED; and that they find the bug when a guard is taken out
 	@$(MAKE) --no-print-directory postgres
-	TIDINGS_SOAK_SEEDS=$(or $(SEEDS),20) TIDINGS_TEST_SEED=$(SEED) $(GO) test $(RACE) -tags soak -count=1 -parallel 3 -timeout 60m -run '^TestSoak' -v \
+	TIDINGS_SOAK_SEEDS=$(or $(SEEDS),20) TIDINGS_TEST_SEED=$(SEED) $(GO) test $(RACE) -tags soak -count=1 -parallel 3 -timeout 120m -run '^TestSoak' -v \
 		$$(grep -rl --include='*_test.go' '^//go:build soak' . | xargs -n1 dirname | sort -u)
 
 .PHONY: up

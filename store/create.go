@@ -167,14 +167,17 @@ func (s *Store) create(ctx context.Context, tenant int64, k *childKind, children
 		authorKey
 		alone int // tells items without a key apart
 	}
-	out, err := inTurns(ctx, s, tenant, len(children), at, func(i int, o *ChildOutcome) (key, bool) {
+	out, err := inTurns(ctx, s, tenant, len(children), at, func(i int, o *ChildOutcome) (key, any, bool) {
 		todo[i].in = children[i]
 		o.Err = todo[i].prepare(k)
 		of := key{authorKey: authorKey{children[i].AuthorID, children[i].Key}}
 		if of.key == "" {
 			of.alone = i
 		}
-		return of, o.Err == nil
+		if k.OnePerAuthor {
+			return of, authorPlace{children[i].AuthorID, children[i].Object}, o.Err == nil
+		}
+		return of, nil, o.Err == nil
 	}, func(tx *unit, turn []int, out []ChildOutcome) error {
 		return s.createTurn(ctx, tx, tenant, k, todo, turn, out)
 	}, inOrder)

@@ -203,9 +203,9 @@ type edgeTurn func(ctx context.Context, tx *unit, tenant int64, writes []edgeWri
 // writer makes of a turn what the lanes run.
 func (s *Store) writer(put bool, write edgeTurn) func(context.Context, int64, []edgeWrite, place) ([]EdgeOutcome, error) {
 	return func(ctx context.Context, tenant int64, writes []edgeWrite, at place) ([]EdgeOutcome, error) {
-		out, err := inTurns(ctx, s, tenant, len(writes), at, func(i int, o *EdgeOutcome) (pair, bool) {
+		out, err := inTurns(ctx, s, tenant, len(writes), at, func(i int, o *EdgeOutcome) (pair, any, bool) {
 			o.Err = writes[i].check(put)
-			return pair{writes[i].From, writes[i].To}, o.Err == nil
+			return pair{writes[i].From, writes[i].To}, nil, o.Err == nil
 		}, func(tx *unit, turn []int, out []EdgeOutcome) error { return write(ctx, tx, tenant, writes, turn, out) }, nil)
 		if err != nil {
 			return nil, fmt.Errorf("write %d edges of kind %s, tenant %d: %w", len(writes), writes[0].kind.Name, tenant, err)

@@ -230,9 +230,9 @@ type changeKind struct {
 
 // change runs one guarded transition.
 func (s *Store) change(ctx context.Context, tenant int64, k *childKind, changes []change, at place, kind changeKind) ([]ChildOutcome, error) {
-	out, err := inTurns(ctx, s, tenant, len(changes), at, func(i int, o *ChildOutcome) (string, bool) {
+	out, err := inTurns(ctx, s, tenant, len(changes), at, func(i int, o *ChildOutcome) (string, any, bool) {
 		o.Err = changes[i].check()
-		return changes[i].id, o.Err == nil
+		return changes[i].id, nil, o.Err == nil
 	}, func(tx *unit, turn []int, out []ChildOutcome) error {
 		return k.changeTurn(ctx, tx, tenant, changes, turn, kind, out)
 	}, inOrder)

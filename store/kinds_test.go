@@ -241,6 +241,13 @@ func TestAnAuthorHasOneChildOfAnObjectWhereTheKindSaysSo(t *testing.T) {
 		if err != nil || out[0].Err != nil || out[2].Err != nil || !errors.As(out[1].Err, &taken) || taken.Child.ID != out[0].Child.ID {
 			t.Fatalf("a batch: %+v, %v", out, err)
 		}
+		// Creates for one place keep their order, whatever keys they have: the second one waits for the key of the first, and the third for its place.
+		out2, err := f.CreateChildren(t.Context(), 1, f.k, []NewChild{
+			{Meta: tester, Object: 6, AuthorID: 7, Body: "refused", Attributes: f.attributes(1), Key: "one"}, {Meta: tester, Object: 9, AuthorID: 7, Body: "first", Attributes: f.attributes(1), Key: "one"},
+			{Meta: tester, Object: 9, AuthorID: 7, Body: "second", Attributes: f.attributes(1)}})
+		if err != nil || out2[0].Err == nil || out2[1].Err != nil || !errors.As(out2[2].Err, &taken) || taken.Child.ID != out2[1].Child.ID {
+			t.Errorf("a batch for one place: %+v, %v", out2, err)
+		}
 		// A key whose create was refused is free again.
 		refused := f.create(NewChild{Object: 6, AuthorID: 7, Body: "later", Key: "later"})
 		if !errors.As(refused.Err, &taken) {

@@ -114,18 +114,22 @@ func (s *Store) read(ctx context.Context, tenant int64, fn func(tx pgx.Tx) error
 	return postgres.InTenant(ctx, s.pool, tenant, pgx.TxOptions{AccessMode: pgx.ReadOnly}, fn)
 }
 
-// rounds splits the indexes 0..n-1 for which key reports ok so that no key comes twice in a round and equal keys keep their
-// order. A set-based statement takes one round.
-func rounds[K comparable](n int, key func(i int) (k K, ok bool)) [][]int {
+// rounds splits the indexes 0..n-1 for which key reports ok so that no key comes twice in a round, and equal keys keep their order. So do those that
+// want the same place, nil for none, of which several may be in a round. A set-based statement takes one round.
+func rounds[K comparable](n int, key func(i int) (k K, place any, ok bool)) [][]int {
 	var all [][]int
-	seen := make(map[K]int, n)
+	seen, wanted := make(map[K]int, n), make(map[any]int)
 	for i := range n {
-		k, ok := key(i)
+		k, place, ok := key(i)
 		if !ok {
 			continue
 		}
 		r := seen[k]
-		seen[k]++
+		if place != nil {
+			r = max(r, wanted[place])
+			wanted[place] = r
+		}
+		seen[k] = r + 1
 		if r == len(all) {
 			all = append(all, nil)
 		}
@@ -134,12 +138,12 @@ func rounds[K comparable](n int, key func(i int) (k K, ok bool)) [][]int {
 	return all
 }
 
-// inTurns writes n items in one transaction, round by round. check names an item's entity, or leaves the item out with the outcome that it fills in. write
+// inTurns writes n items in one transaction, round by round. check names an item's entity and the place that it wants, if any, or leaves the item out with the outcome that it fills in. write
 // fills in the outcomes of a round; end, unless it is nil, may undo them all.
-func inTurns[K comparable, O any](ctx context.Context, s *Store, tenant int64, n int, at place, check func(i int, o *O) (of K, ok bool),
+func inTurns[K comparable, O any](ctx context.Context, s *Store, tenant int64, n int, at place, check func(i int, o *O) (of K, place any, ok bool),
 	write func(tx *unit, turn []int, out []O) error, end func(turns [][]int, out []O) error) ([]O, error) {
 	out := make([]O, n)
-	turns := rounds(n, func(i int) (K, bool) { return check(i, &out[i]) })
+	turns := rounds(n, func(i int) (K, any, bool) { return check(i, &out[i]) })
 	if len(turns) == 0 {
 		return out, nil
 	}

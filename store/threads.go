@@ -76,12 +76,12 @@ func (s *Store) SetThreads(ctx context.Context, tenant int64, k kinds.Child, set
 }
 
 func (s *Store) set(ctx context.Context, tenant int64, k *childKind, settings []ThreadSettings, at place) ([]ThreadOutcome, error) {
-	out, err := inTurns(ctx, s, tenant, len(settings), at, func(i int, o *ThreadOutcome) (int64, bool) {
+	out, err := inTurns(ctx, s, tenant, len(settings), at, func(i int, o *ThreadOutcome) (int64, any, bool) {
 		o.Err = settings[i].check()
 		if !k.Moderated {
 			o.Err = fmt.Errorf("%w: nobody moderates a %s", ErrInvalid, k.Kind)
 		}
-		return settings[i].Object, o.Err == nil
+		return settings[i].Object, nil, o.Err == nil
 	}, func(tx *unit, turn []int, out []ThreadOutcome) error {
 		return s.setTurn(ctx, tx, tenant, k, settings, turn, out)
 	}, nil)

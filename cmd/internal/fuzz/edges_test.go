@@ -1,0 +1,300 @@
+package fuzz_test
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
+)
+
+// words are what a kind of edges calls things: follows had their own before there were kinds.
+func words(k kinds.Edge) (put, remove, active, reversed, self string) {
+	if k.Name == event.AggregateFollow {
+		return "follow", "unfollow", "following", "followed_by", "self-follow"
+	}
+	return "put", "remove", "active", "reversed", "self-edge"
+}
+
+func (l *lane) edgeKind() kinds.Edge { return pick(l, l.kinds.AllEdges()...) }
+
+// ends are a pair of the kind.
+func (l *lane) ends(k kinds.Edge) (from, to int64) {
+	if k.From == k.To {
+		return l.user(), l.user()
+	}
+	return l.user(), l.object()
+}
+
+// values are attributes that fit, some or all of them.
+func (l *lane) values(all map[string]kinds.Attribute, change bool) map[string]any {
+	out := map[string]any{}
+	for name, a := range all {
+		if (change || !a.Required) && l.chance(3) {
+			if change && !a.Required && l.chance(4) {
+				out[name] = nil
+			}
+			continue
+		}
+		switch {
+		case len(a.Enum) > 0:
+			out[name] = pick(l, a.Enum...)
+		case a.Type == kinds.Integer:
+			out[name] = *a.Minimum + l.rng.Int64N(*a.Maximum-*a.Minimum+1)
+		case a.Type == kinds.Boolean:
+			out[name] = l.chance(2)
+		default:
+			out[name] = l.text("attribute")
+		}
+	}
+	return out
+}
+
+func (l *lane) writeEdge() error { return l.do(l.edgeWrite(l.edgeKind())) }
+
+func (l *lane) edgeWrite(k kinds.Edge) write {
+	from, to := l.ends(k)
+	return l.edgeWriteOf(k, from, to)
+}
+
+// edgeWriteOf is any write of the pair.
+func (l *lane) edgeWriteOf(k kinds.Edge, from, to int64) write {
+	put, remove, _, _, _ := words(k)
+	row := l.m.edge(k, from, to)
+	w := write{path: fmt.Sprintf("/v1/%s/%d/%d", k.Plural, from, to), noun: k.Name}
+	op := map[string]any{k.Ends[0]: fmt.Sprint(from), k.Ends[1]: fmt.Sprint(to)}
+	c := condition{}
+	if len(k.Attributes) > 0 && l.chance(3) {
+		c = l.condition(max(1, row.now().Version))
+		w.headers = c.headers()
+	}
+	switch n := l.rng.IntN(10); {
+	case n < 4:
+		w.method = http.MethodDelete
+		op["op"] = remove
+		w.plan = func() outcome { return l.planRemove(l.m.edge(k, from, to), c) }
+	case n < 6 && len(k.Attributes) > 0:
+		change := l.values(k.Attributes, true)
+		w.method, w.body, op = http.MethodPatch, change, nil
+		w.plan = func() outcome { return l.planPut(l.m.edge(k, from, to), change, c, true) }
+	default:
+		w.method = http.MethodPut
+		op["op"] = put
+		var values map[string]any
+		if len(k.Attributes) > 0 && l.chance(2) {
+			values = l.values(k.Attributes, false)
+			w.body, op["attributes"] = values, values
+		}
+		w.plan = func() outcome { return l.planPut(l.m.edge(k, from, to), values, c, false) }
+	}
+	if op != nil && c.batched() {
+		w.op = op
+		if c.header != "" {
+			w.op = c.inBatch(op)
+			if w.method == http.MethodPut {
+				w.op = nil // a put of a batch has no condition
+			}
+		}
+	}
+	return w
+}
+
+// edgeOutcome is a success.
+func (l *lane) edgeOutcome(row *edgeRow, status int, commit func(wish)) outcome {
+	o := outcome{status: status, commit: commit, ref: func() given { return given{row: row, version: row.now().Version} }}
+	if status != http.StatusNoContent {
+		o.entity = func() any { return renderEdge(row.k, row.now()) }
+	}
+	return o
+}
+
+// guarded says why a write of an edge is refused.
+func guarded(row *edgeRow, c condition) (outcome, bool) {
+	_, _, _, _, self := words(row.k)
+	e := row.now()
+	switch {
+	case c.refused != "":
+		return refusal(http.StatusBadRequest, c.refused), false
+	case row.from == row.to && row.k.NoSelf():
+		return refusal(http.StatusUnprocessableEntity, self), false
+	case c.version == 0:
+	case !e.Active():
+		return refusal(http.StatusNotFound, "not-found"), false
+	case e.Version != c.version:
+		return outcome{status: http.StatusPreconditionFailed, code: "version-stale", current: func() any { return renderEdge(row.k, e) }}, false
+	}
+	return outcome{}, true
+}
+
+// planPut is what a PUT with these values does, or a PATCH; nil stands for no body.
+func (l *lane) planPut(row *edgeRow, values map[string]any, c condition, patch bool) outcome {
+	if patch && c.header == "" {
+		return refusal(http.StatusPreconditionRequired, "if-match-missing")
+	}
+	if o, ok := guarded(row, c); !ok {
+		return o
+	}
+	e := row.now()
+	next, status := form(row.k.Attributes, values), http.StatusOK
+	switch {
+	case patch && !e.Active():
+		return refusal(http.StatusNotFound, "not-found")
+	case patch:
+		if next = merged(row.k.Attributes, e.Attributes, values); !fits(row.k.Attributes, next) {
+			return refusal(http.StatusUnprocessableEntity, "validation-failed")
+		}
+	case values == nil && e.Active():
+		next = e.Attributes
+	}
+	if e.Active() && bytes.Equal(next, e.Attributes) {
+		return l.edgeOutcome(row, status, nil)
+	}
+	if !e.Active() {
+		status = http.StatusCreated
+	}
+	actor := l.acting
+	return l.edgeOutcome(row, status, func(w wish) {
+		n := e
+		n.Status, n.Version, n.Attributes, n.Actor, n.UpdatedAt = event.StatusActive, e.Version+1, next, actor, later(w.UpdatedAt, e.UpdatedAt)
+		if n.Version == 1 {
+			n.CreatedAt = n.UpdatedAt
+		}
+		if !e.Active() {
+			n.PositionedAt = n.UpdatedAt
+		}
+		l.m.putEdge(row, n)
+	})
+}
+
+// later is a time that is told, if it is not before the last one: else a time that no answer has.
+func later(told, last event.Time) event.Time {
+	if told.Before(last.Time) {
+		return last
+	}
+	return told
+}
+
+func (l *lane) planRemove(row *edgeRow, c condition) outcome {
+	if o, ok := guarded(row, c); !ok {
+		return o
+	}
+	if e := row.now(); !e.Active() {
+		return l.edgeOutcome(row, http.StatusNoContent, nil)
+	}
+	actor := l.acting
+	return l.edgeOutcome(row, http.StatusNoContent, func(wish) { row.remove(actor) })
+}
+
+// remove makes an edge REMOVED. When that was, the event tells.
+func (r *edgeRow) remove(actor string) {
+	n := r.now()
+	n.Status, n.Version, n.Actor, n.UpdatedAt = event.StatusRemoved, n.Version+1, actor, event.Time{}
+	r.states = append(r.states, n)
+}
+
+func (l *lane) readEdge() error {
+	k := l.edgeKind()
+	from, to := l.ends(k)
+	e := l.m.edge(k, from, to).now()
+	a, err := l.call(http.MethodGet, fmt.Sprintf("/v1/%s/%d/%d", k.Plural, from, to), "", l.ifNoneMatch(e.Version)...)
+	if err != nil {
+		return err
+	}
+	if !e.Active() {
+		return a.expect(http.StatusNotFound, "not-found")
+	}
+	return l.equalEntity(a, e.Version, renderEdge(k, e))
+}
+
+// ifNoneMatch is a header of the version, of another one, or none.
+func (l *lane) ifNoneMatch(version int64) []string {
+	switch l.rng.IntN(6) {
+	case 0:
+		return []string{"If-None-Match: " + etag(version)}
+	case 1:
+		return []string{"If-None-Match: " + etag(version+1)}
+	case 2:
+		return []string{`If-None-Match: "7777", W/` + etag(version)}
+	}
+	return nil
+}
+
+// equalEntity compares the answer to a GET of one entity, which may be 304.
+func (l *lane) equalEntity(a answer, version int64, want any) error {
+	if got := a.header.Get("ETag"); version > 0 && got != etag(version) || version == 0 && got != "" {
+		return fmt.Errorf("%s: ETag %s, want version %d", a.request, got, version)
+	}
+	if version > 0 && asksFor(a.request, version) {
+		return a.expect(http.StatusNotModified, "")
+	}
+	if err := a.expect(http.StatusOK, ""); err != nil {
+		return err
+	}
+	return differ(a, want, any(a.json))
+}
+
+// removeEdges removes all edges of an object, and waits until that is done.
+func (l *lane) removeEdges() error {
+	object, id := pick(l, "user", "post", "group", "song"), l.object()
+	if object == "user" {
+		id = l.user()
+	}
+	direction := pick(l, "", "from", "to", "both")
+	if object != "user" && direction == "from" {
+		direction = "to"
+	}
+	body := map[string]any{}
+	if direction != "" {
+		body["direction"] = direction
+	}
+	actor := l.actor()
+	a, err := l.call(http.MethodPost, fmt.Sprintf("/v1/%s/%d:remove-edges", l.kinds.Objects[object], id), encode(body), "Tidings-Actor: "+actor)
+	if err == nil {
+		err = a.expect(http.StatusAccepted, "")
+	}
+	if err != nil {
+		return err
+	}
+	removed, chosen := map[string]any{}, []any{}
+	for _, k := range l.kinds.AllEdges() {
+		from, to := k.From == object && direction != "to", k.To == object && direction != "from"
+		if from || to {
+			chosen = append(chosen, k.Name)
+		}
+		n := 0.0
+		for _, r := range l.m.edges {
+			if r.k.Name == k.Name && r.now().Active() && (from && r.from == id || to && r.to == id) {
+				r.remove(actor)
+				n++
+			}
+		}
+		if n > 0 {
+			removed[k.Name] = n
+		}
+	}
+	for a.json["state"] != "done" {
+		if a, err = l.get(a.header.Get("Location") + locationOf(a)); err != nil {
+			return err
+		}
+		if err := l.pause(); err != nil {
+			return err
+		}
+	}
+	if direction == "" {
+		direction = "both"
+	}
+	want := map[string]any{"object": object, "object_id": fmt.Sprint(id), "kinds": chosen, "direction": direction, "actor": actor, "removed": removed}
+	got := map[string]any{}
+	for name := range want {
+		got[name] = a.json[name]
+	}
+	return differ(a, want, got)
+}
+
+func locationOf(a answer) string {
+	if a.header.Get("Location") != "" {
+		return ""
+	}
+	return fmt.Sprint("/v1/edge-removals/", a.json["id"])
+}

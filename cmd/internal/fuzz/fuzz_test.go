@@ -1,0 +1,118 @@
+package fuzz_test
+
+import (
+	"context"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/store"
+)
+
+// seedEnv repeats a run.
+const seedEnv = "TIDINGS_TEST_SEED"
+
+func seedFromEnv(t *testing.T) (seed uint64, fixed bool) {
+	t.Helper()
+	text := os.Getenv(seedEnv)
+	if text == "" {
+		return rand.Uint64(), false
+	}
+	seed, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatalf("%s: %v", seedEnv, err)
+	}
+	return seed, true
+}
+
+func TestEveryAnswerIsTheOneThatAModelHas(t *testing.T) {
+	seed, _ := seedFromEnv(t)
+	fuzz(t, seed, 20_000)
+}
+
+// rounds are how often a lane runs and then races.
+const rounds = 3
+
+// swept is how many requests about the last comparison of a lane makes.
+const swept = 400
+
+// fuzz makes so many requests, most of them in lanes and the others in races. One seed makes a lane take the same steps, until its first race.
+func fuzz(t *testing.T, seed uint64, requests int64) {
+	t.Logf("seed %d (%s)", seed, seedEnv)
+	r := newRig(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var beside, lanes sync.WaitGroup
+	defer beside.Wait()
+	defer cancel()
+	run := func(wg *sync.WaitGroup, what func() error) {
+		wg.Go(func() {
+			if err := what(); err != nil && ctx.Err() == nil { // else another has failed
+				t.Error(err)
+				cancel()
+			}
+		})
+	}
+	run(&beside, func() error { return r.mover.archive(ctx, r.total) })
+	for _, remover := range r.mover.removers {
+		run(&beside, func() error { return remover.Run(ctx) })
+	}
+	start := time.Now()
+	all := make([]*lane, tenants)
+	for i := range all {
+		l := r.lane(ctx, int64(i+1), seed)
+		all[i] = l
+		share := max(requests/tenants-swept, 1000)
+		run(&lanes, func() error {
+			for round := range int64(rounds) { // the last tenth of each are races
+				if err := l.run(func() bool { return l.requests.Load() >= share*(10*round+9)/(10*rounds) }); err != nil {
+					return err
+				}
+				if err := l.catchUp(); err != nil {
+					return err
+				}
+				if err := l.race(int(share / (10 * rounds * racers))); err != nil {
+					return err
+				}
+			}
+			return l.sweep()
+		})
+	}
+	lanes.Wait()
+	r.check(all, time.Since(start))
+}
+
+// check compares what the database has with itself, when everything else is over.
+func (r *rig) check(all []*lane, took time.Duration) {
+	r.t.Helper()
+	if r.t.Failed() {
+		return
+	}
+	for _, p := range r.fleet {
+		if _, err := p.Verify(r.t.Context(), r.system, r.system, func(d projections.Difference) { r.t.Error(d) }); err != nil {
+			r.t.Error(err)
+		}
+	}
+	if _, err := store.CheckArchive(r.t.Context(), r.system, r.catalog.Now(), func(f store.ArchiveFlaw) { r.t.Error(f) }); err != nil {
+		r.t.Error(err)
+	}
+	back := r.stores[0].ThreadsReturned() + r.stores[1].ThreadsReturned()
+	if r.mover.archived.Load() == 0 || back == 0 {
+		r.t.Errorf("%d threads went to the archive and %d came back", r.mover.archived.Load(), back)
+	}
+	did := map[string]int{}
+	for _, l := range all {
+		for name, n := range l.did {
+			did[name] += n
+		}
+	}
+	for _, s := range steps() {
+		if did[s.name] == 0 {
+			r.t.Errorf("nobody took the step %q", s.name)
+		}
+	}
+	r.t.Logf("%d requests in %s, %d refused for a while, %d threads archived, %d brought back: %v", r.total.Load(), took.Round(time.Millisecond), r.refused.Load(), r.mover.archived.Load(), back, did)
+}

@@ -1,0 +1,354 @@
+package fuzz_test
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
+)
+
+// edgeRow is an edge with all its versions, and how many of them the projections have.
+type edgeRow struct {
+	k         kinds.Edge
+	from, to  int64
+	states    []event.Edge
+	projected int
+}
+
+// childRow is the same of a child, and threadRow of what is set for the children of an object.
+type childRow struct {
+	k         kinds.Child
+	states    []event.Child
+	projected int
+}
+
+type threadRow struct {
+	k         kinds.Child
+	object    int64
+	states    []event.Thread
+	projected int
+}
+
+func (r *edgeRow) now() event.Edge {
+	if len(r.states) == 0 {
+		return event.Edge{From: event.ID(r.from), To: event.ID(r.to)}
+	}
+	return r.states[len(r.states)-1]
+}
+
+func (r *childRow) now() event.Child { return r.states[len(r.states)-1] }
+
+func (r *threadRow) now() event.Thread {
+	if len(r.states) == 0 {
+		return event.Thread{PostID: event.ID(r.object)}
+	}
+	return r.states[len(r.states)-1]
+}
+
+type edgeKey struct {
+	kind     string
+	from, to int64
+}
+
+type objectKey struct {
+	kind   string
+	object int64
+}
+
+// authorKey is an idempotency key.
+type authorKey struct {
+	kind   string
+	author int64
+	key    string
+}
+
+// keyed is what a key made, and of which request.
+type keyed struct {
+	request string
+	first   event.Child
+}
+
+// model is what a tenant has. Rows come in the order in which the lane made them.
+type model struct {
+	edges    map[edgeKey]*edgeRow
+	children []*childRow
+	byID     map[string]*childRow
+	threads  map[objectKey]*threadRow
+	keys     map[authorKey]keyed
+}
+
+func newModel() *model {
+	return &model{edges: map[edgeKey]*edgeRow{}, byID: map[string]*childRow{}, threads: map[objectKey]*threadRow{}, keys: map[authorKey]keyed{}}
+}
+
+// edge is the row of a pair. One that never was is not kept until it has a state.
+func (m *model) edge(k kinds.Edge, from, to int64) *edgeRow {
+	if r := m.edges[edgeKey{k.Name, from, to}]; r != nil {
+		return r
+	}
+	return &edgeRow{k: k, from: from, to: to}
+}
+
+func (m *model) thread(k kinds.Child, object int64) *threadRow {
+	if r := m.threads[objectKey{k.Name, object}]; r != nil {
+		return r
+	}
+	return &threadRow{k: k, object: object}
+}
+
+func (m *model) putEdge(r *edgeRow, e event.Edge) {
+	m.edges[edgeKey{r.k.Name, r.from, r.to}] = r
+	r.states = append(r.states, e)
+}
+
+func (m *model) putThread(r *threadRow, t event.Thread) {
+	m.threads[objectKey{r.k.Name, r.object}] = r
+	r.states = append(r.states, t)
+}
+
+func (m *model) addChild(k kinds.Child, c event.Child) *childRow {
+	r := &childRow{k: k, states: []event.Child{c}}
+	m.children = append(m.children, r)
+	m.byID[c.ID] = r
+	return r
+}
+
+// placeOf is the child that keeps an author from writing another one.
+func (m *model) placeOf(k kinds.Child, object, author int64) *childRow {
+	for _, r := range m.children {
+		if c := r.now(); r.k.Name == k.Name && int64(c.Parent) == object && int64(c.AuthorID) == author && c.AuthorState == event.AuthorActive {
+			return r
+		}
+	}
+	return nil
+}
+
+// view is what a read sees: of each row the projected version, and of those that are ahead the newest one.
+type view struct {
+	m     *model
+	ahead map[any]bool
+}
+
+// at is how many versions the view has of a row.
+func (v view) at(row any, projected, all int) int {
+	if v.ahead[row] {
+		return all
+	}
+	return projected
+}
+
+func (v view) edge(r *edgeRow) (event.Edge, bool) {
+	n := v.at(r, r.projected, len(r.states))
+	if n == 0 {
+		return event.Edge{}, false
+	}
+	return r.states[n-1], true
+}
+
+func (v view) child(r *childRow) (event.Child, bool) {
+	n := v.at(r, r.projected, len(r.states))
+	if n == 0 {
+		return event.Child{}, false
+	}
+	return r.states[n-1], true
+}
+
+func (v view) thread(k kinds.Child, object int64) event.Thread {
+	r := v.m.thread(k, object)
+	n := v.at(r, r.projected, len(r.states))
+	if n == 0 {
+		return event.Thread{PostID: event.ID(object)}
+	}
+	return r.states[n-1]
+}
+
+// list are the edges of an object that are active, the newest first: those that lead to it, or from it.
+func (v view) list(k kinds.Edge, object int64, reverse bool, filter string) []event.Edge {
+	var all []event.Edge
+	for _, r := range v.m.edges {
+		e, ok := v.edge(r)
+		if r.k.Name != k.Name || !ok || !e.Active() || reverse && r.to != object || !reverse && r.from != object {
+			continue
+		}
+		if name, has := k.Filter(); filter != "" && has && fmt.Sprint(object0(e.Attributes)[name]) != filter {
+			continue
+		}
+		all = append(all, e)
+	}
+	slices.SortFunc(all, func(a, b event.Edge) int {
+		return cmp.Or(b.PositionedAt.Compare(a.PositionedAt.Time), cmp.Compare(other(b, reverse), other(a, reverse)))
+	})
+	return all
+}
+
+// other is the end of an edge that a list shows.
+func other(e event.Edge, reverse bool) event.ID {
+	if reverse {
+		return e.From
+	}
+	return e.To
+}
+
+func (v view) active(k kinds.Edge, from, to int64) (event.Edge, bool) {
+	r := v.m.edges[edgeKey{k.Name, from, to}]
+	if r == nil {
+		return event.Edge{}, false
+	}
+	e, ok := v.edge(r)
+	return e, ok && e.Active()
+}
+
+// childrenOf are the children of a kind that the view has and that are wanted, the oldest first.
+func (v view) childrenOf(k kinds.Child, want func(event.Child) bool) []event.Child {
+	var all []event.Child
+	for _, r := range v.m.children {
+		if c, ok := v.child(r); ok && r.k.Name == k.Name && want(c) {
+			all = append(all, c)
+		}
+	}
+	slices.SortFunc(all, byAge)
+	return all
+}
+
+func byAge(a, b event.Child) int {
+	return cmp.Or(a.CreatedAt.Compare(b.CreatedAt.Time), cmp.Compare(a.ID, b.ID))
+}
+
+func under(object int64) func(event.Child) bool {
+	return func(c event.Child) bool { return int64(c.Parent) == object && visible(c) }
+}
+
+// threaded are the children of an object in the order of the thread: what is visible, and what has something visible below it.
+func (v view) threaded(k kinds.Child, object int64) []event.Child {
+	all := v.childrenOf(k, func(c event.Child) bool { return int64(c.Parent) == object })
+	slices.SortFunc(all, func(a, b event.Child) int { return strings.Compare(a.Path, b.Path) })
+	return slices.DeleteFunc(slices.Clone(all), func(c event.Child) bool {
+		return !slices.ContainsFunc(all, func(d event.Child) bool {
+			return visible(d) && (d.Path == c.Path || strings.HasPrefix(d.Path, c.Path+"/"))
+		})
+	})
+}
+
+// object0 reads attributes; nothing has none.
+func object0(raw json.RawMessage) map[string]any {
+	out := map[string]any{}
+	_ = json.Unmarshal(raw, &out)
+	return out
+}
+
+// form are attributes with the defaults of a kind, nil for a kind without any.
+func form(all map[string]kinds.Attribute, values map[string]any) json.RawMessage {
+	if len(all) == 0 {
+		return nil
+	}
+	out := map[string]any{}
+	for name, a := range all {
+		if a.Default != nil {
+			out[name] = a.Default
+		}
+	}
+	maps.Copy(out, values)
+	raw, _ := json.Marshal(out)
+	return raw
+}
+
+// merged is RFC 7396.
+func merged(all map[string]kinds.Attribute, present json.RawMessage, change map[string]any) json.RawMessage {
+	values := object0(present)
+	maps.Copy(values, change)
+	maps.DeleteFunc(values, func(_ string, v any) bool { return v == nil })
+	return form(all, values)
+}
+
+// fits reports whether attributes are those of the kind: whether nothing that is required is missing.
+func fits(all map[string]kinds.Attribute, raw json.RawMessage) bool {
+	values := object0(raw)
+	for name, a := range all {
+		if _, ok := values[name]; a.Required && !ok {
+			return false
+		}
+	}
+	return true
+}
+
+func wire(t event.Time) string { return t.UTC().Format(event.TimeFormat) }
+
+func etag(version int64) string { return fmt.Sprintf("%q", fmt.Sprint(version)) }
+
+// generic is a value as JSON has it.
+func generic(v any) any {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	var out any
+	_ = json.Unmarshal(raw, &out)
+	return out
+}
+
+func renderEdge(k kinds.Edge, e event.Edge) map[string]any {
+	out := map[string]any{k.Ends[0]: e.From.String(), k.Ends[1]: e.To.String(), "status": e.Status, "version": float64(e.Version),
+		"created_at": wire(e.CreatedAt), "positioned_at": wire(e.PositionedAt), "updated_at": wire(e.UpdatedAt)}
+	if len(k.Attributes) > 0 {
+		out["attributes"] = generic(e.Attributes)
+	}
+	return out
+}
+
+// bare reports a child whose author and body nobody sees.
+func bare(c event.Child) bool { return stateWord(c) != "visible" && stateWord(c) != "pending" }
+
+func visible(c event.Child) bool { return stateWord(c) == "visible" }
+
+// stateWord says what the author and the moderators have made of a child. The model has its own rule of it.
+func stateWord(c event.Child) string {
+	switch {
+	case c.AuthorState != event.AuthorActive:
+		return strings.ToLower(c.AuthorState)
+	case c.ModerationState == event.ModerationNone, c.ModerationState == event.ModerationApproved:
+		return "visible"
+	}
+	return strings.ToLower(c.ModerationState)
+}
+
+// renderChild shows a child; hidden keeps author and body back.
+func renderChild(k kinds.Child, c event.Child, hidden bool) map[string]any {
+	n := k.Names()
+	out := map[string]any{n.ID: c.ID, n.Parent: c.Parent.String(), "state": stateWord(c), "version": float64(c.Version), "created_at": wire(c.CreatedAt), "updated_at": wire(c.UpdatedAt)}
+	if k.Threaded {
+		out["slug"], out["depth"] = c.Slug, float64(strings.Count(c.Path, "/")+1)
+		if c.ReplyTo != "" {
+			out["parent_id"] = c.ReplyTo
+		}
+	}
+	if !hidden && !bare(c) {
+		out["author_id"], out["body"] = c.AuthorID.String(), c.Body
+		if len(k.Attributes) > 0 {
+			out["attributes"] = generic(c.Attributes)
+		}
+	}
+	return out
+}
+
+func renderSettings(k kinds.Child, t event.Thread) map[string]any {
+	out := renderState(t)
+	out[k.Names().Parent] = t.PostID.String()
+	if t.Version > 0 {
+		out["updated_at"] = wire(t.UpdatedAt)
+	}
+	return out
+}
+
+// renderState is what pages show of the settings.
+func renderState(t event.Thread) map[string]any {
+	out := map[string]any{"locked": t.Locked, "premoderated": t.Premoderate, "version": float64(t.Version)}
+	if t.Title != "" {
+		out["title"] = t.Title
+	}
+	return out
+}

@@ -1,0 +1,270 @@
+package fuzz_test
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
+)
+
+func (l *lane) readNumbers() error { return l.numbers(l.view(), "") }
+
+// numbers reads counts, a summary, relations of pairs, or what users have in common.
+func (l *lane) numbers(v view, fresh string) error {
+	headers := page{fresh: fresh}.headers()
+	switch l.rng.IntN(6) {
+	case 0:
+		return l.check(v, headers)
+	case 1:
+		return l.manyCounts(v, headers)
+	case 2:
+		return l.mutuals(v, headers)
+	case 3:
+		return l.summary(v, headers)
+	}
+	return l.counts(v, headers)
+}
+
+// plain compares a document but for as_of.
+func (l *lane) plain(a answer, want map[string]any) error {
+	if err := a.expect(http.StatusOK, ""); err != nil {
+		return err
+	}
+	want["as_of"] = a.json["as_of"]
+	return differ(a, any(want), any(a.json))
+}
+
+func (l *lane) counts(v view, headers []string) error {
+	object := pick(l, "user", "user", "post", "group", "product", "conversation", "song")
+	if l.record != nil && (object == "post" || object == "song") { // edges and children are read one after the other: the projections may catch up in between
+		object = "group"
+	}
+	id := l.object()
+	if object == "user" {
+		id = l.user()
+	}
+	want := map[string]any{}
+	for _, k := range l.kinds.AllEdges() {
+		if k.To == object {
+			want[k.Reverse] = float64(len(v.list(k, id, true, "")))
+		}
+		if k.From == object {
+			want[k.Forward] = float64(len(v.list(k, id, false, "")))
+		}
+	}
+	for _, k := range l.kinds.AllChildren() {
+		if k.Parent == object {
+			want[k.Plural] = countsOf(v, k, id)
+		}
+	}
+	a, err := l.call(http.MethodGet, fmt.Sprintf("/v1/%s/%d/counts", l.kinds.Objects[object], id), "", headers...)
+	if err != nil {
+		return err
+	}
+	return l.plain(a, want)
+}
+
+func countsOf(v view, k kinds.Child, object int64) map[string]any {
+	seen := v.childrenOf(k, under(object))
+	all := v.childrenOf(k, func(c event.Child) bool { return int64(c.Parent) == object })
+	want := map[string]any{"total": float64(len(all)), "visible": float64(len(seen))}
+	if names := k.Aggregates(); len(names) > 0 {
+		each := map[string]any{}
+		for _, name := range names {
+			count, sum := 0.0, 0.0
+			for _, c := range seen {
+				if n, ok := object0(c.Attributes)[name].(float64); ok {
+					count, sum = count+1, sum+n
+				}
+			}
+			each[name] = map[string]any{"count": count, "sum": sum}
+		}
+		want["aggregates"] = each
+	}
+	return want
+}
+
+func (l *lane) summary(v view, headers []string) error {
+	k, object := l.childKind(anyKind), l.object()
+	want := map[string]any{k.Names().Parent: fmt.Sprint(object)}
+	seen := v.childrenOf(k, under(object))
+	want["visible"] = float64(len(seen))
+	want["total"] = float64(len(v.childrenOf(k, func(c event.Child) bool { return int64(c.Parent) == object })))
+	if len(seen) > 0 {
+		want["last_activity_at"] = wire(seen[len(seen)-1].CreatedAt)
+	}
+	for name, value := range l.threadOf(k, object)(v) {
+		want[name] = value
+	}
+	a, err := l.call(http.MethodGet, l.summaryPath(k, object), "", headers...)
+	if err != nil {
+		return err
+	}
+	return l.plain(a, want)
+}
+
+func (l *lane) check(v view, headers []string) error {
+	k := l.edgeKind()
+	_, _, active, reversed, _ := words(k)
+	var pairs, items []any
+	for range 1 + l.rng.IntN(8) {
+		from, to := l.ends(k)
+		pair := map[string]any{k.Ends[0]: fmt.Sprint(from), k.Ends[1]: fmt.Sprint(to)}
+		pairs = append(pairs, pair)
+		e, ok := v.active(k, from, to)
+		item := map[string]any{k.Ends[0]: fmt.Sprint(from), k.Ends[1]: fmt.Sprint(to), active: ok}
+		if ok {
+			item["positioned_at"] = wire(e.PositionedAt)
+		}
+		if k.From == k.To {
+			_, item[reversed] = v.active(k, to, from)
+		}
+		items = append(items, item)
+	}
+	a, err := l.call(http.MethodPost, "/v1/"+k.Plural+":check", encode(map[string]any{"pairs": pairs}), headers...)
+	if err != nil {
+		return err
+	}
+	return l.plain(a, map[string]any{"items": items})
+}
+
+func (l *lane) manyCounts(v view, headers []string) error {
+	k := l.kinds.Edges[event.AggregateFollow]
+	var ids, items []any
+	for range 1 + l.rng.IntN(8) {
+		id := l.user()
+		ids = append(ids, fmt.Sprint(id))
+		items = append(items, map[string]any{"user_id": fmt.Sprint(id), "followers": float64(len(v.list(k, id, true, ""))), "following": float64(len(v.list(k, id, false, "")))})
+	}
+	a, err := l.call(http.MethodPost, "/v1/users:counts", encode(map[string]any{"user_ids": ids}), headers...)
+	if err != nil {
+		return err
+	}
+	return l.plain(a, map[string]any{"items": items})
+}
+
+func (l *lane) mutuals(v view, headers []string) error {
+	k := l.kinds.Edges[event.AggregateFollow]
+	user, whose, limit := l.user(), l.user(), 1+l.rng.IntN(5)
+	all := slices.DeleteFunc(v.list(k, user, false, ""), func(e event.Edge) bool { _, ok := v.active(k, int64(e.To), whose); return !ok })
+	items := []any{}
+	for _, e := range all[:min(len(all), limit)] {
+		items = append(items, map[string]any{"user_id": e.To.String(), "positioned_at": wire(e.PositionedAt)})
+	}
+	a, err := l.call(http.MethodGet, fmt.Sprintf("/v1/users/%d/mutuals/%d?limit=%d", user, whose, limit), "", headers...)
+	if err != nil {
+		return err
+	}
+	return l.plain(a, map[string]any{"items": items, "truncated": len(all) > limit})
+}
+
+// version is one of a history, as JSON has it but for its version_id.
+type version struct {
+	at   int64
+	item map[string]any
+}
+
+// readVersions reads a page of the history of an edge, a child or settings.
+func (l *lane) readVersions() error {
+	switch l.rng.IntN(3) {
+	case 0:
+		k := l.edgeKind()
+		from, to := l.ends(k)
+		r := l.m.edge(k, from, to)
+		return l.askVersions(fmt.Sprintf("/v1/%s/%d/%d/versions", k.Plural, from, to), l.all, true, func(view) []version { return edgeVersions(r) })
+	case 1:
+		k, object := l.childKind(moderated), l.object()
+		r := l.m.thread(k, object)
+		return l.askVersions(l.settingsPath(k, object)+"/versions", l.all, false, func(view) []version { return threadVersions(r) })
+	}
+	r := l.child(anyKind)
+	if r == nil {
+		return nil
+	}
+	token := pick(l, l.all, l.reader)
+	return l.askVersions(onePath(r.k, r.now().ID)+"/versions", token, true, func(view) []version { return childVersions(r, token == l.all) })
+}
+
+func (l *lane) askVersions(path, token string, projected bool, all func(view) []version) error {
+	p := page{path: path, limit: 1 + l.rng.IntN(pick(l, 2, 10))}
+	var from *cursor
+	for {
+		a, err := l.get(p.url(from), "Authorization: Bearer "+token)
+		if err != nil {
+			return err
+		}
+		last, behind := int64(1<<62), all(l.view())
+		if from != nil {
+			last = from.at.item.(int64)
+		}
+		behind = slices.DeleteFunc(behind, func(v version) bool { return v.at >= last })
+		want := []any{}
+		for _, v := range behind[:min(len(behind), p.limit)] {
+			want, last = append(want, v.item), v.at
+		}
+		got, _ := a.json["items"].([]any)
+		for _, item := range got {
+			delete(item.(map[string]any), "version_id")
+		}
+		text, _ := a.json["next"].(string)
+		if err := errors.Join(differ(a, want, got), differ(a, len(behind) > p.limit, text != ""), differ(a, projected, a.json["as_of"] != nil)); err != nil || text == "" {
+			return err
+		}
+		from = &cursor{page: p, at: place{item: last}, text: text}
+		l.board.put(l.tenant, shared{cursor: text, path: path})
+		if l.chance(3) {
+			return nil
+		}
+	}
+}
+
+// stateOf is the version_state of version n of so many.
+func stateOf(n, of int, deleted bool) string {
+	switch {
+	case n < of:
+		return "ARCHIVED"
+	case deleted:
+		return "DELETED"
+	}
+	return "LATEST"
+}
+
+func edgeVersions(r *edgeRow) (all []version) {
+	for n := r.projected; n > 0; n-- {
+		e := r.states[n-1]
+		all = append(all, version{e.Version, map[string]any{"version": float64(n), "version_state": stateOf(n, r.projected, !e.Active()), "actor": e.Actor, "at": wire(e.UpdatedAt),
+			r.k.Name: renderEdge(r.k, e)}})
+	}
+	return all
+}
+
+func childVersions(r *childRow, moderator bool) (all []version) {
+	hidden := bare(r.now()) && !moderator
+	for n := r.projected; n > 0; n-- {
+		c := r.states[n-1]
+		item := map[string]any{"version": float64(n), "version_state": stateOf(n, r.projected, c.AuthorState != event.AuthorActive), "at": wire(c.UpdatedAt), r.k.Name: renderChild(r.k, c, hidden)}
+		if !hidden {
+			item["actor"] = c.Actor
+		}
+		if moderator && c.Reason != "" {
+			item["reason"] = c.Reason
+		}
+		all = append(all, version{c.Version, item})
+	}
+	return all
+}
+
+func threadVersions(r *threadRow) (all []version) {
+	name := "settings"
+	if r.k.Name == event.AggregateComment {
+		name = "thread"
+	}
+	for n := len(r.states); n > 0; n-- {
+		t := r.states[n-1]
+		all = append(all, version{t.Version, map[string]any{"version": float64(n), "version_state": stateOf(n, len(r.states), false), "actor": t.Actor, "at": wire(t.UpdatedAt), name: renderSettings(r.k, t)}})
+	}
+	return all
+}

@@ -1,0 +1,424 @@
+package fuzz_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"reflect"
+	"strings"
+	"sync"
+
+	"github.com/tidings/tidings/event"
+)
+
+const racers = 3 // of a tenant
+
+// race is several clients of one tenant that write the same entities at once. What they were answered is compared afterwards, when the events have told the
+// order in which the writes happened.
+type race struct {
+	*lane
+	mu       sync.Mutex
+	known    map[string]int64 // by the path of an entity, the newest version that somebody was answered
+	children []*childRow      // those to write
+	born     []string         // paths of those that the race has made
+	attempts []*attempt
+}
+
+// attempt is a request of a race and its answer.
+type attempt struct {
+	answer
+	entity   string // its path
+	actor    string
+	low      int64 // the newest version that somebody had been answered before it began
+	guard    int64 // the version of its If-Match, or 0
+	write    bool
+	key      authorKey // of a create that has one
+	replayed bool
+}
+
+// race lets the clients make so many requests each, and compares what they were answered.
+func (l *lane) race(each int) error {
+	r := &race{lane: l, known: map[string]int64{}}
+	for _, row := range l.m.children[max(0, len(l.m.children)-40):] {
+		if row.now().AuthorState == event.AuthorActive {
+			r.children = append(r.children, row)
+		}
+	}
+	errs := make([]error, racers)
+	var wg sync.WaitGroup
+	for n := range racers {
+		side := l.beside(l.rng.Uint64())
+		side.record = nil
+		wg.Go(func() {
+			for i := 0; i < each && errs[n] == nil && l.ctx.Err() == nil; i++ {
+				errs[n] = r.step(side, fmt.Sprintf("%s racer %d, %d of %d", l.mark(), n, i, l.seen))
+			}
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil || l.ctx.Err() != nil {
+		return err
+	}
+	if err := r.settle(); err != nil {
+		return fmt.Errorf("a race of tenant %d: %w", l.tenant, err)
+	}
+	return nil
+}
+
+// step makes one request. side has the client's dice.
+func (r *race) step(side *lane, actor string) error {
+	switch n := side.rng.IntN(10); {
+	case n < 4:
+		return r.edge(side, actor)
+	case n < 7 && len(r.children) > 0:
+		return r.child(side, actor)
+	case n < 9:
+		return r.create(side, actor)
+	}
+	k := side.childKind(moderated)
+	path := r.settingsPath(k, 1)
+	if side.chance(3) {
+		return r.try(side, &attempt{entity: path}, http.MethodGet, path, "")
+	}
+	a := &attempt{entity: path, actor: actor, write: true}
+	body := encode(map[string]any{"title": fmt.Sprint(r.mark(), " ", side.rng.IntN(3)), "premoderated": side.chance(5)})
+	return r.try(side, a, http.MethodPut, path, body, r.guard(side, a)...)
+}
+
+// guard is an If-Match of a version that was known a moment ago, or of any.
+func (r *race) guard(side *lane, a *attempt) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if v := r.known[a.entity]; v > 0 && !side.chance(3) {
+		a.guard = v
+		return []string{"If-Match: " + etag(v)}
+	}
+	return []string{"If-Match: *"}
+}
+
+func (r *race) edge(side *lane, actor string) error {
+	k := side.edgeKind()
+	from, to := pick(side, int64(1), 2), pick(side, int64(1), 2)
+	if side.chance(2) { // most of them meet at one edge, whose kind has attributes
+		k, from, to = r.kinds.Edges["membership"], 1, 1
+	}
+	if k.NoSelf() {
+		to = 3 - from
+	}
+	path := fmt.Sprintf("/v1/%s/%d/%d", k.Plural, from, to)
+	a := &attempt{entity: path, actor: actor, write: true}
+	var headers []string
+	body := ""
+	if len(k.Attributes) > 0 {
+		if side.chance(2) {
+			headers = r.guard(side, a)
+		}
+		body = encode(side.values(k.Attributes, false))
+	}
+	switch n := side.rng.IntN(8); {
+	case n < 3:
+		return r.try(side, a, http.MethodPut, path, body, headers...)
+	case n < 5:
+		return r.try(side, a, http.MethodDelete, path, "", headers...)
+	case n < 6 && len(k.Attributes) > 0:
+		if headers == nil {
+			headers = r.guard(side, a)
+		}
+		return r.try(side, a, http.MethodPatch, path, body, headers...)
+	}
+	return r.try(side, &attempt{entity: path}, http.MethodGet, path, "")
+}
+
+func (r *race) child(side *lane, actor string) error {
+	row := r.children[side.rng.IntN(min(8, len(r.children)))]
+	path := onePath(row.k, row.states[0].ID)
+	r.mu.Lock()
+	if n := len(r.born); n > 0 && side.chance(2) {
+		path = r.born[max(0, n-1-side.rng.IntN(4))]
+	}
+	r.mu.Unlock()
+	a := &attempt{entity: path, actor: actor, write: true}
+	switch n := side.rng.IntN(12); {
+	case n < 6:
+		return r.try(side, a, http.MethodPatch, path, encode(map[string]any{"body": fmt.Sprint(r.mark(), " ", side.rng.IntN(4))}), r.guard(side, a)...)
+	case n < 7:
+		return r.try(side, a, http.MethodDelete, path, "", r.guard(side, a)...)
+	case n < 9 && (strings.HasPrefix(path, "/v1/comments/") || strings.HasPrefix(path, "/v1/lyrics/")):
+		return r.try(side, a, http.MethodPut, path+"/moderation", encode(map[string]any{"state": pick(side, "approved", "approved", "hidden")}), r.guard(side, a)...)
+	}
+	return r.try(side, &attempt{entity: path}, http.MethodGet, path, "")
+}
+
+// create writes children, many with keys that others use for the same request at the same time.
+func (r *race) create(side *lane, actor string) error {
+	k := side.childKind(anyKind)
+	n := newChild{k: k, object: 1, author: 1 + side.rng.Int64N(6), body: r.mark() + " made in a race"}
+	if len(k.Attributes) > 0 {
+		n.values = map[string]any{}
+		for name, a := range k.Attributes {
+			if a.Minimum != nil {
+				n.values[name] = *a.Minimum
+			}
+		}
+	}
+	a := &attempt{actor: actor, write: true}
+	if side.chance(2) {
+		n.key = fmt.Sprint("race-", r.seen, "-", side.rng.IntN(12))
+		a.key = authorKey{k.Name, n.author, n.key}
+	}
+	w := r.createOf(n)
+	return r.try(side, a, w.method, w.path, encode(w.body), w.headers...)
+}
+
+// try makes the request, and keeps the answer.
+func (r *race) try(side *lane, a *attempt, method, path, body string, headers ...string) (err error) {
+	r.mu.Lock()
+	a.low = r.known[a.entity]
+	r.mu.Unlock()
+	if a.write {
+		headers = append(headers, "Tidings-Actor: "+a.actor)
+	}
+	if a.answer, err = side.call(method, path, body, headers...); err != nil {
+		return err
+	}
+	a.replayed = a.header.Get("Idempotency-Replayed") == "true"
+	if a.entity == "" {
+		a.entity = a.header.Get("Location")
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if a.status == http.StatusCreated && method == http.MethodPost && !a.replayed {
+		r.born = append(r.born, a.entity)
+	}
+	r.known[a.entity] = max(r.known[a.entity], a.version())
+	r.attempts = append(r.attempts, a)
+	return nil
+}
+
+// shown is the entity that an answer has, if it has one.
+func (a *attempt) shown() map[string]any {
+	if a.status >= 300 {
+		now, _ := a.json["current"].(map[string]any)
+		return now
+	}
+	return a.json
+}
+
+func (a *attempt) version() int64 {
+	v, _ := a.shown()["version"].(float64)
+	return int64(v)
+}
+
+// settle reads the events, which say in which order the writes happened, makes the model of them, and compares all that was answered.
+func (r *race) settle() error {
+	events, err := r.unseen()
+	if err != nil {
+		return err
+	}
+	by := make(map[string]*made, len(events))
+	for i := range events {
+		m, err := r.take(&events[i])
+		if err == nil && by[m.actor] != nil {
+			err = errors.New("the request has made two events")
+		}
+		if err != nil {
+			return fmt.Errorf("event %d, %s.%s: %w: %s", events[i].OutboxID, events[i].AggregateType, events[i].Type, err, events[i].Payload)
+		}
+		by[m.actor] = m
+	}
+	if err := r.keys(); err != nil {
+		return err
+	}
+	for _, a := range r.attempts {
+		if err := r.fits(a, by[a.actor]); err != nil {
+			return fmt.Errorf("%s: answered %d %s, when version %d was known: %w", a.request, a.status, a.body, a.low, err)
+		}
+		delete(by, a.actor)
+	}
+	for actor, m := range by {
+		return fmt.Errorf("version %d of %s is by %s, who got no such answer", m.version, m.entity, actor)
+	}
+	if err := r.apply(events); err != nil {
+		return err
+	}
+	return r.project(events)
+}
+
+// made is a version that an event tells of.
+type made struct {
+	entity, actor string
+	version       int64
+}
+
+// take makes the event's state the next one of its entity, if it may follow what is there.
+func (r *race) take(e *event.Event) (*made, error) {
+	if e.AggregateType == event.AggregateThread {
+		var got event.Thread
+		if err := json.Unmarshal(e.Payload, &got); err != nil {
+			return nil, err
+		}
+		row := r.m.thread(r.kinds.Children[got.Of()], int64(got.PostID))
+		now := row.now()
+		if got.Version != now.Version+1 || got.UpdatedAt.Before(now.UpdatedAt.Time) || got.Locked == now.Locked && got.Premoderate == now.Premoderate && got.Title == now.Title {
+			return nil, fmt.Errorf("it cannot follow %+v", now)
+		}
+		r.m.putThread(row, got)
+		return &made{r.settingsPath(row.k, row.object), got.Actor, got.Version}, nil
+	}
+	if k, ok := r.kinds.Edge(e.AggregateType); ok {
+		got, err := e.DecodeEdge(k.Names())
+		if err != nil {
+			return nil, err
+		}
+		got.Attributes = event.OneForm(got.Attributes)
+		row := r.m.edge(k, int64(got.From), int64(got.To))
+		if err := follows(row.now(), got, e.Type); err != nil {
+			return nil, err
+		}
+		r.m.putEdge(row, got)
+		return &made{fmt.Sprintf("/v1/%s/%d/%d", k.Plural, got.From, got.To), got.Actor, got.Version}, nil
+	}
+	k := r.kinds.Children[e.AggregateType]
+	got, err := e.DecodeChild(k.Names())
+	if err != nil {
+		return nil, err
+	}
+	got.Attributes = event.OneForm(got.Attributes)
+	m := &made{onePath(k, got.ID), got.Actor, got.Version}
+	row := r.m.byID[got.ID]
+	if row == nil {
+		if got.Version != 1 || e.Type != event.Created {
+			return nil, errors.New("its first version is missing")
+		}
+		if first := r.m.placeOf(k, int64(got.Parent), int64(got.AuthorID)); k.OnePerAuthor && first != nil {
+			return nil, fmt.Errorf("the author has %s already", first.now().ID)
+		}
+		r.m.addChild(k, got)
+		return m, nil
+	}
+	return m, row.follow(got, e.Type)
+}
+
+// follows says whether an edge's version may follow the last one.
+func follows(last, next event.Edge, kind string) error {
+	ok := next.Version == last.Version+1 && !next.UpdatedAt.Before(last.UpdatedAt.Time) && (last.Version == 0 || next.CreatedAt == last.CreatedAt)
+	switch kind {
+	case event.Created:
+		ok = ok && !last.Active() && next.Active() && next.PositionedAt == next.UpdatedAt
+	case event.Removed:
+		ok = ok && last.Active() && !next.Active() && next.PositionedAt == last.PositionedAt
+	default:
+		ok = ok && last.Active() && next.Active() && next.PositionedAt == last.PositionedAt && string(next.Attributes) != string(last.Attributes)
+	}
+	if !ok {
+		return fmt.Errorf("it cannot follow %+v", last)
+	}
+	return nil
+}
+
+// follow adds a version that may follow the last one. What a gone child's event does not tell is as it was.
+func (r *childRow) follow(next event.Child, kind string) error {
+	last := r.now()
+	if bare(next) {
+		next.Body, next.Attributes = last.Body, last.Attributes
+	}
+	same := last
+	same.Version, same.UpdatedAt, same.Actor, same.Reason = next.Version, next.UpdatedAt, next.Actor, next.Reason
+	ok := next.Version == last.Version+1 && !next.UpdatedAt.Before(last.UpdatedAt.Time) && last.AuthorState == event.AuthorActive && !reflect.DeepEqual(same, next)
+	switch kind {
+	case event.Edited:
+		same.Body, same.Attributes = next.Body, next.Attributes
+		ok = ok && !bare(last)
+	case event.Deleted:
+		same.AuthorState = event.AuthorDeleted
+	case event.Moderated:
+		same.ModerationState = next.ModerationState
+	}
+	if !ok || !reflect.DeepEqual(same, next) {
+		return fmt.Errorf("it cannot follow %+v", last)
+	}
+	r.states = append(r.states, next)
+	return nil
+}
+
+// version is how an entity was at a version, and whether there was such a thing to be read.
+func (r *race) version(path string, version int64) (shown map[string]any, ok bool) {
+	for _, row := range r.m.children {
+		if onePath(row.k, row.states[0].ID) == path && version >= 1 && version <= int64(len(row.states)) {
+			return renderChild(row.k, row.states[version-1], false), true
+		}
+	}
+	for _, row := range r.m.edges {
+		if fmt.Sprintf("/v1/%s/%d/%d", row.k.Plural, row.from, row.to) == path && version >= 1 && version <= int64(len(row.states)) {
+			return renderEdge(row.k, row.states[version-1]), row.states[version-1].Active()
+		}
+	}
+	for _, k := range r.kinds.AllChildren() {
+		if !k.Moderated || r.settingsPath(k, 1) != path {
+			continue
+		}
+		row := r.m.thread(k, 1)
+		if version == 0 {
+			return renderSettings(k, event.Thread{PostID: 1}), true
+		}
+		if version <= int64(len(row.states)) {
+			return renderSettings(k, row.states[version-1]), true
+		}
+	}
+	return nil, false
+}
+
+// fits says whether an answer is one that some order of the requests gives, of which the events are those that wrote.
+func (r *race) fits(a *attempt, m *made) error {
+	version, guarded := a.version(), a.guard
+	switch {
+	case m != nil && (a.status >= 300 || a.replayed):
+		return fmt.Errorf("version %d of %s was written", m.version, m.entity)
+	case m != nil && (m.entity != a.entity || a.status != http.StatusNoContent && m.version != version):
+		return fmt.Errorf("version %d of %s is what was written", m.version, m.entity)
+	case m != nil && guarded > 0 && m.version != guarded+1:
+		return fmt.Errorf("the guard was version %d, and version %d was written", guarded, m.version)
+	case m != nil && m.version <= a.low:
+		return fmt.Errorf("version %d was written", m.version)
+	case m == nil && a.write && a.status == http.StatusCreated && !a.replayed:
+		return errors.New("there is no event of it")
+	case m == nil && a.write && a.status == http.StatusOK && guarded > 0 && version != guarded:
+		return fmt.Errorf("the guard was version %d", guarded)
+	case a.status == http.StatusPreconditionFailed && (guarded == 0 || version == guarded):
+		return fmt.Errorf("the guard was version %d", guarded)
+	case a.shown() == nil || a.replayed:
+		return nil
+	case version < a.low:
+		return fmt.Errorf("version %d is an old one", version)
+	}
+	want, ok := r.version(a.entity, version)
+	if !ok {
+		return fmt.Errorf("there is no version %d to be shown", version)
+	}
+	return differ(a.answer, any(want), any(a.shown()))
+}
+
+// keys compares what creates with one key were answered: one child, made once.
+func (r *race) keys() error {
+	first, made := map[authorKey]string{}, map[authorKey]int{}
+	for _, a := range r.attempts {
+		if a.key.key == "" || a.status != http.StatusCreated {
+			continue
+		}
+		if !a.replayed {
+			made[a.key]++
+		}
+		if id := first[a.key]; id != "" && id != a.entity {
+			return fmt.Errorf("the key %v has made %s and %s", a.key, id, a.entity)
+		}
+		first[a.key] = a.entity
+	}
+	for key := range first {
+		if made[key] != 1 {
+			return fmt.Errorf("the key %v has made %s %d times", key, first[key], made[key])
+		}
+		r.m.keys[key] = keyed{} // no lane uses it again
+	}
+	return nil
+}
