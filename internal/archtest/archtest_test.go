@@ -41,7 +41,9 @@ var rules = []rule{
 	{pkg: "versioned", may: []string{"internal/postgres"}, libs: []string{pgx}},
 	{pkg: "kinds", may: []string{"versioned", "event", "internal/postgres"}, libs: []string{pgx}}, // pgx: where an installation keeps its kinds
 	{pkg: "contracts", may: []string{"kinds", "event"}},
-	{pkg: "event"}, // the wire contract knows nobody
+	{pkg: "event"},                          // the wire contract knows nobody
+	{pkg: "client", may: []string{"event"}}, // in the programs of others
+	{pkg: "client/clienttest", may: []string{"client", "cmd/tidings/cli", "kinds", "tokens", "internal/pglocal", "internal/postgres"}, libs: []string{pgx}}, // runs `tidings dev` for tests of others
 	{pkg: "outbox", may: []string{"event", "internal/postgres"}, libs: []string{pgx}},
 	{pkg: "coldstore", may: []string{"outbox", "event", "internal/postgres"}, libs: []string{pgx, blob}},
 	{pkg: "relay", may: []string{"outbox", "event", "internal/lease", "internal/broker"}, libs: []string{nats, pgx}}, // pgx: it hands the pool to outbox
@@ -59,6 +61,7 @@ var rules = []rule{
 
 	{pkg: "internal/broker", may: []string{"event"}, libs: []string{nats, srv}},                              // event says on which subjects; the only one that knows the server
 	{pkg: "internal/testkit", may: []string{"internal/*", "migrations", "kinds"}, libs: []string{pgx, nats}}, // its databases are migrated
+	{pkg: "internal/load", may: []string{"client"}},                                                          // a user of the API
 	{pkg: "internal/*", may: []string{"internal/*"}, libs: []string{pgx}},
 	{pkg: "internal/*/*", may: []string{"internal/*", "internal/*/*"}, libs: []string{pgx}},
 }
@@ -189,6 +192,8 @@ func TestRulesRefuse(t *testing.T) {
 		{"store", module + "api"},
 		{"api", nats},
 		{"outbox", blob + "/blob"},
+		{"client", module + "kinds"},
+		{"client", nats},
 	} {
 		r, ok := find(c.from)
 		if !ok || allowed(r, c.to) {

@@ -114,7 +114,8 @@ func TestNoFileNamesAKind(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if d.IsDir() && (slices.Contains([]string{"examples", "testdata"}, d.Name()) || strings.HasPrefix(d.Name(), ".") && p != root) {
+		// The client has a typed method for each operation of each built-in kind: it is compared with the OpenAPI document.
+		if d.IsDir() && (slices.Contains([]string{"client", "examples", "testdata"}, d.Name()) || strings.HasPrefix(d.Name(), ".") && p != root) {
 			return filepath.SkipDir
 		}
 		if d.IsDir() || path.Ext(p) != ".go" || strings.HasSuffix(p, "_test.go") {

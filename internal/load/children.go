@@ -2,7 +2,6 @@ package load
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"iter"
 	"math"
@@ -15,6 +14,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/tidings/tidings/client"
 )
 
 // ChildSpec says which children to generate.
@@ -279,7 +280,7 @@ func (t *Children) content(i int) newChild {
 // has an Idempotency-Key made of the spec, a change names the version that it is about. So a load may be run twice, and run
 // again after it was stopped anywhere. What somebody else did to a child or a thread stays. It ends as Run does.
 func (l *Loader) RunChildren(ctx context.Context, t *Children) error {
-	defer l.client.CloseIdleConnections()
+	defer l.client.Close()
 	run := childRun{l: l, t: t, ids: make([]uuid.UUID, len(t.object)), writing: make(map[int32]chan struct{})}
 	for _, phase := range []iter.Seq2[job, error]{run.creates(false), run.setAll(false), run.creates(true), run.changeAll(), run.setAll(true)} {
 		if err := l.run(ctx, phase); err != nil {
@@ -336,48 +337,32 @@ func (r *childRun) create(ctx context.Context, i int, done chan struct{}) (time.
 		c.ParentID = r.ids[p].String()
 	}
 	s := r.t.spec
-	header := http.Header{"Idempotency-Key": {fmt.Sprintf("load-%d-%d-%d-%d", s.Seed, s.Objects, s.Children, i)}}
+	key := fmt.Sprintf("load-%d-%d-%d-%d", s.Seed, s.Objects, s.Children, i)
 	path := fmt.Sprintf("/v1/%s/%d/%s", r.t.kind.Parents, r.t.object[i]+1, r.t.kind.Plural)
-	resp, body, after, err := r.request(ctx, http.MethodPost, path, header, c)
-	if err != nil {
-		return after, err
-	}
+	var made map[string]any
+	resp, refused, after, err := r.l.request(ctx, http.MethodPost, path, c, &made, client.IdempotencyKey(key))
 	switch {
-	case resp.StatusCode == http.StatusConflict:
+	case err != nil:
+		return after, err
+	case refused != nil && resp.Status == http.StatusConflict:
 		r.l.refused.Add(1)
 		answered(uuid.Nil)
 		return 0, nil
-	case resp.StatusCode != http.StatusCreated:
-		return 0, &RefusedError{What: "POST " + path, Status: resp.StatusCode, Reason: reason(resp, body)}
-	}
-	var made map[string]any
-	if err := json.Unmarshal(body, &made); err != nil {
-		return 0, fmt.Errorf("read a %s: %w", r.t.kind.Name, err)
+	case refused != nil:
+		return 0, &RefusedError{What: "POST " + path, Status: resp.Status, Reason: reason(refused)}
 	}
 	text, _ := made[r.t.kind.Name+"_id"].(string)
 	id, err := uuid.Parse(text)
 	if err != nil {
 		return 0, fmt.Errorf("read a %s: its id: %w", r.t.kind.Name, err)
 	}
-	if resp.Header.Get("Idempotency-Replayed") == "true" {
+	if resp.Replayed {
 		r.l.existed.Add(1)
 	} else {
 		r.l.created.Add(1)
 	}
 	answered(id)
 	return 0, nil
-}
-
-// request is the loader's, with a body to encode.
-func (r *childRun) request(ctx context.Context, method, path string, header http.Header, body any) (*http.Response, []byte, time.Duration, error) {
-	var send []byte
-	if body != nil {
-		var err error
-		if send, err = json.Marshal(body); err != nil {
-			return nil, nil, 0, fmt.Errorf("encode the body of %s %s: %w", method, path, err)
-		}
-	}
-	return r.l.request(ctx, method, path, header, send)
 }
 
 // changeAll makes the changes of all children, those of one child in their order.
@@ -393,8 +378,7 @@ func (r *childRun) changeAll() iter.Seq2[job, error] {
 						close(done)
 						return 0, nil
 					}
-					header := http.Header{"If-Match": {fmt.Sprintf("%q", strconv.Itoa(n+1))}}
-					after, err := r.change(ctx, c.method, "/v1/"+r.t.kind.Plural+"/"+r.ids[i].String()+c.path, header, c.body)
+					after, err := r.change(ctx, c.method, "/v1/"+r.t.kind.Plural+"/"+r.ids[i].String()+c.path, client.IfMatch(int64(n+1)), c.body)
 					if err == nil {
 						close(done)
 					}
@@ -409,19 +393,19 @@ func (r *childRun) changeAll() iter.Seq2[job, error] {
 }
 
 // change sends a change of what is there. A version that is later than the one that the change is about says that it was made.
-func (r *childRun) change(ctx context.Context, method, path string, header http.Header, body any) (time.Duration, error) {
-	resp, answer, after, err := r.request(ctx, method, path, header, body)
+func (r *childRun) change(ctx context.Context, method, path string, about client.Option, body any) (time.Duration, error) {
+	resp, refused, after, err := r.l.request(ctx, method, path, body, nil, about)
 	switch {
 	case err != nil:
 		return after, err
-	case resp.StatusCode == http.StatusPreconditionFailed:
-		r.l.existed.Add(1)
-	case resp.StatusCode == http.StatusConflict:
-		r.l.refused.Add(1)
-	case resp.StatusCode < 300:
+	case refused == nil:
 		r.l.changed.Add(1)
+	case resp.Status == http.StatusPreconditionFailed:
+		r.l.existed.Add(1)
+	case resp.Status == http.StatusConflict:
+		r.l.refused.Add(1)
 	default:
-		return 0, &RefusedError{What: method + " " + path, Status: resp.StatusCode, Reason: reason(resp, answer)}
+		return 0, &RefusedError{What: method + " " + path, Status: resp.Status, Reason: reason(refused)}
 	}
 	return 0, nil
 }
@@ -438,17 +422,17 @@ func (r *childRun) settingsPath(object int) string {
 func (r *childRun) setAll(last bool) iter.Seq2[job, error] {
 	return func(yield func(job, error) bool) {
 		for object := range int(r.t.spec.Objects) {
-			s, header := r.t.settings(object), http.Header{"If-None-Match": {"*"}}
+			s, about := r.t.settings(object), client.IfNoneMatch("*")
 			first := s.Title != "" || s.Premoderated
 			if last && first {
-				header = http.Header{"If-Match": {`"1"`}}
+				about = client.IfMatch(1)
 			}
 			if last && !s.Locked || !last && !first {
 				continue
 			}
 			s.Locked = last
 			if !yield(job{do: func(ctx context.Context) (time.Duration, error) {
-				return r.change(ctx, http.MethodPut, r.settingsPath(object), header, s)
+				return r.change(ctx, http.MethodPut, r.settingsPath(object), about, s)
 			}}, nil) {
 				return
 			}

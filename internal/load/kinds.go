@@ -2,7 +2,6 @@ package load
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"math"
@@ -134,17 +133,11 @@ func (l *Loader) Kinds(ctx context.Context) (*Kinds, error) {
 	var kinds Kinds
 	ask := job{do: func(ctx context.Context) (time.Duration, error) {
 		const path = "/v1/kinds"
-		resp, body, after, err := l.request(ctx, http.MethodGet, path, nil, nil)
-		switch {
-		case err != nil:
-			return after, err
-		case resp.StatusCode != http.StatusOK:
-			return 0, &RefusedError{What: "GET " + path, Status: resp.StatusCode, Reason: reason(resp, body)}
+		resp, refused, after, err := l.request(ctx, http.MethodGet, path, nil, &kinds)
+		if refused != nil {
+			return 0, &RefusedError{What: "GET " + path, Status: resp.Status, Reason: reason(refused)}
 		}
-		if err := json.Unmarshal(body, &kinds); err != nil {
-			return 0, &RefusedError{What: "GET " + path, Status: resp.StatusCode, Reason: fmt.Sprintf("the answer has no kinds: %v", err)}
-		}
-		return 0, nil
+		return after, err
 	}}
 	if err := l.run(ctx, func(yield func(job, error) bool) { yield(ask, nil) }); err != nil {
 		return nil, fmt.Errorf("read the kinds: %w", err)

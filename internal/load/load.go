@@ -1,14 +1,12 @@
 package load
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"iter"
-	"maps"
 	"math/rand/v2"
 	"net/http"
 	"strconv"
@@ -18,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/tidings/tidings/client"
 )
 
 // Config says where to load, and how hard.
@@ -86,7 +86,7 @@ const (
 // Loader sends edges or children. Make one with New for each load.
 type Loader struct {
 	cfg    Config
-	client *http.Client
+	client *client.Client
 	start  time.Time
 
 	created, changed, existed, refused, retried atomic.Int64
@@ -101,13 +101,13 @@ func New(cfg Config) (*Loader, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	cfg.URL = strings.TrimRight(cfg.URL, "/")
-	return &Loader{cfg: cfg, start: time.Now(), client: &http.Client{
-		Transport: &http.Transport{MaxIdleConns: cfg.Concurrency, MaxIdleConnsPerHost: cfg.Concurrency, Proxy: http.ProxyFromEnvironment,
-			IdleConnTimeout: time.Minute},
-		Timeout:       requestTimeout,
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // a PUT is not to become a GET
-	}}, nil
+	transport := &http.Transport{MaxIdleConns: cfg.Concurrency, MaxIdleConnsPerHost: cfg.Concurrency, Proxy: http.ProxyFromEnvironment, IdleConnTimeout: time.Minute}
+	c, err := client.New(cfg.URL, client.WithToken(cfg.Token), client.WithHTTPClient(&http.Client{Transport: transport}),
+		client.WithAttemptTimeout(requestTimeout), client.WithRetry(client.Retry{})) // a load has its own rule of how long to go on
+	if err != nil {
+		return nil, err
+	}
+	return &Loader{cfg: cfg, start: time.Now(), client: c}, nil
 }
 
 // Stats is safe to call while Run runs.
@@ -122,7 +122,7 @@ func (l *Loader) Stats() Stats {
 // returned. A *RefusedError, or no success within RetryFor, ends it at once. When ctx ends it takes no more edges, lets the
 // requests in flight finish for a moment, and returns ctx's cause.
 func (l *Loader) Run(ctx context.Context, k EdgeKind, edges iter.Seq2[Edge, error]) error {
-	defer l.client.CloseIdleConnections()
+	defer l.client.Close()
 	return l.run(ctx, func(yield func(job, error) bool) {
 		for e, err := range edges {
 			if !yield(job{do: func(ctx context.Context) (time.Duration, error) { return l.put(ctx, k, e) }}, err) {
@@ -230,67 +230,55 @@ func (l *Loader) setWaiting(why string) {
 // put sends one edge. Its errors are those of request.
 func (l *Loader) put(ctx context.Context, k EdgeKind, e Edge) (after time.Duration, err error) {
 	path := "/v1/" + k.Plural + "/" + strconv.FormatInt(e.From, 10) + "/" + strconv.FormatInt(e.To, 10)
-	resp, body, after, err := l.request(ctx, http.MethodPut, path, nil, []byte(e.Attributes))
+	var attributes any
+	if e.Attributes != "" {
+		attributes = json.RawMessage(e.Attributes)
+	}
+	resp, refused, after, err := l.request(ctx, http.MethodPut, path, attributes, nil)
 	switch {
 	case err != nil:
 		return after, err
-	case resp.StatusCode == http.StatusCreated:
+	case refused != nil:
+		return 0, &RefusedError{Line: e.Line, What: fmt.Sprintf("%d -> %d", e.From, e.To), Status: resp.Status, Reason: reason(refused)}
+	case resp.Status == http.StatusCreated:
 		l.created.Add(1)
-	case resp.StatusCode == http.StatusOK:
-		l.existed.Add(1)
 	default:
-		return 0, &RefusedError{Line: e.Line, What: fmt.Sprintf("%d -> %d", e.From, e.To), Status: resp.StatusCode, Reason: reason(resp, body)}
+		l.existed.Add(1)
 	}
 	return 0, nil
 }
 
-// request sends one request and reads the answer, which may be a refusal. Its errors may pass: after how long, the server may
-// have said.
-func (l *Loader) request(ctx context.Context, method, path string, header http.Header, send []byte) (resp *http.Response, body []byte, after time.Duration, err error) {
-	req, err := http.NewRequestWithContext(ctx, method, l.cfg.URL+path, bytes.NewReader(send))
-	if err != nil {
-		return nil, nil, 0, fmt.Errorf("make a request: %w", err)
+// request sends one request and decodes the answer into result. refused is why the API does not do it. Its errors may pass: after how long, the server may have
+// said.
+func (l *Loader) request(ctx context.Context, method, path string, body, result any, opts ...client.Option) (resp client.Response, refused error, after time.Duration, err error) {
+	err = l.client.Call(ctx, method, path, body, result, append(opts, client.WithResponse(&resp))...)
+	status := client.StatusOf(err)
+	switch {
+	case err == nil:
+		return resp, nil, 0, nil
+	case status == 0 || status >= 500 || status == http.StatusTooManyRequests || status == http.StatusRequestTimeout:
+		return resp, nil, min(asked(err), maxRetryAfter), err
 	}
-	maps.Copy(req.Header, header)
-	req.Header.Set("Authorization", "Bearer "+l.cfg.Token)
-	if len(send) > 0 {
-		req.Header.Set("Content-Type", "application/json")
-	}
-	resp, err = l.client.Do(req)
-	if err != nil {
-		return nil, nil, 0, err
-	}
-	body, err = io.ReadAll(io.LimitReader(resp.Body, 64<<10)) // read to its end, so that the connection is used again
-	if err := errors.Join(err, resp.Body.Close()); err != nil {
-		return nil, nil, 0, fmt.Errorf("read the answer: %w", err)
-	}
-	if resp.StatusCode >= 500 || resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode == http.StatusRequestTimeout {
-		return nil, nil, retryAfter(resp.Header.Get("Retry-After")), fmt.Errorf("the API answers %s", resp.Status)
-	}
-	return resp, body, 0, nil
+	return resp, err, 0, nil
 }
 
-// retryAfter reads the header of that name (RFC 9110, section 10.2.3): seconds, or a date.
-func retryAfter(value string) time.Duration {
-	if s, err := strconv.Atoi(value); err == nil {
-		return min(time.Duration(max(s, 0))*time.Second, maxRetryAfter)
-	}
-	if t, err := http.ParseTime(value); err == nil {
-		return min(time.Until(t), maxRetryAfter)
+// asked is how long the API asks to wait.
+func asked(err error) time.Duration {
+	var p *client.Problem
+	var a *client.AnswerError
+	switch {
+	case errors.As(err, &p):
+		return p.RetryAfter
+	case errors.As(err, &a):
+		return a.RetryAfter
 	}
 	return 0
 }
 
-func reason(resp *http.Response, body []byte) string {
-	var p struct{ Title, Detail, Code string }
-	if err := json.Unmarshal(body, &p); err != nil || p.Title+p.Detail+p.Code == "" {
-		return fmt.Sprintf("%s %.200q", http.StatusText(resp.StatusCode), body)
+func reason(refused error) string {
+	var p *client.Problem
+	if !errors.As(refused, &p) {
+		return refused.Error()
 	}
-	if p.Detail == "" {
-		p.Detail = p.Title
-	}
-	if p.Code == "" {
-		return p.Detail
-	}
-	return p.Detail + " (" + p.Code + ")"
+	return cmp.Or(p.Detail, p.Title) + " (" + string(p.Code) + ")"
 }

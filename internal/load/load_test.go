@@ -12,7 +12,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -182,19 +181,6 @@ func TestLoadStopsWithContext(t *testing.T) {
 	if got := l.Stats(); got.Created != int64(len(a.follows)) || got.Created >= 5000 {
 		t.Errorf("%+v, %d follows", got, len(a.follows))
 	}
-}
-
-func TestRetryAfter(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		for value, want := range map[string]time.Duration{
-			"": 0, "2": 2 * time.Second, "-1": 0, "86400": maxRetryAfter, "soon": 0,
-			time.Now().Add(3 * time.Second).UTC().Format(http.TimeFormat): 3 * time.Second,
-		} {
-			if got := retryAfter(value); got != want {
-				t.Errorf("%q: %s, want %s", value, got, want)
-			}
-		}
-	})
 }
 
 func TestConfig(t *testing.T) {

@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/tidings/tidings/api"
+	"github.com/tidings/tidings/client"
 	"github.com/tidings/tidings/cmd/internal/fleet"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
@@ -68,9 +68,7 @@ func (a apiPart) Run(ctx context.Context) error {
 // reader asks the API under test, over loopback.
 type reader struct {
 	child  *child
-	url    string
-	token  string
-	client *http.Client
+	client *client.Client
 }
 
 // startReader starts the API with env on the servers, and returns who asks it, up to so many clients at once.
@@ -80,51 +78,39 @@ func startReader(ctx context.Context, s *servers, clients int, stderr io.Writer,
 		return nil, err
 	}
 	transport := &http.Transport{MaxIdleConnsPerHost: clients}
-	return &reader{child: a.child, url: "http://" + a.addr, token: a.tokens[0], client: &http.Client{Transport: transport, Timeout: time.Minute}}, nil
+	c, err := client.New("http://"+a.addr, client.WithToken(a.tokens[0]), client.WithHTTPClient(&http.Client{Transport: transport}),
+		client.WithAttemptTimeout(time.Minute), client.WithRetry(client.Retry{})) // a refusal is one of the figures
+	if err != nil {
+		a.child.kill()
+		return nil, err
+	}
+	return &reader{child: a.child, client: c}, nil
 }
 
 func (r *reader) close() {
-	r.client.CloseIdleConnections()
+	r.client.Close()
 	r.child.kill() // it has ended already if all went well
 }
 
 // stop ends the API and returns its peak memory in MiB.
 func (r *reader) stop() (float64, error) {
-	r.client.CloseIdleConnections()
+	r.client.Close()
 	_, err := r.child.stop()
 	return round(r.child.peak, 1), err
 }
 
 // ask sends one request, a POST when it has a body, and decodes the answer into v. took is until the last byte had arrived.
 func (r *reader) ask(ctx context.Context, path string, body, v any) (took time.Duration, err error) {
-	method, content := http.MethodGet, io.Reader(nil)
+	method := http.MethodGet
 	if body != nil {
-		b, err := json.Marshal(body)
-		if err != nil {
-			return 0, err
-		}
-		method, content = http.MethodPost, bytes.NewReader(b)
+		method = http.MethodPost
 	}
-	req, err := http.NewRequestWithContext(ctx, method, r.url+path, content)
-	if err != nil {
-		return 0, err
-	}
-	req.Header.Set("Authorization", "Bearer "+r.token)
-	if body != nil {
-		req.Header.Set("Content-Type", "application/json")
-	}
+	var answer []byte
 	start := time.Now()
-	resp, err := r.client.Do(req)
-	if err != nil {
-		return time.Since(start), err
-	}
-	answer, err := io.ReadAll(resp.Body)
+	err = r.client.Call(ctx, method, path, body, &answer)
 	took = time.Since(start)
-	if err = errors.Join(err, resp.Body.Close()); err != nil {
+	if err != nil {
 		return took, err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return took, fmt.Errorf("%s %s: %s: %s", method, path, resp.Status, answer)
 	}
 	if err := json.Unmarshal(answer, v); err != nil {
 		return took, fmt.Errorf("%s %s: %w", method, path, err)

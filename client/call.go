@@ -1,0 +1,398 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	mathrand "math/rand/v2"
+	"mime"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Retry says when a request is repeated.
+type Retry struct {
+	Attempts int           // of a request in all, the first included; 0 and 1 repeat none
+	First    time.Duration // wait before the second attempt, doubled for each further one, half of it by chance
+	Most     time.Duration // longest wait. When the API asks for more, the call returns its problem at once
+}
+
+// DefaultRetry makes up to 5 attempts and waits for 30 seconds at most before each.
+func DefaultRetry() Retry {
+	return Retry{Attempts: 5, First: 100 * time.Millisecond, Most: 30 * time.Second}
+}
+
+const (
+	maxAnswer  = 64 << 20 // bytes of a result
+	maxProblem = 64 << 10 // bytes of a refusal
+	maxExcerpt = 200
+	ndjson     = "application/x-ndjson"
+)
+
+// call is one operation on its way.
+type call struct {
+	method, path string
+	query        url.Values
+	header       http.Header
+	body         []byte
+	media        string
+	response     *Response
+	err          error // found before anything was sent
+
+	fresh   bool   // reads a projection: the session's tokens go with it
+	safe    bool   // may be repeated when the outcome of an attempt is unknown
+	subject string // what the write is about, for the session; "" is its Location
+	unknown bool   // an attempt got no answer
+}
+
+func newCall(method, path string, opts []Option) *call {
+	k := &call{method: method, path: path, safe: method != http.MethodPost, subject: path}
+	for _, o := range opts {
+		o(k)
+	}
+	return k
+}
+
+// set sets a header.
+func (k *call) set(name, value string) *call {
+	if k.header == nil {
+		k.header = make(http.Header, 2)
+	}
+	k.header.Set(name, value)
+	return k
+}
+
+// projected makes the call one that shows the session's writes.
+func (k *call) projected() *call { k.fresh = true; return k }
+
+// repeatable makes a POST one that may be repeated.
+func (k *call) repeatable() *call { k.safe = true; return k }
+
+// json sets the body.
+func (k *call) json(v any) *call {
+	k.body, k.err = json.Marshal(v)
+	k.media = "application/json"
+	return k
+}
+
+// matching guards the call with the version, unless an option did.
+func (k *call) matching(version int64) *call {
+	if k.header.Get("If-Match") != "" {
+		return k
+	}
+	if version <= 0 {
+		k.err = ErrNoVersion
+		return k
+	}
+	return k.set("If-Match", etag(version))
+}
+
+// keyed gives a create an Idempotency-Key, unless an option did.
+func (k *call) keyed() *call {
+	if k.header.Get("Idempotency-Key") == "" {
+		k.set("Idempotency-Key", rand.Text())
+	}
+	k.safe, k.subject = true, ""
+	return k
+}
+
+func etag(version int64) string { return `"` + strconv.FormatInt(version, 10) + `"` }
+
+// names are an archetype's names by a kind's, for results of kinds that the package has no types of; nil changes none.
+type names map[string]string
+
+// fetch does the call and decodes its result.
+func fetch[T any](ctx context.Context, c *core, k *call, n names) (v T, err error) {
+	body, a, err := c.do(ctx, k)
+	if err != nil {
+		return v, err
+	}
+	if err = decode(n, body, &v); err != nil {
+		return v, a.broken(k, body, err)
+	}
+	if k.response != nil {
+		if of, ok := any(&v).(interface{ asOf() time.Time }); ok {
+			k.response.AsOf = of.asOf()
+		}
+	}
+	return v, nil
+}
+
+// do sends the call until it is answered, and returns the body of a success.
+func (c *core) do(ctx context.Context, k *call) ([]byte, *answer, error) {
+	for attempt := 1; ; attempt++ {
+		body, a, err := c.attempt(ctx, k, attempt)
+		if err == nil {
+			return body, a, nil
+		}
+		if err = c.pause(ctx, k, attempt, err); err != nil {
+			return nil, a, err
+		}
+	}
+}
+
+// attempt sends the call once and reads the answer to its end.
+func (c *core) attempt(ctx context.Context, k *call, n int) (body []byte, a *answer, err error) {
+	if c.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, c.timeout)
+		defer cancel()
+	}
+	a, err = c.send(ctx, k, n)
+	if err != nil {
+		return nil, a, err
+	}
+	body, err = a.read(maxAnswer)
+	if err != nil {
+		return nil, a, &TransportError{k.method, k.path, err}
+	}
+	return body, a, nil
+}
+
+// answer is one that the API gave; its body is still to be read where send returned no error.
+type answer struct{ *http.Response }
+
+// send sends the call once. A refusal is an error. The caller reads the body of a success and closes it.
+func (c *core) send(ctx context.Context, k *call, n int) (*answer, error) {
+	if k.err != nil {
+		return nil, k.err
+	}
+	req, err := c.request(ctx, k)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		var u *url.Error
+		if errors.As(err, &u) {
+			err = u.Err // which says method and address again
+		}
+		return nil, &TransportError{k.method, k.path, err}
+	}
+	a := &answer{resp}
+	if k.response != nil {
+		*k.response = a.response(n)
+	}
+	if resp.StatusCode >= 200 && resp.StatusCode < 300 {
+		c.wrote(k, a)
+		return a, nil
+	}
+	body, err := a.read(maxProblem)
+	if resp.StatusCode == http.StatusNotModified {
+		return a, ErrNotModified
+	}
+	return a, a.refusal(k, body, err)
+}
+
+func (c *core) request(ctx context.Context, k *call) (*http.Request, error) {
+	target := c.base + k.path
+	if len(k.query) > 0 {
+		target += "?" + k.query.Encode()
+	}
+	var body io.Reader
+	if k.body != nil {
+		body = bytes.NewReader(k.body)
+	}
+	req, err := http.NewRequestWithContext(ctx, k.method, target, body)
+	if err != nil {
+		return nil, fmt.Errorf("tidings: %w", err)
+	}
+	for name, values := range k.header {
+		req.Header[name] = slices.Clone(values) // a transport may add to them
+	}
+	req.Header["Authorization"] = []string{c.bearer}
+	if k.media != "" {
+		req.Header["Content-Type"] = []string{k.media}
+	}
+	if c.actor != "" && req.Header.Get("Tidings-Actor") == "" && k.method != http.MethodGet {
+		req.Header.Set("Tidings-Actor", c.actor)
+	}
+	if k.fresh && c.session != nil {
+		if all := c.session.all(); len(all) > 0 {
+			req.Header["Tidings-Token"] = append(req.Header["Tidings-Token"], all...)
+		}
+	}
+	return req, nil
+}
+
+// wrote remembers a write in the session.
+func (c *core) wrote(k *call, a *answer) {
+	if token := a.Header.Get("Tidings-Token"); token != "" && c.session != nil {
+		subject := k.subject
+		if subject == "" {
+			subject = a.Header.Get("Location")
+		}
+		c.session.put(subject, token)
+	}
+}
+
+// read reads the body to its end, so that the connection is used again, and closes it.
+func (a *answer) read(most int64) ([]byte, error) {
+	var body []byte
+	var err error
+	if n := a.ContentLength; n >= 0 && n <= most {
+		body = make([]byte, n)
+		_, err = io.ReadFull(a.Body, body)
+	} else if body, err = io.ReadAll(io.LimitReader(a.Body, most+1)); err == nil && int64(len(body)) > most {
+		err = fmt.Errorf("the body is larger than %d bytes", most)
+	}
+	return body, errors.Join(err, a.Body.Close())
+}
+
+// refusal is the error that an answer outside 2xx stands for.
+func (a *answer) refusal(k *call, body []byte, err error) error {
+	media, _, _ := mime.ParseMediaType(a.Header.Get("Content-Type"))
+	if err == nil && media == "application/problem+json" {
+		var p Problem
+		if err = json.Unmarshal(body, &p); err == nil && p.Code != "" && (p.Status == 0 || p.Status == a.StatusCode) {
+			p.Status = a.StatusCode
+			p.RetryAfter = retryAfter(a.Header.Get("Retry-After"))
+			if p.RequestID == "" {
+				p.RequestID = a.Header.Get("X-Request-Id")
+			}
+			p.OutcomeUnknown = k.unknown && k.method != http.MethodGet
+			return &p
+		}
+		if err == nil {
+			err = errors.New("the problem has no code, or another status")
+		}
+	}
+	return a.broken(k, body, err)
+}
+
+// broken is an answer that the API cannot have given.
+func (a *answer) broken(k *call, body []byte, err error) error {
+	return &AnswerError{k.method, k.path, a.StatusCode, a.Header.Get("Content-Type"), strings.ToValidUTF8(string(body[:min(len(body), maxExcerpt)]), "\uFFFD"),
+		retryAfter(a.Header.Get("Retry-After")), err}
+}
+
+// pause waits until the call may be sent again, and returns err where it may not.
+func (c *core) pause(ctx context.Context, k *call, attempt int, err error) error {
+	if ctx.Err() != nil || attempt >= c.retry.Attempts {
+		return err
+	}
+	again, known, asked := mayRepeat(err)
+	if !again || !known && !k.safe {
+		return err
+	}
+	k.unknown = k.unknown || !known
+	wait := c.retry.wait(attempt, asked)
+	if end, ok := ctx.Deadline(); asked > c.retry.Most || ok && time.Until(end) < wait {
+		return err // what the API said tells more than that time is over
+	}
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return &TransportError{k.method, k.path, errors.Join(context.Cause(ctx), err)}
+	}
+}
+
+// wait is how long to wait after an attempt. Chance keeps clients that were refused together from coming back together.
+func (r Retry) wait(attempt int, asked time.Duration) time.Duration {
+	d := min(time.Duration(float64(r.First)*math.Pow(2, float64(attempt-1))), r.Most)
+	if d > 0 {
+		d = d/2 + mathrand.N(d/2+1)
+	}
+	if asked > 0 {
+		return asked + min(d, asked/4)
+	}
+	return d
+}
+
+// mayRepeat reports whether a request that failed so may succeed later, whether it is known that nothing was done, and how long to wait.
+func mayRepeat(err error) (again, known bool, asked time.Duration) {
+	var p *Problem
+	var a *AnswerError
+	var t *TransportError
+	switch {
+	case errors.As(err, &p):
+		switch p.Code {
+		case CodeRateLimited, CodeOverloaded, CodeThreadReturning, CodeErasureUnfinished, CodeRequestTimeout:
+			return true, true, p.RetryAfter
+		}
+		return p.Code == CodeUnavailable, false, p.RetryAfter
+	case errors.As(err, &a):
+		switch a.Status {
+		case http.StatusTooManyRequests:
+			return true, true, a.RetryAfter
+		case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+			return true, false, a.RetryAfter
+		}
+		return false, false, 0
+	case errors.As(err, &t):
+		var bad *tls.CertificateVerificationError
+		var dial *net.OpError
+		if errors.As(err, &bad) || strings.Contains(t.Err.Error(), "unsupported protocol scheme") {
+			return false, true, 0
+		}
+		return true, errors.As(err, &dial) && dial.Op == "dial", 0
+	}
+	return false, false, 0
+}
+
+// retryAfter reads the header (RFC 9110, 10.2.3): seconds, or a date.
+func retryAfter(value string) time.Duration {
+	if s, err := strconv.ParseInt(value, 10, 32); err == nil {
+		return time.Duration(max(s, 0)) * time.Second
+	}
+	if t, err := http.ParseTime(value); err == nil {
+		return max(time.Until(t), 0)
+	}
+	return 0
+}
+
+// response is what the answer says beside its result.
+func (a *answer) response(attempts int) Response {
+	h := a.Header
+	return Response{
+		Status: a.StatusCode, RequestID: h.Get("X-Request-Id"), ETag: h.Get("ETag"), Token: h.Get("Tidings-Token"), Location: h.Get("Location"),
+		Replayed: h.Get("Idempotency-Replayed") == "true", RateLimit: rateLimits(h), Attempts: attempts, Header: h,
+	}
+}
+
+// rateLimits reads the headers of draft-ietf-httpapi-ratelimit-headers-11: "write";q=100;w=1 and "write";r=50;t=1.
+func rateLimits(h http.Header) (all []RateLimit) {
+	for item := range strings.SplitSeq(h.Get("RateLimit-Policy"), ",") {
+		name, parameters := rateItem(item)
+		if name == "" {
+			continue
+		}
+		limit := RateLimit{Policy: name, Quota: parameters["q"], Window: time.Duration(parameters["w"]) * time.Second}
+		for left := range strings.SplitSeq(h.Get("RateLimit"), ",") {
+			if of, p := rateItem(left); of == name {
+				limit.Remaining, limit.Reset = p["r"], time.Duration(p["t"])*time.Second
+			}
+		}
+		all = append(all, limit)
+	}
+	return all
+}
+
+func rateItem(item string) (name string, parameters map[string]int64) {
+	parameters = make(map[string]int64)
+	for i, part := range strings.Split(strings.TrimSpace(item), ";") {
+		if i == 0 {
+			name = strings.Trim(part, `"`)
+			continue
+		}
+		key, value, _ := strings.Cut(strings.TrimSpace(part), "=")
+		if n, err := strconv.ParseInt(value, 10, 64); err == nil {
+			parameters[key] = n
+		}
+	}
+	return name, parameters
+}

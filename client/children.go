@@ -1,0 +1,590 @@
+package client
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+// childKind is what the API says of a kind of children.
+type childKind struct {
+	name, plural       string
+	parent, parentPath string // the object that they are under, and its plural
+	names              names  // of a kind that the package has no types of
+}
+
+// The built-in kinds of children.
+var (
+	commentKind = childKind{name: "comment", plural: "comments", parent: "post", parentPath: "posts"}
+	messageKind = childKind{name: "message", plural: "messages", parent: "conversation", parentPath: "conversations"}
+	reviewKind  = childKind{name: "review", plural: "reviews", parent: "product", parentPath: "products"}
+)
+
+// under is the path of the children of an object, one that of a child.
+func (k childKind) under(object ID) string {
+	return "/v1/" + k.parentPath + "/" + object.String() + "/" + k.plural
+}
+
+func (k childKind) one(id string) string { return "/v1/" + k.plural + "/" + url.PathEscape(id) }
+
+// Comments had routes of their own before there were kinds.
+
+func (k childKind) summary(object ID) string {
+	if k.name == commentKind.name {
+		return "/v1/posts/" + object.String() + "/summary"
+	}
+	return k.under(object) + "/summary"
+}
+
+func (k childKind) settings(object ID) string {
+	if k.name == commentKind.name {
+		return "/v1/posts/" + object.String() + "/thread"
+	}
+	return k.under(object) + "/settings"
+}
+
+func (k childKind) pending() string {
+	if k.name == commentKind.name {
+		return "/v1/moderation/pending"
+	}
+	return "/v1/moderation/" + k.plural + "/pending"
+}
+
+// ChildState is what every child has beside its place and its content.
+type ChildState struct {
+	State     string    `json:"state"`   // visible, or why not: pending, hidden, removed, deleted or erased
+	Version   int64     `json:"version"` // rises by one with each change
+	CreatedAt time.Time `json:"created_at"`
+	UpdatedAt time.Time `json:"updated_at"`
+}
+
+// Comment is what a user wrote under a post. One that is gone has neither author nor body.
+type Comment struct {
+	CommentID string `json:"comment_id"`
+	PostID    ID     `json:"post_id"`
+	ParentID  string `json:"parent_id,omitempty"` // of the comment that it replies to
+	AuthorID  ID     `json:"author_id,omitempty"`
+	Slug      string `json:"slug"`  // the permalink within the post
+	Depth     int    `json:"depth"` // 1 of one that replies to none
+	Body      string `json:"body,omitempty"`
+	ChildState
+}
+
+// Message is what a user wrote in a conversation. One that is gone has neither author nor body.
+type Message struct {
+	MessageID      string `json:"message_id"`
+	ConversationID ID     `json:"conversation_id"`
+	AuthorID       ID     `json:"author_id,omitempty"`
+	Body           string `json:"body,omitempty"`
+	ChildState
+}
+
+// Review is what a user wrote about a product. One that is gone has neither author, body nor attributes.
+type Review struct {
+	ReviewID  string `json:"review_id"`
+	ProductID ID     `json:"product_id"`
+	AuthorID  ID     `json:"author_id,omitempty"`
+	Body      string `json:"body,omitempty"`
+	ChildState
+	Attributes *ReviewAttributes `json:"attributes,omitempty"`
+}
+
+// ReviewAttributes are what a review says beside its text.
+type ReviewAttributes struct {
+	Rating int64 `json:"rating"` // 1 to 5
+}
+
+// Child is one of any kind. One that is gone has neither author, body nor attributes.
+type Child struct {
+	ID       string `json:"child_id"`
+	Object   ID     `json:"object_id"`
+	ParentID string `json:"parent_id,omitempty"` // of the child that it replies to
+	AuthorID ID     `json:"author_id,omitempty"`
+	Slug     string `json:"slug,omitempty"`
+	Depth    int    `json:"depth,omitempty"`
+	Body     string `json:"body,omitempty"`
+	ChildState
+	Attributes map[string]any `json:"attributes,omitempty"`
+}
+
+// Versioned is a child: its id, and the version that a change of it is about.
+type Versioned interface {
+	Ref() (id string, version int64)
+}
+
+// Ref implements Versioned.
+func (c Comment) Ref() (id string, version int64) { return c.CommentID, c.Version }
+
+// Ref implements Versioned.
+func (m Message) Ref() (id string, version int64) { return m.MessageID, m.Version }
+
+// Ref implements Versioned.
+func (r Review) Ref() (id string, version int64) { return r.ReviewID, r.Version }
+
+// Ref implements Versioned.
+func (c Child) Ref() (id string, version int64) { return c.ID, c.Version }
+
+// NewComment is a comment to write.
+type NewComment struct {
+	AuthorID ID     `json:"author_id"`
+	Body     string `json:"body"`                // 1 to 16,384 bytes after trimming
+	ParentID string `json:"parent_id,omitempty"` // of the comment that it replies to
+}
+
+// NewMessage is a message to write.
+type NewMessage struct {
+	AuthorID ID     `json:"author_id"`
+	Body     string `json:"body"` // 1 to 16,384 bytes after trimming
+}
+
+// NewReview is a review to write. An author has one of a product.
+type NewReview struct {
+	AuthorID   ID               `json:"author_id"`
+	Body       string           `json:"body"` // 1 to 16,384 bytes after trimming
+	Attributes ReviewAttributes `json:"attributes"`
+}
+
+// NewChild is a child of any kind to write.
+type NewChild struct {
+	AuthorID   ID             `json:"author_id"`
+	Body       string         `json:"body"`                // 1 to 16,384 bytes after trimming
+	ParentID   string         `json:"parent_id,omitempty"` // of the child that it replies to, of a threaded kind
+	Attributes map[string]any `json:"attributes,omitempty"`
+}
+
+func (n NewComment) replyTo() string { return n.ParentID }
+func (n NewChild) replyTo() string   { return n.ParentID }
+
+// CommentEdit is a comment's new text.
+type CommentEdit struct {
+	Body string `json:"body"`
+}
+
+// MessageEdit is a message's new text.
+type MessageEdit struct {
+	Body string `json:"body"`
+}
+
+// ReviewEdit is what changes of a review: the text, the attributes, or both.
+type ReviewEdit struct {
+	Body       string         `json:"body,omitempty"` // "" for no change
+	Attributes *ReviewChanges `json:"attributes,omitempty"`
+}
+
+// ReviewChanges are the attributes that change.
+type ReviewChanges struct {
+	Rating int64 `json:"rating,omitempty"` // 1 to 5; 0 for no change
+}
+
+// ChildEdit is what changes of a child of any kind.
+type ChildEdit struct {
+	Body       string         `json:"body,omitempty"`       // "" for no change
+	Attributes map[string]any `json:"attributes,omitempty"` // nil as a value takes an attribute away
+}
+
+// CommentVersion is a comment as it was.
+type CommentVersion struct {
+	VersionInfo
+	Comment Comment `json:"comment"`
+	Reason  string  `json:"reason,omitempty"` // the moderator's, for a token with the role moderate
+}
+
+// MessageVersion is a message as it was.
+type MessageVersion struct {
+	VersionInfo
+	Message Message `json:"message"`
+	Reason  string  `json:"reason,omitempty"`
+}
+
+// ReviewVersion is a review as it was.
+type ReviewVersion struct {
+	VersionInfo
+	Review Review `json:"review"`
+	Reason string `json:"reason,omitempty"`
+}
+
+// ChildVersion is a child of any kind as it was.
+type ChildVersion struct {
+	VersionInfo
+	Child  Child  `json:"child"`
+	Reason string `json:"reason,omitempty"`
+}
+
+// Children are the operations on a kind of children C, written as N and changed as D, whose histories have V.
+type Children[C Versioned, N, D, V any] struct {
+	core *core
+	kind func(context.Context) (childKind, error)
+}
+
+func children[C Versioned, N, D, V any](c *core, k childKind) Children[C, N, D, V] {
+	return Children[C, N, D, V]{c, func(context.Context) (childKind, error) { return k, nil }}
+}
+
+// ask does a call on the kind.
+func ask[T any, C Versioned, N, D, V any](ctx context.Context, c Children[C, N, D, V], of func(childKind) *call) (T, error) {
+	kind, err := c.kind(ctx)
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return fetch[T](ctx, c.core, of(kind), kind.names)
+}
+
+// where is the path of a list of the kind.
+func (c Children[C, N, D, V]) where(path func(childKind) string) func(context.Context) (string, names, error) {
+	return func(ctx context.Context) (string, names, error) {
+		kind, err := c.kind(ctx)
+		return path(kind), kind.names, err
+	}
+}
+
+// Create writes a child under an object. It has an Idempotency-Key that stays the same over all attempts, so that they write one.
+func (c Children[C, N, D, V]) Create(ctx context.Context, object ID, child N, opts ...Option) (C, error) {
+	return ask[C](ctx, c, func(k childKind) *call {
+		return newCall(http.MethodPost, k.under(object), opts).json(child).keyed()
+	})
+}
+
+// Get reads a child from the truth. IsNotFound reports that there is none.
+func (c Children[C, N, D, V]) Get(ctx context.Context, id string, opts ...Option) (C, error) {
+	return ask[C](ctx, c, func(k childKind) *call { return newCall(http.MethodGet, k.one(id), opts) })
+}
+
+// Edit changes a child that has not changed since: If-Match is its version. IsStale reports that it has.
+func (c Children[C, N, D, V]) Edit(ctx context.Context, child C, edit D, opts ...Option) (C, error) {
+	id, version := child.Ref()
+	return ask[C](ctx, c, func(k childKind) *call {
+		return newCall(http.MethodPatch, k.one(id), opts).json(edit).matching(version)
+	})
+}
+
+// Delete withdraws a child for its author, if it has not changed since: If-Match is its version. That is final.
+func (c Children[C, N, D, V]) Delete(ctx context.Context, child C, opts ...Option) error {
+	kind, err := c.kind(ctx)
+	if err != nil {
+		return err
+	}
+	id, version := child.Ref()
+	_, _, err = c.core.do(ctx, newCall(http.MethodDelete, kind.one(id), opts).matching(version))
+	return err
+}
+
+// List lists the children of an object: by Order, from Skip or Around on.
+func (c Children[C, N, D, V]) List(object ID, opts ...Option) *List[C] {
+	return lazily[C](c.core, c.where(func(k childKind) string { return k.under(object) }), true, opts)
+}
+
+// ByUser lists the visible children of a user, newest first.
+func (c Children[C, N, D, V]) ByUser(user ID, opts ...Option) *List[C] {
+	return lazily[C](c.core, c.where(func(k childKind) string { return "/v1/users/" + user.String() + "/" + k.plural }), true, opts)
+}
+
+// Versions lists the versions of a child, newest first. They are a record: they do not wait for a session's writes.
+func (c Children[C, N, D, V]) Versions(id string, opts ...Option) *List[V] {
+	return lazily[V](c.core, c.where(func(k childKind) string { return k.one(id) + "/versions" }), false, opts)
+}
+
+// ThreadState is what is set for the children of an object.
+type ThreadState struct {
+	Locked       bool   `json:"locked"`       // no new children
+	Premoderated bool   `json:"premoderated"` // new children are pending until a moderator approves them
+	Title        string `json:"title,omitempty"`
+	Version      int64  `json:"version"` // 0 until something was set
+}
+
+// ThreadSettings are what is set for the comments of a post.
+type ThreadSettings struct {
+	PostID ID `json:"post_id"`
+	ThreadState
+	UpdatedAt time.Time `json:"updated_at,omitzero"`
+}
+
+// ChildSettings are what is set for the children of an object of any kind.
+type ChildSettings struct {
+	Object ID `json:"object_id"`
+	ThreadState
+	UpdatedAt time.Time `json:"updated_at,omitzero"`
+}
+
+// NewSettings replace all that is set.
+type NewSettings struct {
+	Locked       bool   `json:"locked"`
+	Premoderated bool   `json:"premoderated"`
+	Title        string `json:"title,omitempty"`
+}
+
+// ThreadVersion is the settings of a post's comments as they were.
+type ThreadVersion struct {
+	VersionInfo
+	Thread ThreadSettings `json:"thread"`
+}
+
+// SettingsVersion is the settings of the children of an object of any kind as they were.
+type SettingsVersion struct {
+	VersionInfo
+	Settings ChildSettings `json:"settings"`
+}
+
+// Summary is the children of an object in numbers.
+type Summary struct {
+	Total          int64     `json:"total"` // ever written
+	Visible        int64     `json:"visible"`
+	LastActivityAt time.Time `json:"last_activity_at,omitzero"` // when the newest visible one was written
+	AsOf           time.Time `json:"as_of"`
+}
+
+func (s *Summary) asOf() time.Time { return s.AsOf }
+
+// CommentSummary is a post's comments in numbers.
+type CommentSummary struct {
+	PostID ID `json:"post_id"`
+	Summary
+	Thread ThreadState `json:"thread"`
+}
+
+// MessageSummary is a conversation's messages in numbers.
+type MessageSummary struct {
+	ConversationID ID `json:"conversation_id"`
+	Summary
+}
+
+// ReviewSummary is a product's reviews in numbers.
+type ReviewSummary struct {
+	ProductID ID `json:"product_id"`
+	Summary
+}
+
+// ChildSummary is the children of an object of any kind in numbers.
+type ChildSummary struct {
+	Object ID `json:"object_id"`
+	Summary
+	Thread *ThreadState `json:"thread,omitempty"` // of a moderated kind
+}
+
+// CommentTree is all comments of a post.
+type CommentTree struct {
+	Items  []CommentInTree `json:"items"`
+	Thread ThreadState     `json:"thread"`
+	AsOf   time.Time       `json:"as_of"`
+}
+
+func (t *CommentTree) asOf() time.Time { return t.AsOf }
+
+// CommentInTree is a comment with its replies.
+type CommentInTree struct {
+	Comment
+	Replies []CommentInTree `json:"replies,omitempty"`
+}
+
+// CommentWithThread is a comment as its permalink shows it.
+type CommentWithThread struct {
+	Comment
+	Thread ThreadState `json:"thread"`
+	AsOf   time.Time   `json:"as_of"`
+}
+
+func (t *CommentWithThread) asOf() time.Time { return t.AsOf }
+
+// ChildTree is all children of an object of any kind.
+type ChildTree struct {
+	Items  []ChildInTree `json:"items"`
+	Thread *ThreadState  `json:"thread,omitempty"` // of a moderated kind
+	AsOf   time.Time     `json:"as_of"`
+}
+
+func (t *ChildTree) asOf() time.Time { return t.AsOf }
+
+// ChildInTree is a child with its replies.
+type ChildInTree struct {
+	Child
+	Replies []ChildInTree `json:"replies,omitempty"`
+}
+
+// ChildWithThread is a child as its permalink shows it.
+type ChildWithThread struct {
+	Child
+	Thread *ThreadState `json:"thread,omitempty"` // of a moderated kind
+	AsOf   time.Time    `json:"as_of"`
+}
+
+func (t *ChildWithThread) asOf() time.Time { return t.AsOf }
+
+// ThreadedChildren are the operations on children that reply to each other and that moderators look after.
+type ThreadedChildren[C Versioned, N, D, V any] struct{ Children[C, N, D, V] }
+
+// Replies lists all that is below a child, in the order of the thread.
+func (t ThreadedChildren[C, N, D, V]) Replies(id string, opts ...Option) *List[C] {
+	return lazily[C](t.core, t.where(func(k childKind) string { return k.one(id) + "/replies" }), true, opts)
+}
+
+// Moderation is a moderator's decision.
+type Moderation struct {
+	State  string `json:"state"` // approved, hidden or removed
+	Reason string `json:"reason,omitempty"`
+}
+
+// Moderate decides on a child that has not changed since: If-Match is its version. It needs the role moderate.
+func (t ThreadedChildren[C, N, D, V]) Moderate(ctx context.Context, child C, m Moderation, opts ...Option) (C, error) {
+	id, version := child.Ref()
+	return ask[C](ctx, t.Children, func(k childKind) *call {
+		c := newCall(http.MethodPut, k.one(id)+"/moderation", opts).json(m).matching(version)
+		c.subject = k.one(id)
+		return c
+	})
+}
+
+// Pending lists what waits for a moderator, oldest first, of all objects or, with Query, of one: Query("post_id", "7"). It needs the role moderate.
+func (t ThreadedChildren[C, N, D, V]) Pending(opts ...Option) *List[C] {
+	return lazily[C](t.core, t.where(childKind.pending), true, opts)
+}
+
+// guard makes PutSettings conditional: on the version of the settings that were read, or on there being none.
+func guard(k *call, version int64) *call {
+	if version > 0 {
+		return k.matching(version)
+	}
+	if k.header.Get("If-Match") == "" && k.header.Get("If-None-Match") == "" {
+		k.set("If-None-Match", "*")
+	}
+	return k
+}
+
+// Comments are the operations on comments.
+type Comments struct {
+	ThreadedChildren[Comment, NewComment, CommentEdit, CommentVersion]
+}
+
+// Summary reads a post's comments in numbers.
+func (c Comments) Summary(ctx context.Context, post ID, opts ...Option) (CommentSummary, error) {
+	return ask[CommentSummary](ctx, c.Children, func(k childKind) *call { return newCall(http.MethodGet, k.summary(post), opts).projected() })
+}
+
+// Tree reads all comments of a post, up to 1,000.
+func (c Comments) Tree(ctx context.Context, post ID, opts ...Option) (CommentTree, error) {
+	return ask[CommentTree](ctx, c.Children, func(k childKind) *call { return newCall(http.MethodGet, k.under(post)+"/tree", opts).projected() })
+}
+
+// BySlug reads one comment: the permalink.
+func (c Comments) BySlug(ctx context.Context, post ID, slug string, opts ...Option) (CommentWithThread, error) {
+	return ask[CommentWithThread](ctx, c.Children, func(k childKind) *call {
+		return newCall(http.MethodGet, k.under(post)+"/by-slug/"+url.PathEscape(slug), opts).projected()
+	})
+}
+
+// Settings reads what is set for the comments of a post, from the truth.
+func (c Comments) Settings(ctx context.Context, post ID, opts ...Option) (ThreadSettings, error) {
+	return ask[ThreadSettings](ctx, c.Children, func(k childKind) *call { return newCall(http.MethodGet, k.settings(post), opts) })
+}
+
+// PutSettings replaces settings that have not changed since they were read: was says which post, and which version. It needs the role moderate.
+func (c Comments) PutSettings(ctx context.Context, was ThreadSettings, settings NewSettings, opts ...Option) (ThreadSettings, error) {
+	return ask[ThreadSettings](ctx, c.Children, func(k childKind) *call {
+		return guard(newCall(http.MethodPut, k.settings(was.PostID), opts).json(settings), was.Version)
+	})
+}
+
+// SettingsVersions lists what was set for the comments of a post, newest first.
+func (c Comments) SettingsVersions(post ID, opts ...Option) *List[ThreadVersion] {
+	return lazily[ThreadVersion](c.core, c.where(func(k childKind) string { return k.settings(post) + "/versions" }), false, opts)
+}
+
+// Messages are the operations on messages.
+type Messages struct {
+	Children[Message, NewMessage, MessageEdit, MessageVersion]
+}
+
+// Summary reads a conversation's messages in numbers.
+func (m Messages) Summary(ctx context.Context, conversation ID, opts ...Option) (MessageSummary, error) {
+	return ask[MessageSummary](ctx, m.Children, func(k childKind) *call { return newCall(http.MethodGet, k.summary(conversation), opts).projected() })
+}
+
+// Reviews are the operations on reviews.
+type Reviews struct {
+	Children[Review, NewReview, ReviewEdit, ReviewVersion]
+}
+
+// Summary reads a product's reviews in numbers.
+func (r Reviews) Summary(ctx context.Context, product ID, opts ...Option) (ReviewSummary, error) {
+	return ask[ReviewSummary](ctx, r.Children, func(k childKind) *call { return newCall(http.MethodGet, k.summary(product), opts).projected() })
+}
+
+// AnyChildren are the operations on a kind of children by its name. The API refuses those of threads for a kind that has none.
+type AnyChildren struct {
+	ThreadedChildren[Child, NewChild, ChildEdit, ChildVersion]
+}
+
+// Children returns the operations on the kind of children of this name. It sends nothing: the first operation asks the API how the kind's members are called, and
+// returns an *UnknownKindError where the API has no such kind.
+func (c *Client) Children(kind string) AnyChildren {
+	return AnyChildren{ThreadedChildren[Child, NewChild, ChildEdit, ChildVersion]{Children[Child, NewChild, ChildEdit, ChildVersion]{c.core, func(ctx context.Context) (childKind, error) {
+		var k childKind
+		list, err := c.core.kindsOf(ctx, func(l *KindList) bool { return l.child(kind, &k) })
+		if err != nil {
+			return k, err
+		}
+		if k.name == "" {
+			return k, &UnknownKindError{kind, list.childNames()}
+		}
+		k.names = names{k.name + "_id": "child_id", k.parent + "_id": "object_id", k.name: "child"}
+		return k, nil
+	}}}}
+}
+
+func (l *KindList) child(name string, k *childKind) bool {
+	for _, c := range l.Children {
+		if c.Name == name {
+			*k = childKind{name: c.Name, plural: c.Plural, parent: c.Parent, parentPath: l.plural(c.Parent)}
+			return true
+		}
+	}
+	return false
+}
+
+func (l *KindList) childNames() (all []string) {
+	for _, c := range l.Children {
+		all = append(all, c.Name)
+	}
+	return all
+}
+
+// Summary reads the children of an object in numbers.
+func (a AnyChildren) Summary(ctx context.Context, object ID, opts ...Option) (ChildSummary, error) {
+	return ask[ChildSummary](ctx, a.Children, func(k childKind) *call { return newCall(http.MethodGet, k.summary(object), opts).projected() })
+}
+
+// Tree reads all children of an object, up to 1,000.
+func (a AnyChildren) Tree(ctx context.Context, object ID, opts ...Option) (ChildTree, error) {
+	return ask[ChildTree](ctx, a.Children, func(k childKind) *call { return newCall(http.MethodGet, k.under(object)+"/tree", opts).projected() })
+}
+
+// BySlug reads one child: the permalink.
+func (a AnyChildren) BySlug(ctx context.Context, object ID, slug string, opts ...Option) (ChildWithThread, error) {
+	return ask[ChildWithThread](ctx, a.Children, func(k childKind) *call {
+		return newCall(http.MethodGet, k.under(object)+"/by-slug/"+url.PathEscape(slug), opts).projected()
+	})
+}
+
+// Settings reads what is set for the children of an object, from the truth.
+func (a AnyChildren) Settings(ctx context.Context, object ID, opts ...Option) (ChildSettings, error) {
+	return ask[ChildSettings](ctx, a.Children, func(k childKind) *call { return newCall(http.MethodGet, k.settings(object), opts) })
+}
+
+// PutSettings replaces settings that have not changed since they were read: was says which object, and which version. It needs the role moderate.
+func (a AnyChildren) PutSettings(ctx context.Context, was ChildSettings, settings NewSettings, opts ...Option) (ChildSettings, error) {
+	return ask[ChildSettings](ctx, a.Children, func(k childKind) *call {
+		return guard(newCall(http.MethodPut, k.settings(was.Object), opts).json(settings), was.Version)
+	})
+}
+
+// SettingsVersions lists what was set for the children of an object, newest first.
+func (a AnyChildren) SettingsVersions(object ID, opts ...Option) *List[SettingsVersion] {
+	return lazily[SettingsVersion](a.core, func(ctx context.Context) (string, names, error) {
+		k, err := a.kind(ctx)
+		n := names{k.parent + "_id": "object_id"}
+		if k.name == commentKind.name {
+			n["thread"] = "settings"
+		}
+		return k.settings(object) + "/versions", n, err
+	}, false, opts)
+}

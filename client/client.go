@@ -1,0 +1,131 @@
+package client
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/tidings/tidings/event"
+)
+
+// ID names a user, a post or any other object: a number from 1 to 2^63-1. It is a string in JSON.
+type ID = event.ID
+
+// Client calls the API. Make one with New and share it: it is safe for concurrent use.
+type Client struct {
+	Follows     Follows
+	Likes       Likes
+	Shares      Shares
+	Memberships Memberships
+	Comments    Comments
+	Messages    Messages
+	Reviews     Reviews
+
+	Users         Users
+	Posts         EdgeObjects[PostCounts]
+	Groups        EdgeObjects[GroupCounts]
+	Products      Objects[ProductCounts]
+	Conversations Objects[ConversationCounts]
+
+	DLQ DLQ
+
+	core *core
+}
+
+// core is what all services of a client share.
+type core struct {
+	*settings
+	session *tokens // nil outside of a session
+}
+
+// settings are those of New.
+type settings struct {
+	base    string
+	token   string
+	bearer  string // the header's value
+	actor   string
+	http    *http.Client
+	retry   Retry
+	timeout time.Duration
+	kinds   kindCache
+}
+
+// kindCache keeps what the API said of its kinds.
+type kindCache struct {
+	mu   sync.Mutex
+	list *KindList
+}
+
+// Setting changes how a Client works.
+type Setting func(*settings)
+
+// WithToken sets the bearer token. `tidings token create` makes one.
+func WithToken(token string) Setting { return func(s *settings) { s.token = token } }
+
+// WithActor names who acts, in events and histories. Without it that is the token's name. The option Actor overrides it for one call.
+func WithActor(actor string) Setting { return func(s *settings) { s.actor = actor } }
+
+// WithHTTPClient sets the client that sends requests. Its transport is the place for tracing, metrics and TLS. Without it, New makes one that keeps 100 idle connections.
+func WithHTTPClient(h *http.Client) Setting { return func(s *settings) { s.http = h } }
+
+// WithRetry sets when requests are repeated. The zero Retry repeats none.
+func WithRetry(r Retry) Setting { return func(s *settings) { s.retry = r } }
+
+// WithAttemptTimeout bounds each attempt, 30 seconds unless set. 0 sets no bound. The context bounds all attempts together.
+func WithAttemptTimeout(d time.Duration) Setting { return func(s *settings) { s.timeout = d } }
+
+// New returns a client of the API at baseURL, such as https://tidings.example. It sends nothing. The error says what baseURL or the token lacks.
+func New(baseURL string, with ...Setting) (*Client, error) {
+	s := &settings{retry: DefaultRetry(), timeout: 30 * time.Second}
+	for _, set := range with {
+		set(s)
+	}
+	u, err := url.Parse(baseURL)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil {
+		return nil, fmt.Errorf("tidings: %q is not the address of an API: want http://HOST:PORT or https://HOST", baseURL)
+	}
+	s.base = strings.TrimRight(baseURL, "/")
+	if s.token == "" || strings.ContainsFunc(s.token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return nil, errors.New("tidings: the token is missing or is not visible ASCII: use client.WithToken")
+	}
+	s.bearer = "Bearer " + s.token
+	var h http.Client
+	if s.http != nil {
+		h = *s.http
+	} else if t, ok := http.DefaultTransport.(*http.Transport); ok {
+		t = t.Clone()
+		t.MaxIdleConnsPerHost = t.MaxIdleConns
+		h.Transport = t
+	}
+	if h.CheckRedirect == nil { // a PUT is not to become a GET
+		h.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	}
+	s.http = &h
+	return newClient(&core{settings: s}), nil
+}
+
+// Close closes idle connections. The client may be used afterwards.
+func (c *Client) Close() { c.core.http.CloseIdleConnections() }
+
+func newClient(c *core) *Client {
+	return &Client{
+		Follows:       Follows{edges[Follow, FollowRelation, FollowVersion](c, followKind)},
+		Likes:         Likes{edges[Like, LikeRelation, LikeVersion](c, likeKind)},
+		Shares:        Shares{edges[Share, ShareRelation, ShareVersion](c, shareKind)},
+		Memberships:   Memberships{AttributedEdges[Membership, MembershipRelation, MembershipVersion, MembershipChanges]{edges[Membership, MembershipRelation, MembershipVersion](c, membershipKind)}},
+		Comments:      Comments{ThreadedChildren[Comment, NewComment, CommentEdit, CommentVersion]{children[Comment, NewComment, CommentEdit, CommentVersion](c, commentKind)}},
+		Messages:      Messages{children[Message, NewMessage, MessageEdit, MessageVersion](c, messageKind)},
+		Reviews:       Reviews{children[Review, NewReview, ReviewEdit, ReviewVersion](c, reviewKind)},
+		Users:         Users{EdgeObjects[UserCounts]{objects[UserCounts](c, "users")}},
+		Posts:         EdgeObjects[PostCounts]{objects[PostCounts](c, "posts")},
+		Groups:        EdgeObjects[GroupCounts]{objects[GroupCounts](c, "groups")},
+		Products:      objects[ProductCounts](c, "products"),
+		Conversations: objects[ConversationCounts](c, "conversations"),
+		DLQ:           DLQ{c},
+		core:          c,
+	}
+}

@@ -1,0 +1,171 @@
+package client
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"mime"
+	"net/http"
+	"time"
+)
+
+// Export reads all states of a kind that the tenant has, for a projection that begins after the streams' oldest event. Making one sends nothing. It is not safe
+// for concurrent use.
+type Export struct {
+	core  *core
+	where func(context.Context) (string, error)
+	opts  []Option
+	head  ExportHead
+	after string
+}
+
+// ExportHead says what an export covers, and where the streams continue behind it.
+type ExportHead struct {
+	Kind    string           `json:"kind"` // the aggregate type of the events
+	Tenant  ID               `json:"tenant"`
+	BeganAt time.Time        `json:"began_at"`
+	Cursor  string           `json:"cursor"`
+	Streams []ExportPosition `json:"streams"` // read each behind its sequence, and one of a higher number from its beginning
+}
+
+// ExportPosition is up to where an export covers a stream.
+type ExportPosition struct {
+	Partition int       `json:"partition"`
+	Stream    string    `json:"stream,omitempty"` // "" before the stream is made
+	Created   time.Time `json:"created,omitzero"` // when the stream was made
+	Sequence  uint64    `json:"sequence,string"`  // 0: read the stream from its beginning
+}
+
+// ExportState is the whole state of an entity, as its last event has it, but for who did it.
+type ExportState struct {
+	After   string          `json:"after"`   // its place
+	Type    string          `json:"type"`    // ce-type of an event that leads to this state
+	Subject string          `json:"subject"` // ce-subject: the aggregate's id
+	Data    json.RawMessage `json:"data"`    // as the event has it; actor is empty
+}
+
+// Export exports the edges of the kind, removed ones too. It needs the role export.
+func (e Edges[E, R, V]) Export(opts ...Option) *Export {
+	return &Export{core: e.core, opts: opts, where: func(ctx context.Context) (string, error) {
+		k, err := e.kind(ctx)
+		return k.plural, err
+	}}
+}
+
+// Export exports the children of the kind, those that are gone too. It needs the role export.
+func (c Children[C, N, D, V]) Export(opts ...Option) *Export {
+	return &Export{core: c.core, opts: opts, where: func(ctx context.Context) (string, error) {
+		k, err := c.kind(ctx)
+		return k.plural, err
+	}}
+}
+
+// ExportSettings exports the settings of the threads of all kinds. It needs the role export.
+func (c *Client) ExportSettings(opts ...Option) *Export {
+	return &Export{core: c.core, opts: opts, where: func(context.Context) (string, error) { return "threads", nil }}
+}
+
+// ExportLines bounds the states of one answer: 1 to 100,000, and 10,000 unless set.
+func ExportLines(n int) Option { return Query("lines", fmt.Sprint(n)) }
+
+// Resume continues an export behind a place: the Cursor of its ExportHead, and the After of the last state that was kept.
+func (x *Export) Resume(cursor, after string) *Export {
+	x.head.Cursor, x.after = cursor, after
+	return x
+}
+
+// Head says what the export covers; it is known with the first state, or the end. Keep its Streams and Cursor with what the states become.
+func (x *Export) Head() ExportHead { return x.head }
+
+// After is the place of the last state that All yielded.
+func (x *Export) After() string { return x.after }
+
+// All yields the states. It asks for more until there are no more, and again behind the last state when an answer breaks off. An error is the last that it yields;
+// CodeExportOutdated says that the export has to begin again.
+func (x *Export) All(ctx context.Context) iter.Seq2[ExportState, error] {
+	return func(yield func(ExportState, error) bool) {
+		var none ExportState
+		plural, err := x.where(ctx)
+		if err != nil {
+			yield(none, err)
+			return
+		}
+		for attempt := 1; ; attempt++ {
+			k := newCall(http.MethodGet, "/v1/"+plural+":export", x.opts)
+			Query("cursor", x.head.Cursor)(k)
+			Query("after", x.after)(k)
+			before := x.after
+			end, stop, err := x.attempt(ctx, k, attempt, yield)
+			if stop || err == nil && end == "done" {
+				return
+			}
+			if x.after != before {
+				attempt = 1
+			}
+			if err == nil && x.after == before && end == "more" { // or it would ask for ever
+				err = &AnswerError{k.method, k.path, http.StatusOK, ndjson, "", 0, errors.New("the answer has no state and is not the last")}
+			}
+			if err == nil {
+				attempt = 0
+				continue
+			}
+			if err = x.core.pause(ctx, k, attempt, err); err != nil {
+				yield(none, err)
+				return
+			}
+		}
+	}
+}
+
+// attempt reads one answer. stop: the caller wants no more.
+func (x *Export) attempt(ctx context.Context, k *call, n int, yield func(ExportState, error) bool) (end string, stop bool, err error) {
+	if x.core.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, x.core.timeout)
+		defer cancel()
+	}
+	a, err := x.core.send(ctx, k, n)
+	if err != nil {
+		return "", false, err
+	}
+	defer a.Body.Close() // it was only read
+	if media, _, _ := mime.ParseMediaType(a.Header.Get("Content-Type")); media != ndjson {
+		excerpt, _ := io.ReadAll(io.LimitReader(a.Body, maxExcerpt))
+		return "", false, a.broken(k, excerpt, errors.New("the answer is not NDJSON"))
+	}
+	lines := bufio.NewReaderSize(a.Body, 64<<10)
+	for {
+		line, err := readLine(lines)
+		if err != nil {
+			return "", false, &TransportError{k.method, k.path, fmt.Errorf("the answer broke off: %w", err)}
+		}
+		var l struct {
+			ExportState
+			Export  *ExportHead `json:"export"`
+			End     string      `json:"end"`
+			Problem *Problem    `json:"problem"`
+		}
+		if err := json.Unmarshal(line, &l); err != nil {
+			return "", false, a.broken(k, line, err)
+		}
+		switch {
+		case l.Export != nil:
+			x.head = *l.Export
+		case l.Problem != nil:
+			return l.End, false, l.Problem
+		case l.End != "":
+			return l.End, false, nil
+		case l.After == "":
+			return "", false, a.broken(k, line, errors.New("a line is no state"))
+		default:
+			x.after = l.After
+			if !yield(l.ExportState, nil) {
+				return "", true, nil
+			}
+		}
+	}
+}

@@ -1,0 +1,61 @@
+package client
+
+import "encoding/json"
+
+// decode reads JSON into v. Where the type of v has an archetype's names, it reads a kind's names as those.
+func decode(n names, data []byte, v any) (err error) {
+	if n != nil {
+		if data, err = n.rename(data); err != nil {
+			return err
+		}
+	}
+	return json.Unmarshal(data, v)
+}
+
+// rename gives the members of objects, at any depth, other names. Attributes have the names that their kind gave them.
+func (n names) rename(data []byte) ([]byte, error) {
+	switch first(data) {
+	case '[':
+		var list []json.RawMessage
+		if err := json.Unmarshal(data, &list); err != nil {
+			return nil, err
+		}
+		for i := range list {
+			var err error
+			if list[i], err = n.rename(list[i]); err != nil {
+				return nil, err
+			}
+		}
+		return json.Marshal(list)
+	case '{':
+		var members map[string]json.RawMessage
+		if err := json.Unmarshal(data, &members); err != nil {
+			return nil, err
+		}
+		renamed := make(map[string]json.RawMessage, len(members))
+		for name, v := range members {
+			if name != "attributes" {
+				var err error
+				if v, err = n.rename(v); err != nil {
+					return nil, err
+				}
+			}
+			if as, ok := n[name]; ok {
+				name = as
+			}
+			renamed[name] = v
+		}
+		return json.Marshal(renamed)
+	}
+	return data, nil
+}
+
+// first is the first byte of a JSON value.
+func first(data []byte) byte {
+	for _, c := range data {
+		if c != ' ' && c != '\n' && c != '\t' && c != '\r' {
+			return c
+		}
+	}
+	return 0
+}

@@ -1,0 +1,383 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+// Objects are the operations on objects of one sort, whose counts are T.
+type Objects[T any] struct {
+	core   *core
+	plural func(context.Context) (string, error)
+}
+
+func objects[T any](c *core, plural string) Objects[T] {
+	return Objects[T]{c, func(context.Context) (string, error) { return plural, nil }}
+}
+
+// Counts counts the edges and the children of an object. One that nobody knows has 0.
+func (o Objects[T]) Counts(ctx context.Context, id ID, opts ...Option) (T, error) {
+	plural, err := o.plural(ctx)
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return fetch[T](ctx, o.core, newCall(http.MethodGet, "/v1/"+plural+"/"+id.String()+"/counts", opts).projected(), nil)
+}
+
+// EdgeObjects are the operations on objects that edges lead from or to.
+type EdgeObjects[T any] struct{ Objects[T] }
+
+// EdgesToRemove says which edges of an object to remove. The zero value is all.
+type EdgesToRemove struct {
+	Kinds     []string `json:"kinds,omitempty"`
+	Direction string   `json:"direction,omitempty"` // from: those that lead from the object; to: those that lead to it; both
+}
+
+// EdgeRemoval says how far the removal of an object's edges is.
+type EdgeRemoval struct {
+	ID          string           `json:"id"`
+	Object      string           `json:"object"` // user, post, ...
+	ObjectID    ID               `json:"object_id"`
+	Kinds       []string         `json:"kinds"`
+	Direction   string           `json:"direction"`
+	State       string           `json:"state"`   // pending, running or done
+	Removed     map[string]int64 `json:"removed"` // by kind
+	Actor       string           `json:"actor"`
+	RequestedAt time.Time        `json:"requested_at"`
+	WorkedAt    time.Time        `json:"worked_at,omitzero"`
+	FinishedAt  time.Time        `json:"finished_at,omitzero"`
+}
+
+// RemoveEdges asks for the removal of an object's edges. The API works on it afterwards: Client.EdgeRemoval says how far it is. Asking again is safe.
+func (o EdgeObjects[T]) RemoveEdges(ctx context.Context, id ID, which EdgesToRemove, opts ...Option) (EdgeRemoval, error) {
+	plural, err := o.plural(ctx)
+	if err != nil {
+		return EdgeRemoval{}, err
+	}
+	k := newCall(http.MethodPost, "/v1/"+plural+"/"+id.String()+":remove-edges", opts).json(which).repeatable()
+	return fetch[EdgeRemoval](ctx, o.core, k, nil)
+}
+
+// EdgeRemoval reads how far a removal is.
+func (c *Client) EdgeRemoval(ctx context.Context, id string, opts ...Option) (EdgeRemoval, error) {
+	return fetch[EdgeRemoval](ctx, c.core, newCall(http.MethodGet, "/v1/edge-removals/"+url.PathEscape(id), opts), nil)
+}
+
+// UserCounts are a user's.
+type UserCounts struct {
+	Followers int64     `json:"followers"`
+	Following int64     `json:"following"`
+	Groups    int64     `json:"groups"`
+	Likes     int64     `json:"likes"`
+	Shares    int64     `json:"shares"`
+	AsOf      time.Time `json:"as_of"`
+}
+
+// PostCounts are a post's.
+type PostCounts struct {
+	Likers   int64       `json:"likers"`
+	Sharers  int64       `json:"sharers"`
+	Comments ChildCounts `json:"comments"`
+	AsOf     time.Time   `json:"as_of"`
+}
+
+// GroupCounts are a group's.
+type GroupCounts struct {
+	Members int64     `json:"members"`
+	AsOf    time.Time `json:"as_of"`
+}
+
+// ConversationCounts are a conversation's.
+type ConversationCounts struct {
+	Messages ChildCounts `json:"messages"`
+	AsOf     time.Time   `json:"as_of"`
+}
+
+// ProductCounts are a product's.
+type ProductCounts struct {
+	Reviews ReviewCounts `json:"reviews"`
+	AsOf    time.Time    `json:"as_of"`
+}
+
+// ChildCounts count the children of an object.
+type ChildCounts struct {
+	Total   int64 `json:"total"` // ever written
+	Visible int64 `json:"visible"`
+}
+
+// ReviewCounts count the reviews of a product.
+type ReviewCounts struct {
+	ChildCounts
+	Aggregates struct {
+		Rating Aggregate `json:"rating"`
+	} `json:"aggregates"`
+}
+
+// Aggregate sums an attribute up, over visible children.
+type Aggregate struct {
+	Count int64 `json:"count"`
+	Sum   int64 `json:"sum"`
+}
+
+// Average is Sum by Count; 0 of none.
+func (a Aggregate) Average() float64 {
+	if a.Count == 0 {
+		return 0
+	}
+	return float64(a.Sum) / float64(a.Count)
+}
+
+func (c *UserCounts) asOf() time.Time         { return c.AsOf }
+func (c *PostCounts) asOf() time.Time         { return c.AsOf }
+func (c *GroupCounts) asOf() time.Time        { return c.AsOf }
+func (c *ConversationCounts) asOf() time.Time { return c.AsOf }
+func (c *ProductCounts) asOf() time.Time      { return c.AsOf }
+func (c *ObjectCounts) asOf() time.Time       { return c.AsOf }
+
+// ObjectCounts are those of an object of any sort, by the name of the list or the plural of the kind.
+type ObjectCounts struct {
+	Edges    map[string]int64
+	Children map[string]KindCounts
+	AsOf     time.Time
+}
+
+// KindCounts count the children of an object of any kind.
+type KindCounts struct {
+	ChildCounts
+	Aggregates map[string]Aggregate `json:"aggregates,omitempty"`
+}
+
+// UnmarshalJSON tells edges, which are numbers, from children.
+func (c *ObjectCounts) UnmarshalJSON(b []byte) error {
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(b, &all); err != nil {
+		return err
+	}
+	*c = ObjectCounts{Edges: make(map[string]int64), Children: make(map[string]KindCounts)}
+	for name, v := range all {
+		var err error
+		switch {
+		case name == "as_of":
+			err = json.Unmarshal(v, &c.AsOf)
+		case v[0] == '{':
+			var k KindCounts
+			err = json.Unmarshal(v, &k)
+			c.Children[name] = k
+		default:
+			var n int64
+			err = json.Unmarshal(v, &n)
+			c.Edges[name] = n
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Objects returns the operations on the objects of this name, such as user. It sends nothing: the first operation asks the API how they are called in paths.
+func (c *Client) Objects(object string) EdgeObjects[ObjectCounts] {
+	return EdgeObjects[ObjectCounts]{Objects[ObjectCounts]{c.core, func(ctx context.Context) (string, error) {
+		plural := ""
+		list, err := c.core.kindsOf(ctx, func(l *KindList) bool {
+			for _, o := range l.Objects {
+				if o.Name == object {
+					plural = o.Plural
+				}
+			}
+			return plural != ""
+		})
+		if err != nil || plural != "" {
+			return plural, err
+		}
+		unknown := &UnknownKindError{Kind: object}
+		for _, o := range list.Objects {
+			unknown.Have = append(unknown.Have, o.Name)
+		}
+		return "", unknown
+	}}}
+}
+
+// Users are the operations on users.
+type Users struct{ EdgeObjects[UserCounts] }
+
+// FollowCounts are how many follow a user, and whom they follow.
+type FollowCounts struct {
+	UserID    ID    `json:"user_id"`
+	Followers int64 `json:"followers"`
+	Following int64 `json:"following"`
+}
+
+// FollowCounts counts the followers and followings of up to 500 users, and answers in their order.
+func (u Users) FollowCounts(ctx context.Context, users []ID, opts ...Option) ([]FollowCounts, error) {
+	body := struct {
+		Users []ID `json:"user_ids"`
+	}{users}
+	all, err := fetch[several[FollowCounts]](ctx, u.core, newCall(http.MethodPost, "/v1/users:counts", opts).json(body).projected().repeatable(), nil)
+	return all.Items, err
+}
+
+// Mutuals are whom a user follows of those who follow another.
+type Mutuals struct {
+	Items     []UserEntry `json:"items"`
+	Truncated bool        `json:"truncated"` // the list goes on, or may
+	AsOf      time.Time   `json:"as_of"`
+}
+
+func (m *Mutuals) asOf() time.Time { return m.AsOf }
+
+// Mutuals lists whom a user follows of those who follow another, latest first.
+func (u Users) Mutuals(ctx context.Context, user, other ID, opts ...Option) (Mutuals, error) {
+	return fetch[Mutuals](ctx, u.core, newCall(http.MethodGet, "/v1/users/"+user.String()+"/mutuals/"+other.String(), opts).projected(), nil)
+}
+
+// KindList is what the installation has.
+type KindList struct {
+	Objects  []ObjectKind `json:"objects"`
+	Edges    []EdgeKind   `json:"edges"`
+	Children []ChildKind  `json:"children"`
+}
+
+// ObjectKind is a sort of objects.
+type ObjectKind struct {
+	Name   string `json:"name"`
+	Plural string `json:"plural"`
+}
+
+// EdgeKind is a kind of edges.
+type EdgeKind struct {
+	Name       string          `json:"name"`
+	Plural     string          `json:"plural"`
+	From       string          `json:"from"`
+	To         string          `json:"to"`
+	Ends       []string        `json:"ends"`    // the members that name From and To
+	Forward    string          `json:"forward"` // the list of what edges lead to
+	Reverse    string          `json:"reverse"` // the list of what they lead from
+	Self       bool            `json:"self"`    // an edge may lead from an object to itself
+	Attributes json.RawMessage `json:"attributes,omitempty"`
+	Filters    []string        `json:"filters,omitempty"` // attributes that Reverse can be asked for
+}
+
+// ChildKind is a kind of children.
+type ChildKind struct {
+	Name         string          `json:"name"`
+	Plural       string          `json:"plural"`
+	Parent       string          `json:"parent"` // the object that they are under
+	Threaded     bool            `json:"threaded"`
+	Moderated    bool            `json:"moderated"`
+	OnePerAuthor bool            `json:"one_per_author"`
+	Attributes   json.RawMessage `json:"attributes,omitempty"`
+}
+
+// Kinds lists the kinds of edges and children that the installation has.
+func (c *Client) Kinds(ctx context.Context, opts ...Option) (KindList, error) {
+	return fetch[KindList](ctx, c.core, newCall(http.MethodGet, "/v1/kinds", opts), nil)
+}
+
+// kindsOf returns the kinds that were read last where has finds what it looks for in them, and else reads them again.
+func (c *core) kindsOf(ctx context.Context, has func(*KindList) bool) (*KindList, error) {
+	c.kinds.mu.Lock()
+	list := c.kinds.list
+	c.kinds.mu.Unlock()
+	if list != nil && has(list) {
+		return list, nil
+	}
+	read, err := fetch[KindList](ctx, c, newCall(http.MethodGet, "/v1/kinds", nil), nil)
+	if err != nil {
+		return nil, err
+	}
+	c.kinds.mu.Lock()
+	c.kinds.list = &read
+	c.kinds.mu.Unlock()
+	has(&read)
+	return &read, nil
+}
+
+// DLQ are the operations on events that could not be published. They need the role admin.
+type DLQ struct{ core *core }
+
+// DeadMessage is an event that could not be published, without its payload.
+type DeadMessage struct {
+	ID            ID        `json:"id"` // that it had in the outbox
+	EventID       string    `json:"event_id"`
+	AggregateType string    `json:"aggregate_type"`
+	AggregateID   string    `json:"aggregate_id"` // a decimal 64-bit number
+	EventType     string    `json:"event_type"`
+	EventVersion  int       `json:"event_version"`
+	Attempts      int       `json:"attempts"`
+	LastError     string    `json:"last_error"`
+	TraceParent   string    `json:"traceparent,omitempty"`
+	OccurredAt    time.Time `json:"occurred_at"`
+	InsertedAt    time.Time `json:"inserted_at"`
+	DeadAt        time.Time `json:"dead_at"`
+}
+
+// DeadMessageFull is an event that could not be published.
+type DeadMessageFull struct {
+	DeadMessage
+	Payload json.RawMessage `json:"payload"`
+}
+
+// DLQAction is what was done to an event.
+type DLQAction struct {
+	At            time.Time `json:"at"`
+	Actor         string    `json:"actor"`
+	Action        string    `json:"action"` // retry or discard
+	ID            ID        `json:"id"`     // that it had in the DLQ
+	EventID       string    `json:"event_id"`
+	AggregateType string    `json:"aggregate_type"`
+	AggregateID   string    `json:"aggregate_id"` // a decimal 64-bit number
+	EventType     string    `json:"event_type"`
+	NewID         string    `json:"new_id,omitempty"` // that a retried one has in the outbox
+	Reason        string    `json:"reason,omitempty"`
+}
+
+// DLQFilter keeps some events. The zero value keeps all.
+type DLQFilter struct {
+	AggregateType         string
+	AggregateID           ID
+	EventType             string
+	DeadBefore, DeadAfter time.Time // DeadAfter itself is kept, DeadBefore is not
+}
+
+const dlqPath = "/v1/outbox/dlq"
+
+// List lists the events by their ids, from the truth.
+func (d DLQ) List(f DLQFilter, opts ...Option) *List[DeadMessage] {
+	set := []Option{Query("aggregate_type", f.AggregateType), Query("event_type", f.EventType)}
+	if f.AggregateID != 0 {
+		set = append(set, Query("aggregate_id", f.AggregateID.String()))
+	}
+	for name, at := range map[string]time.Time{"dead_before": f.DeadBefore, "dead_after": f.DeadAfter} {
+		if !at.IsZero() {
+			set = append(set, Query(name, at.UTC().Format(time.RFC3339Nano)))
+		}
+	}
+	return listOf[DeadMessage](d.core, dlqPath, false, append(set, opts...))
+}
+
+// Get reads an event with its payload.
+func (d DLQ) Get(ctx context.Context, id ID, opts ...Option) (DeadMessageFull, error) {
+	return fetch[DeadMessageFull](ctx, d.core, newCall(http.MethodGet, dlqPath+"/"+id.String(), opts), nil)
+}
+
+// Retry puts an event back into the outbox, with a new id and behind all others. The client does not repeat it when its outcome is unknown.
+func (d DLQ) Retry(ctx context.Context, id ID, reason string, opts ...Option) (DLQAction, error) {
+	return d.act(ctx, id, "retry", reason, opts)
+}
+
+// Discard deletes an event. The client does not repeat it when its outcome is unknown.
+func (d DLQ) Discard(ctx context.Context, id ID, reason string, opts ...Option) (DLQAction, error) {
+	return d.act(ctx, id, "discard", reason, opts)
+}
+
+func (d DLQ) act(ctx context.Context, id ID, action, reason string, opts []Option) (DLQAction, error) {
+	body := struct {
+		Reason string `json:"reason,omitempty"`
+	}{reason}
+	return fetch[DLQAction](ctx, d.core, newCall(http.MethodPost, dlqPath+"/"+id.String()+"/"+action, opts).json(body), nil)
+}

@@ -1,0 +1,70 @@
+package client
+
+import (
+	"slices"
+	"strings"
+	"sync"
+)
+
+// maxTokens is how many the API takes with a read.
+const maxTokens = 64
+
+// Session is a Client whose reads show its writes: it keeps the Tidings-Token of each write and sends them with every read of a projection. Make one for
+// a user, or for a request of theirs. It keeps the last write of each of the 64 entities that were written last; what was written before them is normally in all
+// projections by then. It is safe for concurrent use.
+type Session struct {
+	*Client
+	tokens *tokens
+}
+
+// Session returns a session that has seen the writes of these tokens: those of another session, or of a Response.
+func (c *Client) Session(seen ...string) *Session {
+	t := new(tokens)
+	core := *c.core
+	core.session = t
+	s := &Session{newClient(&core), t}
+	s.Add(seen...)
+	return s
+}
+
+// Token is all that the session has to see, as text: hand it to Session in another process, such as the one that answers the user's next request.
+func (s *Session) Token() string { return strings.Join(s.tokens.all(), ",") }
+
+// Add makes the session see the writes of these tokens too.
+func (s *Session) Add(seen ...string) {
+	for _, several := range seen {
+		for token := range strings.SplitSeq(several, ",") {
+			if token = strings.TrimSpace(token); token != "" {
+				s.tokens.put(token, token)
+			}
+		}
+	}
+}
+
+// tokens are those of a session, by what was written: a later write of an entity takes the place of an earlier one.
+type tokens struct {
+	mu   sync.Mutex
+	kept []keptToken // the latest last
+}
+
+type keptToken struct{ subject, token string }
+
+func (t *tokens) put(subject, token string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.kept = slices.DeleteFunc(t.kept, func(k keptToken) bool { return k.subject == subject || k.token == token })
+	t.kept = append(t.kept, keptToken{subject, token})
+	if over := len(t.kept) - maxTokens; over > 0 {
+		t.kept = slices.Delete(t.kept, 0, over)
+	}
+}
+
+func (t *tokens) all() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	all := make([]string, len(t.kept))
+	for i, k := range t.kept {
+		all[i] = k.token
+	}
+	return all
+}
