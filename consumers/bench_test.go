@@ -51,7 +51,7 @@ func BenchmarkCatchUp(b *testing.B) {
 				pool := testkit.Postgres(b).Pool(b, postgres.RoleSystem)
 				conf := config()
 				conf.BatchEvents = 4000
-				c, err := consumers.New(conf, consumers.Deps{Pool: pool, JetStream: js, Broker: cfg, Registry: prometheus.NewRegistry(), Log: testkit.Logger(b)}, followercounts.New(kinds.Builtin))
+				c, err := consumers.New(conf, consumers.Deps{Pool: pool, JetStream: js, Streams: consumers.Streams{Name: cfg.Stream, Prefix: cfg.Prefix, Timeout: cfg.Timeout}, Registry: prometheus.NewRegistry(), Log: testkit.Logger(b)}, followercounts.New(kinds.Builtin))
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -118,7 +118,7 @@ func BenchmarkSteady(b *testing.B) {
 			var waits []time.Duration
 			if consume {
 				reg := prometheus.NewRegistry()
-				c, err := consumers.New(config(), consumers.Deps{Pool: r.system, JetStream: r.js, Broker: r.cfg, Registry: reg, Log: slog.New(slog.DiscardHandler)},
+				c, err := consumers.New(config(), consumers.Deps{Pool: r.system, JetStream: r.js, Streams: consumers.Streams{Name: r.cfg.Stream, Prefix: r.cfg.Prefix, Timeout: r.cfg.Timeout}, Registry: reg, Log: slog.New(slog.DiscardHandler)},
 					applied{followercounts.New(kinds.Builtin), func(events []event.Event) {
 						mu.Lock()
 						defer mu.Unlock()

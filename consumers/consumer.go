@@ -1,6 +1,7 @@
 package consumers
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,12 +60,24 @@ func (c Config) Validate() error {
 	return errors.Join(append(errs, c.Lease.Validate())...)
 }
 
-// Deps are what a consumer works with. The pool is the projections' and acts as the system role.
+// Streams says which streams carry the events, and how long to wait for an answer about one. The zero value is how Tidings is shipped.
+type Streams struct {
+	Name    string        // NATS_STREAM of the relays: partition 0's stream is NAME-0; "EVENTS" when empty
+	Prefix  string        // NATS_SUBJECT_PREFIX of the relays; "events" when empty
+	Timeout time.Duration // of one request about a stream; 5 seconds when 0
+}
+
+func (s Streams) config() broker.Config {
+	return broker.Config{Stream: cmp.Or(s.Name, "EVENTS"), Prefix: cmp.Or(s.Prefix, "events"), Timeout: cmp.Or(s.Timeout, 5*time.Second)}
+}
+
+// Deps are what a consumer works with. The pool's login may read and write the tables of the set migrations.Consumers, and those of the projection.
 type Deps struct {
 	Pool      *pgxpool.Pool
 	Kinds     *kinds.Catalog // the projection's, by which it wants events; nil for a projection of the built-in kinds
 	JetStream jetstream.JetStream
-	Broker    broker.Config
+	Streams   Streams
+	Remedy    string // what helps after events expired before they were read; "run `tidings replay --consumer NAME`" when empty
 	Registry  prometheus.Registerer
 	Log       *slog.Logger
 }
@@ -73,6 +86,7 @@ type Deps struct {
 type Consumer struct {
 	cfg        Config
 	deps       Deps
+	broker     broker.Config // Deps.Streams
 	projection Projection
 	name       string
 	group      *lease.Group
@@ -95,13 +109,14 @@ func New(cfg Config, deps Deps, projection Projection) (*Consumer, error) {
 		return nil, err
 	}
 	name := projection.Name()
+	deps.Remedy = cmp.Or(deps.Remedy, "run `tidings replay --consumer "+name+"`")
 	log := deps.Log.With("component", "consumer", "consumer", name)
 	group, err := lease.New(cfg.Lease, deps.Pool, name, lease.Owner(name), deps.Log)
 	if err != nil {
 		return nil, err
 	}
 	c := &Consumer{
-		cfg: cfg, deps: deps, projection: projection, name: name, group: group, log: log,
+		cfg: cfg, deps: deps, broker: deps.Streams.config(), projection: projection, name: name, group: group, log: log,
 		lag: lagClock{stale: 3 * cfg.LagInterval}, lookNow: make(chan struct{}, 1),
 		streams: make(map[string]broker.Stream), readers: make(map[int]*reader), troubles: make(map[int]trouble),
 	}
@@ -208,7 +223,7 @@ func (c *Consumer) trouble(ctx context.Context, partition int, kind troubleKind,
 	c.count()
 	c.mu.Unlock()
 	same := known && before.kind == kind && before.err.Error() == err.Error()
-	switch stream := c.deps.Broker.StreamName(partition); {
+	switch stream := c.broker.StreamName(partition); {
 	case kind == stuck && !same:
 		c.log.ErrorContext(ctx, "partition stopped", "stream", stream, "err", err)
 	case kind == waiting && !same:
@@ -227,7 +242,7 @@ func (c *Consumer) clear(ctx context.Context, partition int) {
 	c.count()
 	c.mu.Unlock()
 	if known && t.kind != failing {
-		c.log.InfoContext(ctx, "partition continues", "stream", c.deps.Broker.StreamName(partition))
+		c.log.InfoContext(ctx, "partition continues", "stream", c.broker.StreamName(partition))
 	}
 }
 

@@ -201,7 +201,8 @@ func (r *rig) runWith(cfg consumers.Config, js jetstream.JetStream, pool *pgxpoo
 func (r *rig) start(cfg consumers.Config, deps consumers.Deps, p consumers.Projection) *instance {
 	r.t.Helper()
 	in := &instance{reg: prometheus.NewRegistry()}
-	deps.Broker, deps.Registry, deps.Log = r.cfg, in.reg, testkit.Logger(r.t)
+	deps.Streams = consumers.Streams{Name: r.cfg.Stream, Prefix: r.cfg.Prefix, Timeout: r.cfg.Timeout}
+	deps.Registry, deps.Log = in.reg, testkit.Logger(r.t)
 	var err error
 	in.Consumer, err = consumers.New(cfg, deps, p)
 	if err != nil {

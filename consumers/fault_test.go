@@ -78,7 +78,7 @@ func child() {
 	}
 	cfg := config()
 	cfg.Lease.TTL = c.TTL
-	in, err := consumers.New(cfg, consumers.Deps{Pool: pool, JetStream: js, Broker: c.Broker, Registry: prometheus.NewRegistry(), Log: log}, logbook{})
+	in, err := consumers.New(cfg, consumers.Deps{Pool: pool, JetStream: js, Streams: consumers.Streams{Name: c.Broker.Stream, Prefix: c.Broker.Prefix, Timeout: c.Broker.Timeout}, Registry: prometheus.NewRegistry(), Log: log}, logbook{})
 	if err != nil {
 		panic(err)
 	}

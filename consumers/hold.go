@@ -46,3 +46,21 @@ func AllParked(ctx context.Context, q querier, consumer string) (parked func(ten
 		return all[aggregate{tenant, aggregateType, aggregateID}]
 	}, nil
 }
+
+// forgetSQL deletes what a consumer has reached.
+// Index: consumer_offsets_pkey, consumer_dead_letters_aggregate_idx.   Locks: the rows; the offsets are held.
+const forgetSQL = `
+WITH gone AS (DELETE FROM consumer_dead_letters WHERE consumer_name = @consumer)
+DELETE /* consumers.forget */ FROM consumer_offsets WHERE consumer_name = @consumer`
+
+// Forget deletes the offsets and the dead letters of a consumer, which then begins with the oldest events of the streams. Batches in hand are committed before, or
+// change nothing.
+func Forget(ctx context.Context, tx pgx.Tx, consumer string) error {
+	if _, err := Hold(ctx, tx, consumer); err != nil {
+		return err
+	}
+	if _, err := tx.Exec(ctx, forgetSQL, pgx.StrictNamedArgs{"consumer": consumer}); err != nil {
+		return fmt.Errorf("forget how far consumer %s has come: %w", consumer, err)
+	}
+	return nil
+}

@@ -68,8 +68,8 @@ func (c *Consumer) begin(ctx context.Context, streams []broker.Stream, have map[
 		}
 		after, closed := make([]string, 0, len(s.After)), 0
 		for _, n := range s.After {
-			after = append(after, c.deps.Broker.StreamName(n))
-			if have[c.deps.Broker.StreamName(n)].Closed {
+			after = append(after, c.broker.StreamName(n))
+			if have[c.broker.StreamName(n)].Closed {
 				closed++
 			}
 		}

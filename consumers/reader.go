@@ -46,7 +46,7 @@ type reader struct {
 }
 
 func (c *Consumer) newReader(ctx context.Context, partition int) *reader {
-	r := &reader{c: c, partition: partition, name: c.deps.Broker.StreamName(partition)}
+	r := &reader{c: c, partition: partition, name: c.broker.StreamName(partition)}
 	r.ctx, r.stop = context.WithCancel(ctx)
 	r.limit.Store(int64(c.cfg.BatchEvents))
 	c.metrics.applied.WithLabelValues(r.label()) // begins at 0
@@ -117,13 +117,13 @@ func (r *reader) lose(reason error) error {
 
 // remedy is what an operator does about lost events.
 func (r *reader) remedy() string {
-	return fmt.Sprintf("run `tidings repair stream`; if it has nothing to repair, run `tidings replay --consumer %s`", r.c.name)
+	return "run `tidings repair stream`; if it has nothing to repair, " + r.c.deps.Remedy
 }
 
 // open reads the offset and what the leader says of the stream, and decides whether the consumer can read on from there.
 func (r *reader) open(ctx context.Context) (o offset, s broker.Stream, err error) {
 	c := r.c
-	ctx, cancel := context.WithTimeout(ctx, c.deps.Broker.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, c.broker.Timeout)
 	defer cancel()
 	all, err := readOffsets(ctx, c.deps.Pool, c.name)
 	if err != nil {
@@ -133,7 +133,7 @@ func (r *reader) open(ctx context.Context) (o offset, s broker.Stream, err error
 	if o.Closed {
 		return o, s, errClosed
 	}
-	s, err = broker.ReadStream(ctx, c.deps.JetStream, c.deps.Broker, r.partition)
+	s, err = broker.ReadStream(ctx, c.deps.JetStream, c.broker, r.partition)
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound) && begun:
 		return o, s, r.lose(fmt.Errorf("stream %s is gone; the offset is %d; %s", r.name, o.Seq, r.remedy()))
@@ -155,19 +155,19 @@ func (r *reader) open(ctx context.Context) (o offset, s broker.Stream, err error
 func (r *reader) mayBegin(ctx context.Context, s broker.Stream, offsets map[string]offset, begun bool) error {
 	c := r.c
 	for _, n := range s.After {
-		before := c.deps.Broker.StreamName(n)
+		before := c.broker.StreamName(n)
 		if o, read := offsets[before]; o.Closed {
 			continue
 		} else if read {
 			return errNotYet
 		}
-		switch _, err := broker.ReadStream(ctx, c.deps.JetStream, c.deps.Broker, n); {
+		switch _, err := broker.ReadStream(ctx, c.deps.JetStream, c.broker, n); {
 		case err == nil:
 			return errNotYet
 		case !errors.Is(err, jetstream.ErrStreamNotFound):
 			return err
 		case !begun:
-			return r.lose(fmt.Errorf("stream %s came before %s and is gone, and the consumer has not read it; run `tidings replay --consumer %s`", before, s.Name, c.name))
+			return r.lose(fmt.Errorf("stream %s came before %s and is gone, and the consumer has not read it; %s", before, s.Name, c.deps.Remedy))
 		}
 	}
 	if !begun {
@@ -180,7 +180,7 @@ func (r *reader) mayBegin(ctx context.Context, s broker.Stream, offsets map[stri
 // prove returns nil when the messages from first to last, which are not on the stream, may be passed over: they were erased on purpose.
 func (r *reader) prove(ctx context.Context, first, last uint64) error {
 	c := r.c
-	ctx, cancel := context.WithTimeout(ctx, c.deps.Broker.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, c.broker.Timeout)
 	defer cancel()
 	next, err := broker.Next(ctx, c.deps.JetStream, r.name, first)
 	if err != nil {
@@ -189,7 +189,7 @@ func (r *reader) prove(ctx context.Context, first, last uint64) error {
 	if next != nil && next.Seq <= last {
 		return fmt.Errorf("message %d of %s is on the stream and was not delivered", next.Seq, r.name)
 	}
-	erased, err := broker.Erased(ctx, c.deps.JetStream, c.deps.Broker, r.name, first, last)
+	erased, err := broker.Erased(ctx, c.deps.JetStream, c.broker, r.name, first, last)
 	if err != nil {
 		return err
 	}
@@ -197,22 +197,22 @@ func (r *reader) prove(ctx context.Context, first, last uint64) error {
 		c.log.InfoContext(ctx, "passing over events that were erased", "stream", r.name, "first", first, "last", last)
 		return nil
 	}
-	s, err := broker.ReadStream(ctx, c.deps.JetStream, c.deps.Broker, r.partition)
+	s, err := broker.ReadStream(ctx, c.deps.JetStream, c.broker, r.partition)
 	switch {
 	case err != nil:
 		return err
 	case first < s.First:
-		return r.lose(fmt.Errorf("messages %d to %d of stream %s have expired or were purged before the consumer had read them; run `tidings replay --consumer %s`",
-			first, min(last, s.First-1), r.name, c.name))
+		return r.lose(fmt.Errorf("messages %d to %d of stream %s have expired or were purged before the consumer had read them; %s",
+			first, min(last, s.First-1), r.name, c.deps.Remedy))
 	}
 	return r.lose(fmt.Errorf("messages %d to %d of stream %s are missing, and not all of them were erased on purpose; %s", first, last, r.name, r.remedy()))
 }
 
 // successors returns the streams that take over from a closed one, or errNotYet while the broker has not all of them.
 func (r *reader) successors(ctx context.Context, s broker.Stream) (next []broker.Stream, err error) {
-	ctx, cancel := context.WithTimeout(ctx, r.c.deps.Broker.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, r.c.broker.Timeout)
 	defer cancel()
-	streams, err := broker.Streams(ctx, r.c.deps.JetStream, r.c.deps.Broker)
+	streams, err := broker.Streams(ctx, r.c.deps.JetStream, r.c.broker)
 	if err != nil {
 		return nil, err
 	}

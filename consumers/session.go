@@ -114,7 +114,7 @@ func (r *reader) passOver(ctx context.Context, o offset, s broker.Stream) (uint6
 	if o.Seq == s.Last {
 		return o.Seq, nil
 	}
-	rctx, cancel := context.WithTimeout(ctx, r.c.deps.Broker.Timeout)
+	rctx, cancel := context.WithTimeout(ctx, r.c.broker.Timeout)
 	defer cancel()
 	next, err := broker.Next(rctx, r.c.deps.JetStream, r.name, o.Seq+1)
 	if err != nil || next != nil && next.Seq == o.Seq+1 {
@@ -132,7 +132,7 @@ func (r *reader) passOver(ctx context.Context, o offset, s broker.Stream) (uint6
 
 // subscribe starts an ordered consumer behind what was taken.
 func (s *session) subscribe(ctx context.Context) (jetstream.MessagesContext, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.c.deps.Broker.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, s.c.broker.Timeout)
 	defer cancel()
 	ordered, err := s.c.deps.JetStream.OrderedConsumer(ctx, s.name, jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: s.reached + 1,
@@ -232,9 +232,9 @@ func (s *session) take(ctx context.Context, msg jetstream.Msg, meta *jetstream.M
 // identify proves that a message that a new consumer delivered is of the stream that is being read: the client makes its
 // consumers anew by the stream's name, and another stream may have it by then.
 func (s *session) identify(ctx context.Context, seq uint64) error {
-	ctx, cancel := context.WithTimeout(ctx, s.c.deps.Broker.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, s.c.broker.Timeout)
 	defer cancel()
-	now, err := broker.ReadStream(ctx, s.c.deps.JetStream, s.c.deps.Broker, s.partition)
+	now, err := broker.ReadStream(ctx, s.c.deps.JetStream, s.c.broker, s.partition)
 	if err != nil {
 		return err
 	}

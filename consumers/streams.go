@@ -114,12 +114,12 @@ func (c *Consumer) hurry() {
 // look reads the offsets and then what the leaders say of the streams, says which partitions there are to share, and measures those that this
 // instance holds. An error means that none of the streams that it needs can be seen.
 func (c *Consumer) look(ctx context.Context) error {
-	qctx, cancel := context.WithTimeout(ctx, c.deps.Broker.Timeout)
+	qctx, cancel := context.WithTimeout(ctx, c.broker.Timeout)
 	defer cancel()
 	all, dbErr := readOffsets(qctx, c.deps.Pool, c.name)
-	bctx, cancel := context.WithTimeout(ctx, min(lookTimeout, c.deps.Broker.Timeout))
+	bctx, cancel := context.WithTimeout(ctx, min(lookTimeout, c.broker.Timeout))
 	defer cancel()
-	streams, err := broker.Streams(bctx, c.deps.JetStream, c.deps.Broker)
+	streams, err := broker.Streams(bctx, c.deps.JetStream, c.broker)
 	held := c.group.Held()
 	if err != nil && !slices.ContainsFunc(streams, func(s broker.Stream) bool { return len(held) == 0 || slices.Contains(held, s.Number) }) {
 		return err
@@ -169,7 +169,7 @@ func (c *Consumer) open(offsets map[string]offset) (partitions []int) {
 		if _, ok := c.streams[name]; ok || o.Closed {
 			continue
 		}
-		if n, ok := c.deps.Broker.Number(name); ok {
+		if n, ok := c.broker.Number(name); ok {
 			partitions = append(partitions, n)
 		}
 	}
@@ -184,7 +184,7 @@ func (c *Consumer) measure(qctx, bctx context.Context, held []int, offsets map[s
 	var oldest time.Duration
 	blind := false
 	for _, n := range held {
-		name := c.deps.Broker.StreamName(n)
+		name := c.broker.StreamName(n)
 		i := slices.IndexFunc(streams, func(s broker.Stream) bool { return s.Number == n })
 		o := offsets[name]
 		if o.Closed {

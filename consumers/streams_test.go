@@ -137,7 +137,7 @@ func TestMessagesThatNoRelayWroteAreSkippedAndCounted(t *testing.T) {
 func TestTheSameEventTwiceIsHarmless(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	reg := prometheus.NewRegistry()
-	c, err := consumers.New(config(), consumers.Deps{Pool: r.system, JetStream: r.js, Broker: r.cfg, Registry: reg, Log: testkit.Logger(t)}, followercounts.New(kinds.Builtin))
+	c, err := consumers.New(config(), consumers.Deps{Pool: r.system, JetStream: r.js, Streams: consumers.Streams{Name: r.cfg.Stream, Prefix: r.cfg.Prefix, Timeout: r.cfg.Timeout}, Registry: reg, Log: testkit.Logger(t)}, followercounts.New(kinds.Builtin))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ func TestStatements(t *testing.T) {
 	ctx := context.Background()
 	for i, sql := range []string{offsetsSQL, beginSQL, moveSQL, succeedSQL, holdSQL, planSQL, parkedSQL, parkSQL, deadLettersSQL, rebaseSQL, confirmSQL,
 		listDeadLettersSQL, getDeadLetterSQL, lockOffsetSQL, leftSQL, parkedEventsSQL, removeSQL, keepSQL, pauseSQL, resumeSQL, pausesSQL,
-		notPastSQL, sweepDeadLettersSQL, redactDeadLetterSQL} {
+		notPastSQL, sweepDeadLettersSQL, redactDeadLetterSQL, forgetSQL, begunSQL, startSQL} {
 		query, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
 		if err != nil {
 			t.Fatal(err)

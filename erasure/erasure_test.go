@@ -139,7 +139,7 @@ func (w *world) consume(pool *pgxpool.Pool) (stop func()) {
 	for _, p := range w.fleet {
 		c, err := consumers.New(consumers.Config{BatchEvents: 100, BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second, LagInterval: 500 * time.Millisecond,
 			Recheck: 500 * time.Millisecond, Lease: lease.Config{TTL: 2 * time.Second}},
-			consumers.Deps{Pool: pool, JetStream: w.js, Broker: w.nats.Config(), Registry: prometheus.NewRegistry(), Log: testkit.Logger(w.t)}, p)
+			consumers.Deps{Pool: pool, JetStream: w.js, Streams: consumers.Streams{Name: w.nats.Config().Stream, Prefix: w.nats.Config().Prefix, Timeout: w.nats.Config().Timeout}, Registry: prometheus.NewRegistry(), Log: testkit.Logger(w.t)}, p)
 		if err != nil {
 			w.t.Fatal(err)
 		}

@@ -1,4 +1,4 @@
-// Package migrations holds the schemas of the truth and of the projections, and brings a database up to them.
+// Package migrations holds the schemas of the truth, of the projections, and of what a consumer keeps for itself, and brings a database up to them.
 //
 // The files are forward only. They expand first and contract a release later, because a fleet is upgraded while it runs.
 // Only `tidings migrate` and `tidings dev` call Up; every other binary calls Check and refuses an older schema.
@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
 	"github.com/pressly/goose/v3/database"
 	"github.com/pressly/goose/v3/lock"
@@ -26,16 +27,17 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-//go:embed truth/*.sql projections/*.sql
+//go:embed truth/*.sql consumers/*.sql projections/*.sql
 var files embed.FS
 
-// Set names one of the two schemas. Both may live in one database.
+// Set names one of the schemas. All may live in one database.
 type Set string
 
-// The two sets.
+// The sets. What consumers keep for themselves comes with the projections, and by itself where others project (UpConsumers).
 const (
 	Truth       Set = "truth"
 	Projections Set = "projections"
+	Consumers   Set = "consumers"
 )
 
 // ErrOutdated reports a database whose schema is older than this program. Run `tidings migrate`.
@@ -51,7 +53,7 @@ func (s Set) fs() fs.FS {
 	return sub
 }
 
-// Up applies what is missing of the set, under an advisory lock, and returns how many migrations it applied. It connects with
+// Up applies what is missing of the set (Consumers before Projections), under an advisory lock, and returns how many migrations it applied. It connects with
 // the login of url, which must own the tables and be allowed to create roles. Where others hold locks in its way it tries again until ctx ends, and
 // logs who they are (locks.go).
 func Up(ctx context.Context, url string, set Set, log *slog.Logger) (int, error) {
@@ -68,6 +70,31 @@ func UpIn(ctx context.Context, url string, set Set, schema string, log *slog.Log
 }
 
 func up(ctx context.Context, db *sql.DB, set Set, files fs.FS) (int, error) {
+	sets, before := []Set{set}, 0
+	if set == Projections {
+		var err error
+		if before, err = applySet(ctx, db, Consumers, Consumers.fs()); err != nil {
+			return before, err
+		}
+		sets = append(sets, Consumers)
+	}
+	n, err := applySet(ctx, db, set, files)
+	if n += before; err != nil {
+		return n, err
+	}
+	if err := makeKinds(ctx, db, set); err != nil {
+		return n, err
+	}
+	for _, s := range sets {
+		if _, err := db.ExecContext(ctx, fmt.Sprintf(rightsSQL, s.table())); err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+// applySet applies what is missing of one set.
+func applySet(ctx context.Context, db *sql.DB, set Set, files fs.FS) (int, error) {
 	locker, err := lock.NewPostgresSessionLocker()
 	if err != nil {
 		return 0, err
@@ -81,14 +108,18 @@ func up(ctx context.Context, db *sql.DB, set Set, files fs.FS) (int, error) {
 		return 0, err
 	}
 	results, err := p.Up(ctx)
-	if err != nil {
-		return len(results), err
-	}
-	if err := makeKinds(ctx, db, set); err != nil {
-		return len(results), err
-	}
-	_, err = db.ExecContext(ctx, fmt.Sprintf(rightsSQL, set.table()))
 	return len(results), err
+}
+
+// UpConsumers applies what is missing of the set Consumers, in the first schema of the search_path of pool's connections, with the login of pool. It makes no
+// roles and needs none. Several processes may call it at once.
+func UpConsumers(ctx context.Context, pool *pgxpool.Pool) (err error) {
+	db := stdlib.OpenDBFromPool(pool)
+	defer func() { err = errors.Join(err, db.Close()) }()
+	if _, err := applySet(ctx, db, Consumers, Consumers.fs()); err != nil {
+		return fmt.Errorf("migrate %s: %w", Consumers, err)
+	}
+	return nil
 }
 
 // rightsSQL grants what Check reads, and takes away what would let a login put its own object before one that a function of the owner's names:
@@ -120,6 +151,11 @@ func Latest(set Set) int64 {
 
 // Check returns ErrOutdated unless the database has every migration of the set. A newer schema is fine: migrations expand first.
 func Check(ctx context.Context, pool *pgxpool.Pool, set Set) error {
+	if set == Projections {
+		if err := Check(ctx, pool, Consumers); err != nil {
+			return err
+		}
+	}
 	var have int64
 	err := pool.QueryRow(ctx, `SELECT coalesce(max(version_id), 0) FROM `+set.table()+` WHERE is_applied`).Scan(&have)
 	if postgres.IsUndefinedTable(err) {

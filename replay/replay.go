@@ -175,7 +175,9 @@ func (r *replay) build(ctx context.Context, from Source, report *Report) error {
 	consumer, err := consumers.New(consumers.Config{
 		BatchEvents: 10000, BatchBytes: 16 << 20, ApplyTimeout: time.Minute, LagInterval: 5 * time.Second, Recheck: 5 * time.Second,
 		Lease: lease.Config{TTL: 10 * time.Second},
-	}, consumers.Deps{Pool: r.pool, Kinds: r.deps.Kinds, JetStream: r.deps.JetStream, Broker: r.deps.Broker, Registry: prometheus.NewRegistry(), Log: r.deps.Log}, counted{r.p, r})
+	}, consumers.Deps{Pool: r.pool, Kinds: r.deps.Kinds, JetStream: r.deps.JetStream, Registry: prometheus.NewRegistry(), Log: r.deps.Log,
+		Streams: consumers.Streams{Name: r.deps.Broker.Stream, Prefix: r.deps.Broker.Prefix, Timeout: r.deps.Broker.Timeout},
+	}, counted{r.p, r})
 	if err != nil {
 		return err
 	}

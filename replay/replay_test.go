@@ -96,7 +96,7 @@ func (r *rig) live(p consumers.Projection) (c *consumers.Consumer, stop func()) 
 	r.t.Helper()
 	c, err := consumers.New(consumers.Config{BatchEvents: 500, BatchBytes: 8 << 20, ApplyTimeout: 20 * time.Second, LagInterval: 200 * time.Millisecond,
 		Recheck: 200 * time.Millisecond, Lease: lease.Config{TTL: 2 * time.Second}},
-		consumers.Deps{Pool: r.system, JetStream: r.js, Broker: r.broker, Registry: prometheus.NewRegistry(), Log: testkit.Logger(r.t)}, p)
+		consumers.Deps{Pool: r.system, JetStream: r.js, Streams: consumers.Streams{Name: r.broker.Stream, Prefix: r.broker.Prefix, Timeout: r.broker.Timeout}, Registry: prometheus.NewRegistry(), Log: testkit.Logger(r.t)}, p)
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -48,15 +48,16 @@ var rules = []rule{
 	{pkg: "coldstore", may: []string{"outbox", "event", "internal/postgres"}, libs: []string{pgx, blob}},
 	{pkg: "relay", may: []string{"outbox", "event", "internal/lease", "internal/broker"}, libs: []string{nats, pgx}}, // pgx: it hands the pool to outbox
 	{pkg: "consumers", may: []string{"kinds", "event", "internal/lease", "internal/broker", "internal/postgres"}, libs: []string{pgx, nats}},
+	{pkg: "subscribe", may: []string{"consumers", "kinds", "migrations", "event", "internal/lease", "internal/broker", "internal/postgres"}, libs: []string{pgx, nats}}, // the face of consumers for others
 	{pkg: "replay", may: []string{"kinds", "consumers", "projections", "migrations", "outbox", "event", "internal/lease", "internal/broker", "internal/postgres"}, libs: []string{pgx, nats}},
 	{pkg: "erasure", may: []string{"kinds", "store", "outbox", "consumers", "projections", "event", "internal/broker", "internal/postgres"},
 		libs: []string{pgx, nats}}, // it goes through every store
 	{pkg: "projections", may: []string{"kinds", "event", "internal/postgres"}, libs: []string{pgx}},
 	{pkg: "projections/*", may: []string{"projections", "kinds", "versioned", "event", "internal/postgres", // never each other, never NATS
 		"store"}, libs: []string{pgx}}, // the reader of the truth
-	{pkg: "examples/*", libs: []string{pgx}}, // programs of others: the public packages, when there are any
-	{pkg: "deploy"},                          // tests of the files there
-	{pkg: "docs"},                            // likewise
+	{pkg: "examples/*", may: []string{"client", "event", "kinds", "subscribe"}, libs: []string{pgx, nats}}, // what anybody may import
+	{pkg: "deploy"}, // tests of the files there
+	{pkg: "docs"},   // likewise
 	{pkg: "migrations", may: []string{"kinds", "internal/postgres"}, libs: []string{pgx}},
 
 	{pkg: "internal/broker", may: []string{"event"}, libs: []string{nats, srv}},                              // event says on which subjects; the only one that knows the server

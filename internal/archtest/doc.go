@@ -4,8 +4,9 @@
 //	cmd ─> everything
 //	api ─> store, tokens, outbox, projections, versioned, event  consumers ─> event, lease, broker, postgres
 //	store ─> outbox, versioned, event, postgres                  projections ─> projections (the shared half), store, versioned, event, postgres
-//	relay ─> outbox, lease, broker, event                        internal ─> internal
-//	client ─> event                                              client/clienttest ─> client, cmd/tidings/cli
+//	relay ─> outbox, lease, broker, event                        subscribe ─> consumers, kinds, migrations, event, broker, postgres
+//	internal ─> internal                                         client ─> event
+//	client/clienttest ─> client, cmd/tidings/cli
 //
 // A new edge is a decision: it is added to the table in the test, with its reason.
 package archtest

@@ -1,86 +1,7 @@
 -- +goose Up
--- The projections: all that the consumers write. Every table here but the histories can be rebuilt from the stream or the truth.
+-- The projections: all that the consumers write, but for what they keep for themselves (../consumers), which comes first. Every table here but the histories can be rebuilt from the stream or the truth.
 
 -- ==== Tables ====
-
--- consumer_offsets: the last stream sequence that a consumer has applied, per partition (partition_key is the stream's name),
--- written in the transaction of its effect; stream_created says of which stream of that name, for a sequence means nothing on another.
--- closed: the stream has ended, and the consumer with it; its successors have rows from that same transaction on.
--- Small and written all the time, like the leases.
-CREATE TABLE consumer_offsets (
-  consumer_name     text        NOT NULL,
-  partition_key     text        NOT NULL DEFAULT '',
-  last_processed_id bigint      NOT NULL,
-  last_processed_at timestamptz NOT NULL DEFAULT now(),
-  as_of             timestamptz NOT NULL DEFAULT 'epoch',
-  stream_created    timestamptz,
-  closed            boolean     NOT NULL DEFAULT false,
-  PRIMARY KEY (consumer_name, partition_key)
-) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_cost_delay = 0);
-
--- consumer_pauses: a consumer that is named here takes no events.
-CREATE TABLE consumer_pauses (
-  consumer_name text        PRIMARY KEY,
-  paused_at     timestamptz NOT NULL DEFAULT now(),
-  actor         text        NOT NULL CHECK (actor <> ''),
-  reason        text        NOT NULL DEFAULT ''
-);
-
--- consumer_dead_letters: poison events, and the later events of the same aggregate, with their payload. Within a partition the
--- ids are in the order of the stream, and of one stream after another: they are given under the lock of the partition's offset.
-CREATE TABLE consumer_dead_letters (
-  id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-  consumer_name  text        NOT NULL,
-  stream_seq     bigint      NOT NULL,
-  partition_key  text        NOT NULL,
-  tenant_id      bigint      NOT NULL,
-  aggregate_type text        NOT NULL,
-  aggregate_id   bigint      NOT NULL,
-  event_id       uuid        NOT NULL,
-  event_type     text        NOT NULL,
-  event_version  smallint    NOT NULL,
-  headers        jsonb       NOT NULL,
-  payload        bytea       NOT NULL,
-  error          text        NOT NULL,
-  dead_at        timestamptz NOT NULL DEFAULT now()
-);
-
--- consumer_dead_letter_actions: who retried or discarded which dead letter, and why. A row with an error is a retry that failed
--- with it: the dead letter stayed. Rows are added and never changed.
-CREATE TABLE consumer_dead_letter_actions (
-  id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-  at             timestamptz NOT NULL DEFAULT now(),
-  actor          text        NOT NULL CHECK (actor <> ''),
-  action         text        NOT NULL CHECK (action IN ('retry', 'discard')),
-  dead_letter_id bigint      NOT NULL,
-  consumer_name  text        NOT NULL,
-  stream_seq     bigint      NOT NULL,
-  tenant_id      bigint      NOT NULL,
-  aggregate_type text        NOT NULL,
-  aggregate_id   bigint      NOT NULL,
-  event_id       uuid        NOT NULL,
-  event_type     text        NOT NULL,
-  error          text        NOT NULL DEFAULT '',
-  reason         text        NOT NULL DEFAULT ''
-);
-
--- The same tables as in the truth, where they are explained.
-CREATE TABLE IF NOT EXISTS leases (
-  kind          text        NOT NULL,
-  partition     integer     NOT NULL,
-  owner         text        NOT NULL DEFAULT '',
-  epoch         bigint      NOT NULL DEFAULT 0,
-  expires_at    timestamptz NOT NULL DEFAULT '-infinity',
-  refused_by    text        NOT NULL DEFAULT '',          -- who could not serve it,
-  refused_until timestamptz NOT NULL DEFAULT '-infinity', -- and does not take it back before
-  PRIMARY KEY (kind, partition)
-) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_cost_delay = 0);
-CREATE TABLE IF NOT EXISTS lease_members (
-  kind       text        NOT NULL,
-  owner      text        NOT NULL,
-  expires_at timestamptz NOT NULL,
-  PRIMARY KEY (kind, owner)
-) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_cost_delay = 0);
 
 -- edge_lists: followercounts' own copy of every edge it has heard of, so that counts are exact under duplicates and replays. filter is the
 -- value of the attribute that lists of the kind can be filtered by; attributes are what lists show.
@@ -224,8 +145,6 @@ CREATE TABLE IF NOT EXISTS retention_cursors (
 
 -- ==== Indexes ====
 
-CREATE INDEX consumer_dead_letters_aggregate_idx ON consumer_dead_letters (consumer_name, tenant_id, aggregate_type, aggregate_id, id);
-CREATE INDEX consumer_dead_letter_actions_tenant_event_idx ON consumer_dead_letter_actions (tenant_id, event_id);
 -- The kind comes behind the id that it goes with, wherever nobody reads all of a kind: an insertion compares keys of fixed width first, and a key's
 -- columns behind a text are slow to reach. Verification reads a kind at a time, by edge_lists_pkey.
 CREATE INDEX edge_lists_forward_idx ON edge_lists (tenant_id, from_id, kind, positioned_at DESC, to_id DESC) WHERE active;
@@ -298,7 +217,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_pauses TO tidings_system;
 GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_offsets, consumer_dead_letters, leases, lease_members, retention_cursors TO tidings_system;
 
 GRANT SELECT ON consumer_offsets, consumer_pauses, consumer_dead_letters, consumer_dead_letter_actions, leases, lease_members, projection_kinds,
-  retention_cursors, tidings_projections_migrations TO tidings_reader;
+  retention_cursors, tidings_consumers_migrations, tidings_projections_migrations TO tidings_reader;
 
 -- ==== Functions ====
 

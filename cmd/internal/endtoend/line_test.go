@@ -200,7 +200,7 @@ func (l *line) start(name string) {
 	o := &odd{Projection: projection(name, catalog.Now), rng: rand.New(rand.NewPCG(l.rng.Uint64(), 1))}
 	c, err := consumers.New(consumers.Config{BatchEvents: 50 + l.rng.IntN(150), BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second, LagInterval: 500 * time.Millisecond,
 		Recheck: 500 * time.Millisecond, Lease: lease.Config{TTL: leaseTTL}},
-		consumers.Deps{Pool: pool, Kinds: catalog, JetStream: js, Broker: l.nats.Config(), Registry: prometheus.NewRegistry(), Log: testkit.Logger(l.t)}, o)
+		consumers.Deps{Pool: pool, Kinds: catalog, JetStream: js, Streams: consumers.Streams{Name: l.nats.Config().Stream, Prefix: l.nats.Config().Prefix, Timeout: l.nats.Config().Timeout}, Registry: prometheus.NewRegistry(), Log: testkit.Logger(l.t)}, o)
 	if err != nil {
 		l.t.Fatal(err)
 	}

@@ -164,6 +164,8 @@ type mover struct {
 
 func (m *mover) Fence(context.Context, pgx.Tx) error { return nil } // there is no other
 
+func (m *mover) Continue() error { return nil }
+
 func (m *mover) Count(what string, n int64) {
 	if what == store.CountThreadsArchived {
 		m.archived.Add(n)
@@ -182,7 +184,7 @@ func (r *rig) startMover(db *testkit.DB) {
 	}
 	r.t.Cleanup(pool.Close)
 	r.mover = &mover{}
-	if r.mover.Archiver, err = store.NewArchiver(store.ArchiveConfig{After: time.Hour}, pool, r.catalog.Now, warnings(r.t), nil); err != nil {
+	if r.mover.Archiver, err = store.NewArchiver(pool, func(context.Context) (time.Duration, error) { return time.Hour, nil }, r.catalog.Now, warnings(r.t), nil); err != nil {
 		r.t.Fatal(err)
 	}
 	for range 2 {

@@ -82,7 +82,7 @@ func (l line) instance(t *testing.T) (stop func()) {
 	t.Helper()
 	c, err := consumers.New(consumers.Config{BatchEvents: 50, BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second, LagInterval: 5 * time.Second,
 		Recheck: time.Second, Lease: lease.Config{TTL: 2 * time.Second}},
-		consumers.Deps{Pool: l.pool, JetStream: l.js, Broker: l.cfg, Registry: prometheus.NewRegistry(), Log: testkit.Logger(t)}, followercounts.New(kinds.Builtin))
+		consumers.Deps{Pool: l.pool, JetStream: l.js, Streams: consumers.Streams{Name: l.cfg.Stream, Prefix: l.cfg.Prefix, Timeout: l.cfg.Timeout}, Registry: prometheus.NewRegistry(), Log: testkit.Logger(t)}, followercounts.New(kinds.Builtin))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -68,7 +68,10 @@ func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Conf
 	if err != nil {
 		return err
 	}
-	consumer, err := consumers.New(cfg.Consumer, consumers.Deps{Pool: pool, Kinds: catalog, JetStream: js, Broker: cfg.Broker, Registry: reg, Log: log}, projection)
+	consumer, err := consumers.New(cfg.Consumer, consumers.Deps{
+		Pool: pool, Kinds: catalog, JetStream: js, Streams: consumers.Streams{Name: cfg.Broker.Stream, Prefix: cfg.Broker.Prefix, Timeout: cfg.Broker.Timeout},
+		Registry: reg, Log: log,
+	}, projection)
 	if err != nil {
 		return err
 	}

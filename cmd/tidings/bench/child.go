@@ -107,7 +107,7 @@ func childCommand() *cobra.Command {
 				if jerr != nil {
 					return jerr
 				}
-				part, err = consumers.New(cfg.Consumers, consumers.Deps{Pool: pool, JetStream: js, Broker: cfg.Broker, Registry: reg, Log: slog.Default()}, projectionOf(args[0]))
+				part, err = consumers.New(cfg.Consumers, consumers.Deps{Pool: pool, JetStream: js, Streams: consumers.Streams{Name: cfg.Broker.Stream, Prefix: cfg.Broker.Prefix, Timeout: cfg.Broker.Timeout}, Registry: reg, Log: slog.Default()}, projectionOf(args[0]))
 			default:
 				err = fmt.Errorf("no part %q", args[0])
 			}

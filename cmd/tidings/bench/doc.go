@@ -1,4 +1,4 @@
-// Package bench measures Tidings: `tidings bench relay`, `tidings bench latency`, `tidings bench project`, `tidings bench read`,
+// Package bench measures Tidings: `tidings bench relay`, `tidings bench latency`, `tidings bench project`, `tidings bench subscribe`, `tidings bench read`,
 // `tidings bench write`, `tidings bench overload` and `tidings bench archive`.
 //
 // A case prints one JSON object on stdout; progress goes to stderr. The process under test is a child, so that its memory is

@@ -114,7 +114,7 @@ func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, er
 	for _, projection := range fleet.Projections(w.kinds.Now) {
 		name := projection.Name()
 		c, err := consumers.New(w.cfg.Consumers,
-			consumers.Deps{Pool: w.projections, Kinds: w.kinds, JetStream: w.js, Broker: w.cfg.Broker, Registry: w.metrics(name), Log: w.log}, projection)
+			consumers.Deps{Pool: w.projections, Kinds: w.kinds, JetStream: w.js, Streams: consumers.Streams{Name: w.cfg.Broker.Stream, Prefix: w.cfg.Broker.Prefix, Timeout: w.cfg.Broker.Timeout}, Registry: w.metrics(name), Log: w.log}, projection)
 		if err != nil {
 			return nil, err
 		}

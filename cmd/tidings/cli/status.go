@@ -40,7 +40,7 @@ type systemState struct {
 	External   []broker.Durable   `json:"external_consumers,omitempty"` // subscribers' durable consumers; status alone lists them
 	MoreOf     []string           `json:"more_external,omitempty"`      // streams that have more of them than are listed
 	NotListed  string             `json:"external_unknown,omitempty"`   // why they are not known
-	Jobs       []jobs.Lease       `json:"jobs,omitempty"` // of the archiver that run, and who waits for whom
+	Jobs       []jobs.Lease       `json:"jobs,omitempty"`               // of the archiver that run, and who waits for whom
 }
 
 // unheldState is which open partitions no instance of a kind holds.

@@ -1,0 +1,159 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/subscribe"
+)
+
+// subscribeOptions are the flags of `tidings bench subscribe`.
+type subscribeOptions struct {
+	projectOptions
+	concurrency int
+	works       time.Duration
+}
+
+func subscribeCommand() *cobra.Command {
+	var o subscribeOptions
+	cmd := &cobra.Command{
+		Use: "subscribe", Args: cobra.NoArgs,
+		Short: "Let a handler of package subscribe work through a stream of follows",
+		Long: `Fills a stream with follow events of --users followees, and times subscribe.Handle from its start until it has handled and acknowledged the last one: shared, and
+then in order. Each event is to be handled once (duplicates), and those of a followee in the order of the stream (inversions). This process is the subscriber.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.events < 1 || o.users < 1 || o.concurrency < 1 || o.sync != syncAlways && o.sync != syncDefault {
+				return errors.New("want --events, --users and --concurrency of 1 or more, --broker-sync always or default")
+			}
+			for name, opts := range map[string][]subscribe.Option{"subscribe": nil, "subscribe-in-order": {subscribe.InOrder()}} {
+				r, err := o.handle(cmd.Context(), name, opts, progress(cmd))
+				if err != nil {
+					return fmt.Errorf("%s: %w", name, err)
+				}
+				if err := r.write(cmd.OutOrStdout()); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&o.events, "events", 200_000, "events on the stream")
+	f.IntVar(&o.users, "users", 100_000, "users on each side")
+	f.IntVar(&o.concurrency, "concurrency", 64, "calls at once")
+	f.DurationVar(&o.works, "works", 0, "how long a call takes")
+	f.StringVar(&o.sync, "broker-sync", syncDefault, "the broker syncs to disk: always (before each ack) or default (every two minutes); events are only read")
+	f.DurationVar(&o.within, "within", 10*time.Minute, "give up after this long")
+	return cmd
+}
+
+// handled is what a handler has had.
+type handled struct {
+	mu                     sync.Mutex
+	last                   map[event.ID]uint64 // sequence, by followee
+	seen                   map[uint64]bool
+	duplicates, inversions int
+	all                    int
+	done                   chan struct{}
+}
+
+func (h *handled) note(e *subscribe.Event[event.Edge]) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case h.seen[e.Seq]:
+		h.duplicates++
+		return
+	case h.last[e.Data.To] > e.Seq:
+		h.inversions++
+	}
+	h.seen[e.Seq], h.last[e.Data.To] = true, e.Seq
+	if len(h.seen) == h.all {
+		close(h.done)
+	}
+}
+
+func (o subscribeOptions) handle(ctx context.Context, name string, opts []subscribe.Option, say func(string, ...any)) (_ result, err error) {
+	r := result{Case: name}
+	s, err := startServers(ctx, o.sync, slog.Default())
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	js, closeJS, err := s.stream(ctx, slog.Default())
+	if err != nil {
+		return r, err
+	}
+	defer closeJS()
+	if _, err := broker.Declare(ctx, js, s.broker, broker.Partition{LastSlot: event.Slots - 1}, slog.Default()); err != nil {
+		return r, err
+	}
+	say("%s: publishing %d events", name, o.events)
+	users := int64(o.users)
+	if _, err := o.fill(ctx, s, js, func(r *rand.Rand, _ int64) (int64, int64) { return 1 + r.Int64N(users), 1 + users + r.Int64N(users) }); err != nil {
+		return r, err
+	}
+	say("%s: handling", name)
+	h := &handled{last: make(map[event.ID]uint64), seen: make(map[uint64]bool), all: o.events, done: make(chan struct{})}
+	took, err := o.time(ctx, js, h, append(opts, subscribe.Concurrency(o.concurrency)))
+	if err != nil {
+		return r, err
+	}
+	r.rate(o.events, took)
+	r.Duplicates, r.Inversions = ptr(h.duplicates), ptr(h.inversions)
+	r.settings, err = s.settings(ctx)
+	return r, err
+}
+
+// time returns how long Handle takes until all events are acknowledged.
+func (o subscribeOptions) time(ctx context.Context, js jetstream.JetStream, h *handled, opts []subscribe.Option) (time.Duration, error) {
+	run, stop := context.WithCancel(ctx)
+	defer stop()
+	ended := make(chan error, 1)
+	start := time.Now()
+	go func() {
+		ended <- subscribe.Handle(run, js.Conn(), "bench", "follow.*", func(ctx context.Context, e subscribe.Event[event.Edge]) error {
+			if o.works > 0 {
+				if err := pause(ctx, o.works); err != nil {
+					return err
+				}
+			}
+			h.note(&e)
+			return nil
+		}, opts...)
+	}()
+	late := time.NewTimer(o.within)
+	defer late.Stop()
+	select {
+	case <-h.done:
+	case err := <-ended:
+		return 0, errors.Join(err, errors.New("the subscriber ended early"))
+	case <-late.C:
+		return 0, fmt.Errorf("not done after %s", o.within)
+	}
+	for { // until the last acknowledgement is in
+		c, err := js.Consumer(ctx, "EVENTS-0", "bench-follow")
+		if err != nil {
+			return 0, err
+		}
+		if i := c.CachedInfo(); i.NumPending == 0 && i.NumAckPending == 0 {
+			break
+		}
+		if err := pause(ctx, time.Millisecond); err != nil {
+			return 0, err
+		}
+	}
+	took := time.Since(start)
+	stop()
+	return took, <-ended
+}

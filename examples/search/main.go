@@ -1,0 +1,95 @@
+// Command search keeps a full-text index of comments in PostgreSQL. With words as its arguments it finds the comments that have them.
+package main
+
+import (
+	"context"
+	"log"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/subscribe"
+)
+
+const name = "search"
+
+const schema = `
+CREATE TABLE IF NOT EXISTS documents (
+  tenant_id bigint, comment_id uuid, post_id bigint NOT NULL, version bigint NOT NULL, body text NOT NULL,
+  words tsvector GENERATED ALWAYS AS (to_tsvector('simple', body)) STORED, PRIMARY KEY (tenant_id, comment_id));
+CREATE INDEX IF NOT EXISTS documents_words_idx ON documents USING gin (words);
+CREATE TABLE IF NOT EXISTS activity (tenant_id bigint, post_id bigint, events bigint NOT NULL, PRIMARY KEY (tenant_id, post_id))`
+
+// documentSQL keeps the newest state of a comment: an event of a version that is here is from before the backfill, or published again by a repair.
+const documentSQL = `
+INSERT INTO documents (tenant_id, comment_id, post_id, version, body) VALUES ($1, $2, $3, $4, $5)
+    ON CONFLICT (tenant_id, comment_id) DO UPDATE SET version = excluded.version, body = excluded.body WHERE documents.version < excluded.version`
+
+// activitySQL counts the events since the index began. Each is applied exactly once, so the count is right.
+const activitySQL = `
+INSERT INTO activity (tenant_id, post_id, events) VALUES ($1, $2, 1) ON CONFLICT (tenant_id, post_id) DO UPDATE SET events = activity.events + 1`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx); err != nil && ctx.Err() == nil {
+		log.Fatal(err)
+	}
+}
+
+func run(ctx context.Context) error {
+	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if len(os.Args) > 1 {
+		return find(ctx, pool, strings.Join(os.Args[1:], " "))
+	}
+	nc, err := nats.Connect(os.Getenv("NATS_URL"), nats.Name("search"), nats.MaxReconnects(-1))
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	if err := subscribe.Migrate(ctx, pool); err != nil {
+		return err
+	}
+	if _, err := pool.Exec(ctx, schema); err != nil {
+		return err
+	}
+	if api := os.Getenv("API_URL"); api != "" {
+		if err := backfill(ctx, pool, api, os.Getenv("API_TOKEN")); err != nil {
+			return err
+		}
+	}
+	return subscribe.Project(ctx, nc, pool, name, index, subscribe.Only("comment"), subscribe.Takeover(2*time.Second))
+}
+
+// index applies events in the transaction that also moves the place on the stream.
+func index(ctx context.Context, tx pgx.Tx, batch []event.Event) error {
+	var q pgx.Batch
+	for i := range batch {
+		c, err := subscribe.Decode[event.Child](kinds.Builtin(), &batch[i])
+		if err != nil {
+			return err // the event is parked
+		}
+		document(&q, batch[i].TenantID, c)
+		q.Queue(activitySQL, batch[i].TenantID, int64(c.Parent))
+	}
+	return tx.SendBatch(ctx, &q).Close()
+}
+
+func document(q *pgx.Batch, tenant int64, c event.Child) {
+	if !c.Visible() {
+		c.Body = "" // deleted, hidden or erased: its words go
+	}
+	q.Queue(documentSQL, tenant, c.ID, int64(c.Parent), c.Version, c.Body)
+}

@@ -1,0 +1,129 @@
+package subscribe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/event"
+)
+
+// handle has the function handle a message, as often as it takes, or makes it a dead letter. It returns false when ctx ended before either.
+func (r *reader) handle(ctx context.Context, m *message) bool {
+	err := m.fault
+	if err == nil && m.attempt > r.attempts {
+		err = fmt.Errorf("it was delivered %d times, and no attempt came to an end: the process ended first, or lost NATS", m.attempt-1)
+	}
+	for ; err == nil; m.attempt++ {
+		select {
+		case <-ctx.Done():
+			return false
+		case r.slots <- struct{}{}:
+		}
+		if ctx.Err() != nil { // both were ready
+			<-r.slots
+			return false
+		}
+		fault := r.invoke(m)
+		switch {
+		case fault == nil:
+			r.metrics.handled.Inc()
+			r.acknowledge(ctx, m)
+			return true
+		case r.handling.Err() != nil: // it was cut off
+			return false
+		case event.IsPermanent(fault), m.attempt >= r.attempts:
+			return r.bury(ctx, m, fault)
+		}
+		r.metrics.failures.Inc()
+		r.log.WarnContext(ctx, "handling an event failed, trying again", "event_id", m.event.ID, "stream", m.event.Stream, "stream_seq", m.event.Seq, "attempt", m.attempt, "err", fault)
+		sleep(ctx, r.pause(m.attempt))
+	}
+	return r.bury(ctx, m, err)
+}
+
+// acknowledge tells NATS that a message is done. If that is lost the message comes again.
+func (r *reader) acknowledge(ctx context.Context, m *message) {
+	if err := m.Ack(); err != nil {
+		r.log.WarnContext(ctx, "acknowledging an event failed, it may come again", "event_id", m.event.ID, "err", err)
+		return
+	}
+	if r.again {
+		r.forget(ctx, m.seq)
+	}
+}
+
+// errOverdue reports a call that had not returned when its time was over.
+var errOverdue = errors.New("subscribe: the handler did not return in time; it may still run")
+
+// invoke calls the function in its time. One that does not return keeps its place.
+func (r *reader) invoke(m *message) error {
+	ctx, cancel := context.WithTimeout(r.handling, r.timeout)
+	done := make(chan error, 1)
+	e, attempt := m.event, m.attempt
+	go func() { done <- guard(func() error { return r.call(ctx, &e, attempt) }) }()
+	defer cancel()
+	select {
+	case err := <-done:
+		<-r.slots
+		return err
+	case <-ctx.Done():
+	}
+	late := time.NewTimer(min(grace, r.timeout))
+	defer late.Stop()
+	select {
+	case err := <-done:
+		<-r.slots
+		return err
+	case <-late.C:
+	}
+	r.lose(m)
+	go func() {
+		<-done
+		<-r.slots
+		r.subscriber.mu.Lock()
+		defer r.subscriber.mu.Unlock()
+		r.lost--
+	}()
+	return fmt.Errorf("%w (Timeout is %s)", errOverdue, r.timeout)
+}
+
+// lose notes a call that does not return, and ends the subscriber when all places are taken by such.
+func (r *reader) lose(m *message) {
+	s := r.subscriber
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lost++; s.lost == s.concurrency {
+		select {
+		case s.stuck <- fmt.Errorf("%w: all %d places of %s are taken, the last by event %s", ErrStuck, s.lost, s.durable, m.event.ID):
+		default:
+		}
+	}
+}
+
+// metrics of one handler.
+type metrics struct {
+	handled, failures, foreign prometheus.Counter
+	dead                       prometheus.Counter
+	lag                        prometheus.Gauge
+}
+
+func newMetrics(reg prometheus.Registerer, name string) (*metrics, error) {
+	reg = prometheus.WrapRegistererWith(prometheus.Labels{"subscriber": name}, reg)
+	m := &metrics{
+		handled:  prometheus.NewCounter(prometheus.CounterOpts{Name: "subscriber_handled_total", Help: "Events handled and acknowledged."}),
+		failures: prometheus.NewCounter(prometheus.CounterOpts{Name: "subscriber_failures_total", Help: "Attempts that failed and are made again."}),
+		foreign:  prometheus.NewCounter(prometheus.CounterOpts{Name: "subscriber_foreign_total", Help: "Messages skipped because no relay wrote them."}),
+		dead:     prometheus.NewCounter(prometheus.CounterOpts{Name: "subscriber_dead_letters_total", Help: "Events that became dead letters."}),
+		lag:      prometheus.NewGauge(prometheus.GaugeOpts{Name: "subscriber_lag_messages", Help: "Events of all streams that no instance has acknowledged."}),
+	}
+	for _, c := range []prometheus.Collector{m.handled, m.failures, m.foreign, m.dead, m.lag} {
+		if err := reg.Register(c); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}

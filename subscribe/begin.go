@@ -1,0 +1,68 @@
+package subscribe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/consumers"
+)
+
+// ErrBegun reports a projection that has a place on the streams already: Replay has it begin anew.
+var ErrBegun = errors.New("subscribe: the projection has begun already")
+
+// Position is up to where an export covers a stream: an element of "streams" in the first line of GET /v1/{kind}:export.
+type Position struct {
+	Partition int       `json:"partition"`
+	Stream    string    `json:"stream"` // empty before the stream is made
+	Created   time.Time `json:"created"`
+	Sequence  uint64    `json:"sequence,string"`
+}
+
+// Begin has a projection that has not run yet continue behind what exports hold, one for each kind, in the transaction that writes the last of it. Events of an entity
+// whose version is in an export may come again: keep the version, and discard what is not above it. It returns ErrBegun.
+func Begin(ctx context.Context, tx pgx.Tx, name string, exports ...[]Position) error {
+	if _, err := settingsOf(name, nil); err != nil {
+		return err
+	}
+	begun, err := consumers.Begun(ctx, tx, name)
+	if err != nil {
+		return err
+	}
+	if begun {
+		return fmt.Errorf("%w: %s", ErrBegun, name)
+	}
+	streams := make(map[int]consumers.Start)
+	for _, positions := range exports {
+		for _, p := range positions {
+			if p.Stream == "" {
+				continue // it is read from its beginning
+			}
+			at := uint64(math.MaxUint64)
+			for _, other := range exports {
+				at = min(at, covered(other, p.Partition))
+			}
+			streams[p.Partition] = consumers.Start{Stream: p.Stream, Created: p.Created, Seq: at}
+		}
+	}
+	return consumers.StartAt(ctx, tx, name, streams)
+}
+
+// covered is up to where an export covers a partition's stream: what it does not list is covered if it came before, and not if it is newer.
+func covered(positions []Position, partition int) uint64 {
+	newest := -1
+	for _, p := range positions {
+		if p.Partition == partition {
+			return p.Sequence
+		}
+		newest = max(newest, p.Partition)
+	}
+	if partition < newest {
+		return math.MaxUint64
+	}
+	return 0
+}

@@ -1,0 +1,251 @@
+package subscribe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/event"
+)
+
+// Headers of a dead letter, beside those of its event.
+const (
+	HeaderDeadSubject    = "Tidings-Dead-Subject"    // on which the event was published
+	HeaderDeadStream     = "Tidings-Dead-Stream"     // the stream that the event is on,
+	HeaderDeadSeq        = "Tidings-Dead-Sequence"   // and where
+	HeaderDeadAttempts   = "Tidings-Dead-Attempts"   // how many there were
+	HeaderDeadError      = "Tidings-Dead-Error"      // why the last one failed
+	HeaderDeadSubscriber = "Tidings-Dead-Subscriber" // NAME-KIND-EVENT
+)
+
+// The subjects of the stream of dead letters.
+const (
+	deadLetter  = "letter"
+	retryLetter = "retry"
+)
+
+// maxReason bounds the text of an error in a header.
+const maxReason = 4 << 10
+
+// ErrNoLetter reports a dead letter that is not there, or no longer: somebody retried or discarded it.
+var ErrNoLetter = errors.New("subscribe: there is no such dead letter")
+
+func (s *settings) deadStream() string { return s.streams.Name + "-dead" }
+
+func (s *subscriber) deadSubject(what string) string {
+	return s.deadStream() + "." + what + "." + s.durable
+}
+
+// declareDead makes the stream of dead letters.
+func (s *subscriber) declareDead(ctx context.Context, replicas int) error {
+	ctx, cancel := context.WithTimeout(ctx, s.streams.Timeout)
+	defer cancel()
+	_, err := s.js.Stream(ctx, s.deadStream())
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		_, err = s.js.CreateStream(ctx, jetstream.StreamConfig{
+			Name: s.deadStream(), Description: "Tidings: events that subscribers could not handle", Subjects: []string{s.deadStream() + ".*.*"},
+			Storage: jetstream.FileStorage, Replicas: max(replicas, 1), AllowDirect: true, Discard: jetstream.DiscardNew,
+		})
+		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
+			err = nil // another subscriber was faster
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("declare the stream of dead letters, %s: %w", s.deadStream(), err)
+	}
+	return nil
+}
+
+// bury makes a message a dead letter, and then takes it off the consumer. It returns false when ctx ended before.
+func (r *reader) bury(ctx context.Context, m *message, why error) bool {
+	subject, stream, seq := m.Subject(), r.stream, strconv.FormatUint(m.seq, 10)
+	if r.again {
+		h := m.Headers()
+		subject, stream, seq = h.Get(HeaderDeadSubject), h.Get(HeaderDeadStream), h.Get(HeaderDeadSeq)
+	}
+	letter := &nats.Msg{Subject: r.deadSubject(deadLetter), Header: ownHeaders(m.Headers()), Data: m.Data()}
+	for name, value := range map[string]string{
+		HeaderDeadSubject: subject, HeaderDeadStream: stream, HeaderDeadSeq: seq, HeaderDeadAttempts: strconv.Itoa(m.attempt), HeaderDeadError: oneLine(why.Error()),
+		HeaderDeadSubscriber: r.durable,
+	} {
+		letter.Header.Set(name, value)
+	}
+	id := fmt.Sprintf("%s:%s:%d", r.durable, r.stream, m.seq)
+	for attempt := 1; ; attempt++ {
+		pctx, cancel := context.WithTimeout(r.handling, r.streams.Timeout)
+		_, err := r.js.PublishMsg(pctx, letter, jetstream.WithMsgID(id))
+		cancel()
+		if err == nil {
+			break
+		}
+		r.trouble(ctx, r.deadStream(), fmt.Errorf("keep a dead letter: %w", err))
+		if sleep(ctx, r.pause(attempt)); ctx.Err() != nil {
+			return false
+		}
+	}
+	r.trouble(ctx, r.deadStream(), nil)
+	r.metrics.dead.Inc()
+	r.log.ErrorContext(ctx, "an event is a dead letter now", "event_id", m.event.ID, "stream", stream, "stream_seq", seq, "attempts", m.attempt, "err", why)
+	if err := m.TermWithReason("a dead letter of " + r.deadStream()); err != nil {
+		r.log.WarnContext(ctx, "ending the delivery of a dead letter failed, it may come again", "event_id", m.event.ID, "err", err)
+	}
+	if r.again {
+		r.forget(ctx, m.seq)
+	}
+	return true
+}
+
+// forget takes the request for another attempt off the stream of dead letters.
+func (r *reader) forget(ctx context.Context, seq uint64) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.streams.Timeout)
+	defer cancel()
+	stream, err := r.js.Stream(ctx, r.deadStream())
+	if err == nil {
+		err = stream.DeleteMsg(ctx, seq)
+	}
+	if err != nil && !errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) && !errors.Is(err, jetstream.ErrMsgNotFound) {
+		r.log.WarnContext(ctx, "a request for another attempt is done, and stays on the stream of dead letters", "stream_seq", seq, "err", err)
+	}
+}
+
+// ownHeaders are the headers without those of a publish, which another stream would obey.
+func ownHeaders(h nats.Header) nats.Header {
+	own := nats.Header{}
+	for name, values := range h {
+		if !strings.HasPrefix(name, "Nats-") {
+			own[name] = values
+		}
+	}
+	return own
+}
+
+// oneLine makes a text one that a header takes.
+func oneLine(text string) string {
+	if len(text) > maxReason {
+		text = text[:maxReason]
+	}
+	return strings.ToValidUTF8(strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, text), "\uFFFD")
+}
+
+// decodeLetter reads the event of a dead letter.
+func decodeLetter(m interface {
+	Headers() nats.Header
+	Data() []byte
+}) (event.Event, error) {
+	h := m.Headers()
+	e, fault := event.Decode(h.Get(HeaderDeadSubject), h, m.Data())
+	e.Stream = h.Get(HeaderDeadStream)
+	e.Seq, _ = strconv.ParseUint(h.Get(HeaderDeadSeq), 10, 64)
+	return e, fault
+}
+
+// Letter is an event that a handler could not handle.
+type Letter struct {
+	ID         uint64 // its sequence on the stream of dead letters
+	Subscriber string // NAME-KIND-EVENT
+	Event      event.Event
+	Attempts   int
+	Error      string // of the last attempt, in one line
+	At         time.Time
+}
+
+// Letters are the operations on the dead letters of handlers: messages of the stream EVENTS-dead. They need a connection to NATS alone.
+type Letters struct {
+	*settings
+	js jetstream.JetStream
+}
+
+// HandlerDeadLetters returns the operations on the dead letters of all handlers.
+func HandlerDeadLetters(nc *nats.Conn, opts ...Option) (*Letters, error) {
+	s, err := settingsOf("letters", opts)
+	if err != nil {
+		return nil, err
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, fmt.Errorf("use JetStream: %w", err)
+	}
+	return &Letters{s, js}, nil
+}
+
+// List returns the first dead letters of a subscriber (NAME-KIND-EVENT, or * for all) with an id above after, limit of them at most.
+func (l *Letters) List(ctx context.Context, subscriber string, after uint64, limit int) (all []Letter, err error) {
+	stream, err := l.js.Stream(ctx, l.deadStream())
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up stream %s: %w", l.deadStream(), err)
+	}
+	for len(all) < limit {
+		m, err := stream.GetMsg(ctx, after+1, jetstream.WithGetMsgSubject(l.deadStream()+"."+deadLetter+"."+subscriber))
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			return all, nil
+		}
+		if err != nil {
+			return all, fmt.Errorf("list the dead letters after %d: %w", after, err)
+		}
+		all, after = append(all, letterOf(m)), m.Sequence
+	}
+	return all, nil
+}
+
+// stored has the methods of a message that was delivered.
+type stored struct{ *jetstream.RawStreamMsg }
+
+func (s stored) Headers() nats.Header { return s.Header }
+func (s stored) Data() []byte         { return s.RawStreamMsg.Data }
+
+func letterOf(m *jetstream.RawStreamMsg) Letter {
+	e, _ := decodeLetter(stored{m}) // what could be read of it
+	attempts, _ := strconv.Atoi(m.Header.Get(HeaderDeadAttempts))
+	return Letter{ID: m.Sequence, Subscriber: m.Header.Get(HeaderDeadSubscriber), Event: e, Attempts: attempts, Error: m.Header.Get(HeaderDeadError), At: m.Time}
+}
+
+// Retry has the subscriber handle a dead letter again, from its first attempt, once an instance runs. It returns ErrNoLetter for one that is not there.
+func (l *Letters) Retry(ctx context.Context, id uint64) error {
+	return l.act(ctx, id, func(m *jetstream.RawStreamMsg) error {
+		subscriber := strings.TrimPrefix(m.Subject, l.deadStream()+"."+deadLetter+".")
+		again := &nats.Msg{Subject: l.deadStream() + "." + retryLetter + "." + subscriber, Header: ownHeaders(m.Header), Data: m.Data}
+		_, err := l.js.PublishMsg(ctx, again, jetstream.WithMsgID(fmt.Sprintf("retry:%d", id))) // a repeated call changes nothing
+		return err
+	})
+}
+
+// Discard deletes a dead letter. It returns ErrNoLetter for one that is not there.
+func (l *Letters) Discard(ctx context.Context, id uint64) error {
+	return l.act(ctx, id, func(*jetstream.RawStreamMsg) error { return nil })
+}
+
+func (l *Letters) act(ctx context.Context, id uint64, do func(*jetstream.RawStreamMsg) error) error {
+	stream, err := l.js.Stream(ctx, l.deadStream())
+	var m *jetstream.RawStreamMsg
+	if err == nil {
+		m, err = stream.GetMsg(ctx, id)
+	}
+	switch {
+	case errors.Is(err, jetstream.ErrStreamNotFound), errors.Is(err, jetstream.ErrMsgNotFound), err == nil && !strings.HasPrefix(m.Subject, l.deadStream()+"."+deadLetter+"."):
+		return fmt.Errorf("%w: %d", ErrNoLetter, id)
+	case err != nil:
+		return fmt.Errorf("read dead letter %d: %w", id, err)
+	}
+	if err = do(m); err == nil {
+		err = stream.SecureDeleteMsg(ctx, id)
+	}
+	if err != nil {
+		return fmt.Errorf("dead letter %d: %w", id, err)
+	}
+	return nil
+}

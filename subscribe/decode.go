@@ -1,0 +1,104 @@
+package subscribe
+
+import (
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
+)
+
+// heartbeat is the aggregate type of events that Tidings writes to see that it is alive.
+const heartbeat = "heartbeat"
+
+func isSystem(aggregateType string) bool { return aggregateType == heartbeat }
+
+// Permanent marks an error that no further attempt can mend: the event becomes a dead letter at once.
+func Permanent(err error) error { return event.Permanent(err) }
+
+// Decode reads the payload of an event as a T: event.Edge, event.Child or event.Thread; event.Follow or event.Comment of those kinds; json.RawMessage, the payload as it
+// is; or a struct of yours, by encoding/json. all are the kinds that there are, kinds.Builtin() if you have no others. An error is permanent.
+func Decode[T any](all *kinds.Set, e *event.Event) (out T, err error) {
+	switch v := any(&out).(type) {
+	case *json.RawMessage:
+		*v = e.Payload
+	case *event.Edge:
+		k, ok := all.Edge(e.AggregateType)
+		if !ok {
+			return out, unfit[T](e)
+		}
+		*v, err = e.DecodeEdge(k.Names())
+	case *event.Child:
+		k, ok := all.Child(e.AggregateType)
+		if !ok {
+			return out, unfit[T](e)
+		}
+		*v, err = e.DecodeChild(k.Names())
+	case *event.Thread, *event.Follow, *event.Comment:
+		if !fits[T](all, e.AggregateType) {
+			return out, unfit[T](e)
+		}
+		err = e.DecodePayload(v)
+	default:
+		if err = json.Unmarshal(e.Payload, &out); err != nil {
+			err = Permanent(fmt.Errorf("decode the payload of event %s (%s.%s.v%d): %w", e.ID, e.AggregateType, e.Type, e.Version, err))
+		}
+	}
+	return out, err
+}
+
+func unfit[T any](e *event.Event) error {
+	return Permanent(fmt.Errorf("event %s is of %s, whose payload is no %T", e.ID, e.AggregateType, *new(T)))
+}
+
+// fits reports whether the events of an aggregate type have payloads that Decode reads as a T.
+func fits[T any](all *kinds.Set, aggregateType string) bool {
+	var out T
+	var ok bool
+	switch any(out).(type) {
+	case event.Edge:
+		_, ok = all.Edge(aggregateType)
+	case event.Child:
+		_, ok = all.Child(aggregateType)
+	case event.Thread:
+		ok = aggregateType == event.AggregateThread
+	case event.Follow:
+		ok = aggregateType == event.AggregateFollow
+	case event.Comment:
+		ok = aggregateType == event.AggregateComment
+	default:
+		ok = true
+	}
+	return ok
+}
+
+// typeToken is what an event's type may be, or * for all.
+var typeToken = regexp.MustCompile(`^([A-Za-z0-9_-]{1,64}|\*)$`)
+
+// checkType returns ErrType unless there are events of the type, which is KIND.EVENT or KIND.*, with payloads that can be read as a T.
+func checkType[T any](s *settings, eventType string) error {
+	all := s.kinds
+	kind, of, _ := strings.Cut(eventType, ".")
+	var types []string
+	if _, ok := all.Edge(kind); ok {
+		types = event.EdgeEvents
+	} else if _, ok := all.Child(kind); ok {
+		types = event.ChildEvents
+	} else if kind == event.AggregateThread {
+		types = event.ThreadEvents
+	}
+	switch {
+	case (slices.Contains(s.upstream, kind) || isSystem(kind)) && typeToken.MatchString(of) && fits[T](all, kind):
+		return nil
+	case types == nil:
+		return fmt.Errorf("%w: %.80q: there is no kind %.40q; the options Kinds and Upstream name those of your installation", ErrType, eventType, kind)
+	case of != "*" && !slices.Contains(types, of):
+		return fmt.Errorf("%w: %.80q: the events of %s are %s, or * for all", ErrType, eventType, kind, strings.Join(types, ", "))
+	case !fits[T](all, kind):
+		return fmt.Errorf("%w: %.80q: the payload of %s is no %T", ErrType, eventType, kind, *new(T))
+	}
+	return nil
+}

@@ -1,0 +1,368 @@
+package subscribe_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+// buildOutside builds the examples, and the program of docs/subscribe.md, in a module of their own, which may import nothing internal, and returns the directory of the programs.
+func buildOutside(t *testing.T, names ...string) string {
+	t.Helper()
+	dir, root := t.TempDir(), ".."
+	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, err := filepath.Abs(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours := regexp.MustCompile(`(?m)^module .*$`).ReplaceAll(mod, []byte("module example.com/outside"))
+	ours = append(ours, fmt.Sprintf("\nrequire github.com/tidings/tidings v0.0.0\n\nreplace github.com/tidings/tidings => %s\n", here)...)
+	copyTo := func(name string, text []byte) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	copyTo("go.mod", ours)
+	sum, err := os.ReadFile(filepath.Join(root, "go.sum"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	copyTo("go.sum", sum)
+	page, err := os.ReadFile(filepath.Join(root, "docs", "subscribe.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(page), "```go\n")
+	first, _, _ := strings.Cut(rest, "```")
+	copyTo("first/main.go", []byte(first))
+	for _, name := range names {
+		files, err := filepath.Glob(filepath.Join(root, "examples", name, "*.go"))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("example %s: %d files, %v", name, len(files), err)
+		}
+		for _, f := range files {
+			text, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if lines := bytes.Count(text, []byte("\n")); lines >= 100 {
+				t.Errorf("%s has %d lines: an example has fewer than 100", f, lines)
+			}
+			copyTo(name+"/"+filepath.Base(f), text)
+		}
+	}
+	build := exec.Command("go", "build", "-o", "bin/", "./...")
+	build.Dir, build.Env = dir, append(os.Environ(), "GOFLAGS=-mod=mod", "GOPROXY=off")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	return filepath.Join(dir, "bin")
+}
+
+// program is an example that runs as a process; kill ends it with SIGKILL.
+type program struct {
+	t    testing.TB
+	path string
+	env  []string
+	out  *os.File
+	cmd  *exec.Cmd
+	errs bytes.Buffer
+}
+
+func (p *program) start() {
+	p.t.Helper()
+	p.cmd = exec.Command(p.path)
+	p.cmd.Env, p.cmd.Stdout, p.cmd.Stderr = append(os.Environ(), p.env...), p.out, &p.errs
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := p.cmd.Start(); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *program) end(s os.Signal) error {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil {
+		p.t.Fatal(err)
+	}
+	return p.cmd.Wait()
+}
+
+// truth is what the published events make.
+type truth struct {
+	versions map[int64]int64 // of followees
+	comments map[string]event.Child
+	posts    map[int64]int64 // events
+}
+
+var commentNames = event.ChildNames{ID: "comment_id", Parent: "post_id"}
+
+func (w *truth) write(r *rig, rng *rand.Rand, n int) {
+	for range n {
+		to := 1 + rng.Int64N(50)
+		w.versions[to]++
+		post := 1 + rng.Int64N(20)
+		id := uuid.NewSHA1(uuid.NameSpaceOID, fmt.Appendf(nil, "%d-%d", post, rng.IntN(10))).String()
+		w.posts[post]++
+		c := event.Child{ID: id, Parent: event.ID(post), AuthorID: 7, AuthorState: event.AuthorActive, ModerationState: event.ModerationNone, Version: w.comments[id].Version + 1, Actor: "test"}
+		c.Body = fmt.Sprintf("word%d", c.Version)
+		w.comments[id] = c
+		payload, err := c.Encode(commentNames)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		r.publish(follow(9, to, w.versions[to]), event.Event{ID: uuid.NewString(), TenantID: 1, AggregateType: event.AggregateComment, AggregateID: post,
+			Type: event.Edited, Version: 1, OccurredAt: time.Now(), Payload: payload})
+	}
+}
+
+// indexed reports whether the search example has what was written.
+func (w *truth) indexed(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
+	var id, body string
+	var version int64
+	right := 0
+	rows, _ := pool.Query(ctx, `SELECT comment_id::text, version, body FROM documents`)
+	if _, err := pgx.ForEachRow(rows, []any{&id, &version, &body}, func() error {
+		if w.comments[id].Version == version && body == fmt.Sprintf("word%d", version) {
+			right++
+		}
+		return nil
+	}); err != nil || right != len(w.comments) {
+		return false, fmt.Errorf("%d of %d comments are right: %w", right, len(w.comments), err)
+	}
+	return true, nil
+}
+
+// exact reports whether the search example has what was written, and has applied each event once.
+func (w *truth) exact(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
+	if ok, err := w.indexed(ctx, pool); !ok {
+		return false, err
+	}
+	var post, events int64
+	right := 0
+	rows, _ := pool.Query(ctx, `SELECT post_id, events FROM activity`)
+	if _, err := pgx.ForEachRow(rows, []any{&post, &events}, func() error {
+		if events > w.posts[post] {
+			return fmt.Errorf("post %d has %d events, want %d: some were applied twice", post, events, w.posts[post])
+		}
+		if events == w.posts[post] {
+			right++
+		}
+		return nil
+	}); err != nil || right != len(w.posts) {
+		return false, fmt.Errorf("%d of %d posts are right: %w", right, len(w.posts), err)
+	}
+	return true, nil
+}
+
+// mails reads what the mailer example printed.
+func (w *truth) mails(t *testing.T, file string) *diary {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	d := newDiary()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		var to, from, version int64
+		if _, err := fmt.Sscanf(lines.Text(), "to user %d: user %d follows you (version %d)", &to, &from, &version); err != nil {
+			t.Errorf("%q: %v", lines.Text(), err)
+		}
+		d.versions[event.ID(to)] = append(d.versions[event.ID(to)], version)
+	}
+	return d
+}
+
+// awaitMails waits until each mail was printed at least once.
+func (w *truth) awaitMails(t *testing.T, printed string) {
+	t.Helper()
+	testkit.Eventually(t, time.Minute, "every mail", func() (bool, error) {
+		d := w.mails(t, printed)
+		for to, last := range w.versions {
+			seen := map[int64]bool{}
+			for _, v := range d.versions[event.ID(to)] {
+				seen[v] = true
+			}
+			if int64(len(seen)) != last {
+				return false, fmt.Errorf("user %d has %d mails, want %d", to, len(seen), last)
+			}
+		}
+		return true, nil
+	})
+}
+
+// backfills begins another index, when the streams have lost their beginnings, with an export that breaks off once.
+func (w *truth) backfills(r *rig, rng *rand.Rand, path string) {
+	t, ctx := r.t, context.Background()
+	positions := r.positions()
+	w.write(r, rng, 30) // what the export holds, and the streams too
+	ids := slices.Sorted(maps.Keys(w.comments))
+	exports := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, q *http.Request) {
+		lines := json.NewEncoder(rw)
+		_ = lines.Encode(map[string]any{"export": map[string]any{"kind": "comment", "tenant": "1", "cursor": "c", "streams": positions}})
+		after := q.URL.Query().Get("after")
+		if q.Header.Get("Authorization") != "Bearer secret" || (after != "") != (q.URL.Query().Get("cursor") == "c") {
+			t.Errorf("request %s", q.URL)
+		}
+		for i, id := range ids {
+			if after == "" && i == len(ids)/2 {
+				return // it breaks off
+			}
+			if id <= after {
+				continue
+			}
+			data, err := w.comments[id].Encode(commentNames)
+			if err != nil {
+				t.Error(err)
+			}
+			_ = lines.Encode(map[string]any{"after": id, "data": json.RawMessage(data)})
+		}
+		_ = lines.Encode(map[string]string{"end": "done"})
+	}))
+	defer exports.Close()
+	for _, p := range positions {
+		stream, err := r.js.Stream(ctx, p.Stream)
+		if err == nil {
+			err = stream.Purge(ctx, jetstream.WithPurgeSequence(p.Sequence+1))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	pool, url := r.schema("another")
+	search := &program{t: t, path: path, env: []string{"NATS_URL=" + r.b.URL, "DATABASE_URL=" + url, "API_URL=" + exports.URL, "API_TOKEN=secret"}}
+	search.start()
+	r.await("the index to begin", func() (bool, error) {
+		var begun bool
+		err := pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM consumer_offsets)`).Scan(&begun)
+		return begun, err
+	})
+	w.write(r, rng, 30)
+	r.await("an index from an export", func() (bool, error) { return w.indexed(ctx, pool) })
+	if err := search.end(syscall.SIGTERM); err != nil {
+		t.Errorf("search with a backfill: %v: %s", err, &search.errs)
+	}
+}
+
+// tryPage runs the program of the page. The function that it returns waits for a line of it, and stops it as a user does.
+func tryPage(t *testing.T, path, url string) (tried func()) {
+	t.Helper()
+	cmd := exec.Command(path)
+	cmd.Env = append(os.Environ(), "NATS_URL="+url)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		t.Helper()
+		line, err := bufio.NewReader(out).ReadString('\n')
+		if !strings.Contains(line, "user 9 follows you") || err != nil {
+			t.Errorf("the program of docs/subscribe.md prints %q, %v", line, err)
+		}
+		_ = cmd.Process.Signal(os.Interrupt)
+		if _, err := io.Copy(io.Discard, out); err != nil {
+			t.Error(err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the program of docs/subscribe.md: %v", err)
+		}
+	}
+}
+
+// TestTheExamplesOutsideThisModule builds the examples in another module and runs two processes of each while events are published, processes are killed and the
+// partitions are resized. The search index is exact; no mail is lost, and a user's mails come first in their order.
+func TestTheExamplesOutsideThisModule(t *testing.T) {
+	bin := buildOutside(t, "mailer", "search")
+	r := newRig(t, 2)
+	pool, url := r.schema("search")
+	printed := filepath.Join(t.TempDir(), "mails")
+	out, err := os.OpenFile(printed, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	var all []*program
+	for i := range 4 {
+		p := &program{t: t, path: filepath.Join(bin, []string{"mailer", "search"}[i%2]), out: out, env: []string{"NATS_URL=" + r.b.URL, "DATABASE_URL=" + url}}
+		all = append(all, p)
+		t.Cleanup(func() {
+			if p.cmd.ProcessState == nil {
+				_ = p.cmd.Process.Kill()
+				_ = p.cmd.Wait()
+			}
+			if t.Failed() {
+				t.Logf("%s:\n%s", filepath.Base(p.path), &p.errs)
+			}
+		})
+	}
+	tried := tryPage(t, filepath.Join(bin, "first"), r.b.URL)
+	rng := rand.New(rand.NewPCG(1, uint64(time.Now().UnixNano())))
+	w := &truth{versions: map[int64]int64{}, comments: map[string]event.Child{}, posts: map[int64]int64{}}
+	w.write(r, rng, 100)
+	for _, p := range all {
+		p.start()
+	}
+	for round := range 4 {
+		w.write(r, rng, 150)
+		p := all[(round+rng.IntN(2)*2)%4] // a mailer and a search in turn
+		_ = p.end(syscall.SIGKILL)
+		if round == 1 {
+			r.resize(3)
+		}
+		w.write(r, rng, 100)
+		p.start()
+	}
+	testkit.Eventually(t, time.Minute, "an exact index", func() (bool, error) { return w.exact(t.Context(), pool) })
+	w.awaitMails(t, printed)
+	for _, p := range all {
+		if err := p.end(syscall.SIGTERM); err != nil {
+			t.Errorf("%s, stopped: %v", filepath.Base(p.path), err)
+		}
+	}
+	w.mails(t, printed).firstsInOrder(t)
+	if ok, err := w.exact(t.Context(), pool); !ok {
+		t.Errorf("at the end: %v", err)
+	}
+	tried()
+	w.backfills(r, rng, filepath.Join(bin, "search"))
+	find := exec.Command(filepath.Join(bin, "search"), "word1")
+	find.Env = append(os.Environ(), "DATABASE_URL="+url)
+	if got, err := find.CombinedOutput(); err != nil || !strings.HasPrefix(string(got), "post ") && len(got) > 0 {
+		t.Errorf("search word1: %s, %v", got, err)
+	}
+}

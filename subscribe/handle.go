@@ -1,0 +1,292 @@
+package subscribe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+)
+
+// Event is an event with its payload.
+type Event[T any] struct {
+	event.Event
+	Data    T   // the payload: see Decode
+	Attempt int // 1 when a handler gets the event for the first time
+}
+
+// Handle calls fn with the events of a type, such as "follow.created" or "comment.*", each at least once, until ctx ends. Then handlers at work finish (Drain), the
+// rest goes back to NATS, and Handle returns nil. The type of the payload is fn's to choose: see Decode.
+//
+// An event is acknowledged after fn returned nil, never before. An error, a panic or the end of Timeout is a failed attempt: it is made again after BackOff, and holds
+// back the later events of its aggregate in this instance, no others. An event becomes a dead letter (HandlerDeadLetters) after Attempts, after an error marked
+// Permanent, and when its payload is not what its type says.
+//
+// Instances of the same name share the work by durable JetStream consumers, one per stream, NAME-KIND-EVENT. New streams of a resize are begun when those before them
+// are done. The package comment says which order is kept.
+//
+// It returns ErrName, ErrType, ErrNoStreams, and ErrStuck when all places (Concurrency) are taken by calls that do not return, or some have not returned after Drain.
+func Handle[T any](ctx context.Context, nc *nats.Conn, name, eventType string, fn func(context.Context, Event[T]) error, opts ...Option) error {
+	s, err := settingsOf(name, opts)
+	if err != nil {
+		return err
+	}
+	if err := checkType[T](s, eventType); err != nil {
+		return err
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return fmt.Errorf("use JetStream: %w", err)
+	}
+	return newSubscriber(s, js, eventType, func(ctx context.Context, e *event.Event, attempt int) error {
+		data, err := Decode[T](s.kinds, e)
+		if err != nil {
+			return err
+		}
+		return fn(ctx, Event[T]{Event: *e, Data: data, Attempt: attempt})
+	}).run(ctx)
+}
+
+// lookEvery is between looks for new streams, and for streams that are done.
+const lookEvery = time.Second
+
+// subscriber is one instance of a handler.
+type subscriber struct {
+	*settings
+	js      jetstream.JetStream
+	durable string // the name of its consumers
+	filter  string // of subjects, behind the partition
+	call    func(ctx context.Context, e *event.Event, attempt int) error
+	metrics *metrics
+	slots   chan struct{} // a place per call that runs
+	stuck   chan error
+
+	mu       sync.Mutex
+	lost     int // calls that did not return in time, and have not yet
+	troubles map[string]error
+	readers  map[string]*reader
+	done     map[string]bool // streams that have ended and are handled
+	known    map[string]time.Time
+}
+
+func newSubscriber(s *settings, js jetstream.JetStream, eventType string, call func(context.Context, *event.Event, int) error) *subscriber {
+	kind, of, _ := strings.Cut(eventType, ".")
+	durable := s.name + "-" + kind + "-" + of
+	if of == "*" {
+		durable = s.name + "-" + kind
+	}
+	s.log = s.log.With("subscriber", durable)
+	return &subscriber{
+		settings: s, js: js, durable: durable, filter: "*." + kind + "." + of, call: call, slots: make(chan struct{}, s.concurrency), stuck: make(chan error, 1),
+		troubles: make(map[string]error), readers: make(map[string]*reader), done: make(map[string]bool), known: make(map[string]time.Time),
+	}
+}
+
+func (s *subscriber) run(ctx context.Context) (err error) {
+	streams, err := s.lookUp(ctx, s.js)
+	if err != nil || ctx.Err() != nil {
+		return err
+	}
+	if s.metrics, err = newMetrics(s.registry, s.durable); err != nil {
+		return fmt.Errorf("register the metrics of %s: %w", s.durable, err)
+	}
+	if err := s.declareDead(ctx, streams[0].Replicas); err != nil {
+		return err
+	}
+	s.health.set(s.ready)
+	var readers sync.WaitGroup
+	reading, stop := context.WithCancel(ctx)
+	handling, end := context.WithCancel(context.WithoutCancel(ctx)) // of the functions
+	defer end()
+	s.read(reading, handling, &readers, source{stream: s.deadStream(), subject: s.deadSubject(retryLetter), again: true})
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for ctx.Err() == nil && err == nil {
+		s.look(reading, handling, &readers)
+		select {
+		case <-ctx.Done():
+		case err = <-s.stuck:
+		case <-tick.C:
+		}
+	}
+	stop()
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		readers.Wait()
+	}()
+	late := time.NewTimer(s.drain)
+	defer late.Stop()
+	select {
+	case <-drained:
+	case <-late.C:
+		end()
+		<-drained
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil && s.lost > 0 {
+		err = fmt.Errorf("%w: %d calls of %s", ErrStuck, s.lost, s.durable)
+	}
+	return err
+}
+
+// ready says why events are not handled as they should be.
+func (s *subscriber) ready(context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var errs []error
+	for _, err := range s.troubles {
+		errs = append(errs, err)
+	}
+	if s.lost > 0 {
+		errs = append(errs, fmt.Errorf("subscribe: %d calls of %s do not return", s.lost, s.durable))
+	}
+	return errors.Join(errs...)
+}
+
+// trouble notes why a stream, or what is named so, does not continue, and says so once per reason; nil that it does.
+func (s *subscriber) trouble(ctx context.Context, of string, err error) {
+	s.mu.Lock()
+	before := s.troubles[of]
+	if err == nil {
+		delete(s.troubles, of)
+	} else {
+		s.troubles[of] = err
+	}
+	s.mu.Unlock()
+	switch {
+	case err != nil && (before == nil || before.Error() != err.Error()):
+		s.log.WarnContext(ctx, "events wait, trying again", "stream", of, "err", err)
+	case err == nil && before != nil:
+		s.log.InfoContext(ctx, "events are handled again", "stream", of)
+	}
+}
+
+// source is what a reader reads.
+type source struct {
+	stream, subject string
+	again           bool // dead letters that somebody wants handled again
+}
+
+// read starts a reader.
+func (s *subscriber) read(ctx, handling context.Context, wg *sync.WaitGroup, of source) {
+	r := &reader{subscriber: s, source: of, handling: handling, undone: make(map[uint64]*message), queues: make(map[aggregate][]*message), room: make(chan struct{}, 1)}
+	r.reading, r.stop = context.WithCancel(ctx)
+	r.term, r.endTerm = context.WithCancel(r.reading)
+	s.mu.Lock()
+	s.readers[of.stream] = r
+	s.mu.Unlock()
+	wg.Go(func() {
+		r.run(r.reading)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.readers, of.stream)
+	})
+}
+
+// look has a reader at work on each stream that is not done, once those before it are.
+func (s *subscriber) look(ctx, handling context.Context, wg *sync.WaitGroup) {
+	qctx, cancel := context.WithTimeout(ctx, s.streams.Timeout)
+	defer cancel()
+	streams, err := broker.Streams(qctx, s.js, s.broker())
+	if ctx.Err() != nil {
+		return
+	}
+	s.trouble(ctx, s.streams.Name, err)
+	if err != nil {
+		return // a stream that is left out may come before another
+	}
+	there, pending := make(map[int]bool), 0
+	for _, st := range streams {
+		there[st.Number] = true
+		s.recognize(ctx, st)
+	}
+	s.gone(ctx, there)
+	for _, st := range streams {
+		s.mu.Lock()
+		r, done := s.readers[st.Name], s.done[st.Name]
+		s.mu.Unlock()
+		switch {
+		case done:
+		case r != nil:
+			n, err := r.pending(qctx)
+			pending += n
+			if err == nil && n == 0 {
+				s.finish(qctx, st, r)
+			}
+		case s.mayBegin(st, there):
+			s.read(ctx, handling, wg, source{stream: st.Name, subject: fmt.Sprintf("%s.*.%s", s.streams.Prefix, s.filter)})
+		}
+	}
+	s.metrics.lag.Set(float64(pending))
+}
+
+// recognize notices a stream that was made anew.
+func (s *subscriber) recognize(ctx context.Context, st broker.Stream) {
+	s.mu.Lock()
+	before, known := s.known[st.Name]
+	s.known[st.Name] = st.Created
+	again := known && !before.Equal(st.Created)
+	if again {
+		delete(s.done, st.Name)
+	}
+	s.mu.Unlock()
+	if again {
+		s.log.ErrorContext(ctx, "the stream was made anew, reading it from its beginning; what the one before still had is not handled", "stream", st.Name,
+			"before", before, "now", st.Created)
+	}
+}
+
+// gone notices streams that are there no more.
+func (s *subscriber) gone(ctx context.Context, there map[int]bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name := range s.known {
+		if n, ok := s.broker().Number(name); !ok || there[n] {
+			continue
+		}
+		delete(s.known, name)
+		if r := s.readers[name]; r != nil {
+			r.stop()
+		}
+		if !s.done[name] {
+			s.log.ErrorContext(ctx, "the stream is gone; what it still had is not handled", "stream", name)
+		}
+		delete(s.troubles, name)
+	}
+}
+
+// mayBegin reports whether all streams before this one are done, or gone.
+func (s *subscriber) mayBegin(st broker.Stream, there map[int]bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, n := range st.After {
+		if there[n] && !s.done[s.broker().StreamName(n)] {
+			return false
+		}
+	}
+	return true
+}
+
+// finish ends a reader that has nothing left to do on a stream that has ended.
+func (s *subscriber) finish(ctx context.Context, st broker.Stream, r *reader) {
+	if closed, err := broker.Closed(ctx, s.js, st); err != nil || !closed {
+		return
+	}
+	if n, err := r.pending(ctx); err != nil || n > 0 { // it was closed meanwhile, behind events
+		return
+	}
+	s.mu.Lock()
+	s.done[st.Name] = true
+	s.mu.Unlock()
+	r.stop()
+	s.log.InfoContext(ctx, "the stream has ended and is handled", "stream", st.Name)
+}

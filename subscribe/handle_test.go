@@ -1,0 +1,526 @@
+package subscribe_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/subscribe"
+)
+
+// diary notes what handlers did.
+type diary struct {
+	mu       sync.Mutex
+	versions map[event.ID][]int64 // by followee, in the order in which they were handled
+	attempts map[event.ID]int     // calls, by follower
+}
+
+func newDiary() *diary {
+	return &diary{versions: map[event.ID][]int64{}, attempts: map[event.ID]int{}}
+}
+
+func (d *diary) call(e subscribe.Event[event.Edge]) (attempt int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.attempts[e.Data.From]++
+	return d.attempts[e.Data.From]
+}
+
+func (d *diary) note(e subscribe.Event[event.Edge]) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.versions[e.Data.To] = append(d.versions[e.Data.To], e.Data.Version)
+}
+
+// has reports whether each followee from 1 to n has had all versions up to last, and what is missing.
+func (d *diary) has(n, last int64) (bool, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for to := int64(1); to <= n; to++ {
+		seen := map[int64]bool{}
+		for _, v := range d.versions[event.ID(to)] {
+			seen[v] = true
+		}
+		if int64(len(seen)) != last {
+			return false, fmt.Errorf("followee %d has had %v, want 1 to %d", to, d.versions[event.ID(to)], last)
+		}
+	}
+	return true, nil
+}
+
+// firstsInOrder fails the test if a version was first seen behind a later one.
+func (d *diary) firstsInOrder(t *testing.T) {
+	t.Helper()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for to, versions := range d.versions {
+		most := int64(0)
+		seen := map[int64]bool{}
+		for _, v := range versions {
+			if !seen[v] && v < most {
+				t.Errorf("followee %d has had %v: %d came first behind %d", to, versions, v, most)
+			}
+			seen[v], most = true, max(most, v)
+		}
+	}
+}
+
+// Followers that have something happen.
+const (
+	failsTwice = 500 + iota
+	isRefused
+	panics
+	takesLong
+)
+
+// publishMischief publishes versions 1 to 5 of 20 followees, some of them by followers of mischief, and what no handler of follow.created gets.
+func (r *rig) publishMischief() {
+	r.t.Helper()
+	removed := follow(9, 3, 1)
+	removed.Type = event.Removed
+	r.publish(follow(failsTwice, 1, 1), follow(isRefused, 1000, 1), follow(panics, 1001, 1), follow(takesLong, 2, 1), removed, damaged(1002))
+	r.send(&nats.Msg{Subject: "events.0.t1.follow.created", Data: []byte("a stranger's")})
+	for v := int64(1); v <= 5; v++ {
+		for to := int64(1); to <= 20; to++ {
+			if v > 1 || to > 2 {
+				r.publish(follow(9, to, v))
+			}
+		}
+	}
+}
+
+// mischief is a handler that does what the follower is named after.
+func (d *diary) mischief(t *testing.T, healed <-chan struct{}) func(context.Context, subscribe.Event[event.Edge]) error {
+	return func(ctx context.Context, e subscribe.Event[event.Edge]) error {
+		n := d.call(e)
+		switch e.Data.From {
+		case failsTwice:
+			if n != e.Attempt {
+				t.Errorf("call %d is attempt %d", n, e.Attempt)
+			}
+			if n <= 2 {
+				return errors.New("not yet")
+			}
+		case isRefused:
+			return subscribe.Permanent(errors.New("no such\nuser"))
+		case panics:
+			select {
+			case <-healed:
+			default:
+				panic("oh no")
+			}
+		case takesLong:
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(1200 * time.Millisecond):
+			}
+		}
+		d.note(e)
+		return nil
+	}
+}
+
+func TestAHandlerGetsEveryEventAndOnlyWhatItHasDoneIsAcknowledged(t *testing.T) {
+	r := newRig(t, 2)
+	ctx := t.Context()
+	d, health := newDiary(), &subscribe.Health{}
+	healed := make(chan struct{})
+	run := func(ctx context.Context) error {
+		return subscribe.Handle(ctx, r.nc, "mailer", "follow.created", d.mischief(t, healed), subscribe.Log(testkit.Logger(t)), subscribe.Report(health), subscribe.Concurrency(6), subscribe.Attempts(3),
+			subscribe.Takeover(time.Second), subscribe.Timeout(4*time.Second), subscribe.BackOff(func(int) time.Duration { return 10 * time.Millisecond }))
+	}
+	r.publishMischief()
+	w := r.start(run)
+	r.await("all that can be handled", func() (bool, error) { return d.has(20, 5) })
+	r.resize(3)
+	for to := int64(1); to <= 20; to++ {
+		r.publish(follow(9, to, 6))
+	}
+	r.await("the events of the new streams", func() (bool, error) { return d.has(20, 6) })
+	letters, err := subscribe.HandlerDeadLetters(r.nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []subscribe.Letter
+	r.await("the dead letters", func() (bool, error) {
+		all, err = letters.List(ctx, "mailer-follow-created", 0, 10)
+		return len(all) == 3, err
+	})
+	checkLetters(t, all)
+	d.firstsInOrder(t)
+	for from, want := range map[event.ID]int{failsTwice: 3, isRefused: 1, panics: 3, takesLong: 1} {
+		if got := d.attempts[from]; got != want {
+			t.Errorf("%d calls for follower %d, want %d", got, from, want)
+		}
+	}
+	if err := health.Ready(ctx); err != nil {
+		t.Errorf("not ready: %v", err)
+	}
+
+	close(healed)
+	retryPanics(t, letters, all)
+	r.await("the retry", func() (bool, error) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return len(d.versions[1001]) == 1, nil
+	})
+	if err := w.stop(); err != nil {
+		t.Errorf("stop: %v", err)
+	}
+	if s, err := r.js.Stream(ctx, "EVENTS-dead"); err != nil || s.CachedInfo().State.Msgs != 0 {
+		t.Errorf("the stream of dead letters: %+v, %v, want it empty", s.CachedInfo().State, err)
+	}
+	r.nothingPending("mailer-follow-created")
+}
+
+// retryPanics has a dead letter handled again that a panic made, and discards the others.
+func retryPanics(t *testing.T, letters *subscribe.Letters, all []subscribe.Letter) {
+	t.Helper()
+	for _, l := range all {
+		act := letters.Discard
+		if strings.HasPrefix(l.Error, "panic") {
+			act = letters.Retry
+		}
+		if err := act(t.Context(), l.ID); err != nil {
+			t.Error(err)
+		}
+		if err := letters.Retry(t.Context(), l.ID); !errors.Is(err, subscribe.ErrNoLetter) {
+			t.Errorf("again: %v, want ErrNoLetter", err)
+		}
+	}
+}
+
+func checkLetters(t *testing.T, all []subscribe.Letter) {
+	t.Helper()
+	want := map[int64]string{1000: "no such user", 1001: "panic: oh no", 1002: "decode the payload of event"}
+	for _, l := range all {
+		if text, ok := want[l.Event.AggregateID]; !ok || !strings.Contains(l.Error, text) || l.Subscriber != "mailer-follow-created" || l.Event.Stream == "" || l.Event.Seq == 0 || l.Event.TenantID != 1 {
+			t.Errorf("dead letter %+v", l)
+		}
+		delete(want, l.Event.AggregateID)
+	}
+}
+
+// nothingPending fails the test unless all events of the streams are acknowledged.
+func (r *rig) nothingPending(durable string) {
+	r.t.Helper()
+	streams, err := broker.Streams(context.Background(), r.js, r.cfg)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, s := range streams {
+		c, err := r.js.Consumer(context.Background(), s.Name, durable)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		if i := c.CachedInfo(); i.NumPending != 0 || i.NumAckPending != 0 {
+			r.t.Errorf("%s has %d events to deliver and %d to acknowledge", s.Name, i.NumPending, i.NumAckPending)
+		}
+	}
+}
+
+func TestHandleSaysWhatIsWrongBeforeItTakesAnything(t *testing.T) {
+	r := newRig(t, 1)
+	ctx := t.Context()
+	none := func(context.Context, subscribe.Event[event.Edge]) error { return nil }
+	if err := subscribe.Handle(ctx, r.nc, "my mailer", "follow.created", none); !errors.Is(err, subscribe.ErrName) {
+		t.Errorf("a bad name: %v", err)
+	}
+	for eventType, want := range map[string]string{
+		"folow.created":   `there is no kind "folow"`,
+		"follow.edited":   "the events of follow are created, removed, updated, or * for all",
+		"follow":          "the events of follow are",
+		"comment.created": "the payload of comment is no event.Edge",
+	} {
+		if err := subscribe.Handle(ctx, r.nc, "mailer", eventType, none); !errors.Is(err, subscribe.ErrType) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want ErrType: %s", eventType, err, want)
+		}
+	}
+	if err := subscribe.Handle(ctx, r.nc, "mailer", "follow.created", none, subscribe.Streams("OTHERS", "others")); !errors.Is(err, subscribe.ErrNoStreams) {
+		t.Errorf("no streams: %v", err)
+	}
+	if _, err := r.js.CreateConsumer(ctx, r.cfg.StreamName(0), jetstream.ConsumerConfig{Durable: "mailer-follow", AckPolicy: jetstream.AckExplicitPolicy}); err != nil {
+		t.Fatal(err)
+	}
+	health := &subscribe.Health{}
+	w := r.start(func(ctx context.Context) error {
+		return subscribe.Handle(ctx, r.nc, "mailer", "follow.*", func(context.Context, subscribe.Event[json.RawMessage]) error { return nil }, subscribe.Report(health), subscribe.Log(testkit.Logger(t)))
+	})
+	r.await("the trouble", func() (bool, error) {
+		err := health.Ready(ctx)
+		return err != nil && strings.Contains(err.Error(), "is not this subscriber's"), nil
+	})
+	if err := w.stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAHandlerThatNeverReturnsEndsTheSubscriberAndIsNotAcknowledged(t *testing.T) {
+	r := newRig(t, 1)
+	never := make(chan struct{})
+	stuck := func(context.Context, subscribe.Event[event.Edge]) error {
+		<-never
+		return nil
+	}
+	r.publish(follow(1, 2, 1), follow(1, 3, 1))
+	health := &subscribe.Health{}
+	once := r.start(func(ctx context.Context) error {
+		return subscribe.Handle(ctx, r.nc, "impatient", "follow.*", stuck, subscribe.Attempts(1), subscribe.Concurrency(3), subscribe.Timeout(100*time.Millisecond), subscribe.Report(health), subscribe.Log(testkit.Logger(t)))
+	})
+	letters, err := subscribe.HandlerDeadLetters(r.nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.await("dead letters of what does not return", func() (bool, error) {
+		all, err := letters.List(t.Context(), "impatient-follow", 0, 10)
+		return len(all) == 2 && strings.Contains(all[0].Error, "did not return in time"), err
+	})
+	if err := health.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "2 calls of impatient-follow do not return") {
+		t.Errorf("ready: %v", err)
+	}
+	if err := once.stop(); !errors.Is(err, subscribe.ErrStuck) {
+		t.Errorf("stop with calls that do not return: %v, want ErrStuck", err)
+	}
+	err = subscribe.Handle(t.Context(), r.nc, "mailer", "follow.*", stuck, subscribe.Concurrency(2), subscribe.Timeout(200*time.Millisecond), subscribe.Takeover(time.Second), subscribe.Log(testkit.Logger(t)))
+	if !errors.Is(err, subscribe.ErrStuck) || !strings.Contains(err.Error(), "all 2 places of mailer-follow are taken") {
+		t.Errorf("%v, want ErrStuck", err)
+	}
+	close(never)
+	d := newDiary()
+	w := r.start(func(ctx context.Context) error {
+		return subscribe.Handle(ctx, r.nc, "mailer", "follow.*", func(_ context.Context, e subscribe.Event[event.Edge]) error {
+			d.note(e)
+			return nil
+		}, subscribe.Log(testkit.Logger(t)), subscribe.Takeover(time.Second))
+	})
+	r.await("both events", func() (bool, error) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return len(d.versions[2]) == 1 && len(d.versions[3]) == 1, nil
+	})
+	// A stream that is made anew is read from its beginning.
+	if err := r.js.DeleteStream(t.Context(), r.cfg.StreamName(0)); err != nil {
+		t.Fatal(err)
+	}
+	old := r.open[0].Partition
+	r.open = nil
+	r.declare(old)
+	r.publish(follow(1, 4, 1))
+	r.await("the event of the new stream", func() (bool, error) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return len(d.versions[4]) == 1, nil
+	})
+	if err := w.stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// share is what three instances of a handler share, of which one dies with events in hand.
+type share struct {
+	*rig
+	d          *diary
+	opts       []subscribe.Option
+	busy       sync.WaitGroup // until the mortal instance has ten events in hand
+	dying      chan struct{}
+	entered    int
+	byInstance map[int]int // events, of those that live
+}
+
+const followees = 40
+
+func (w *share) instance(nc *nats.Conn, fn func(context.Context, subscribe.Event[event.Edge]) error) *running {
+	return w.start(func(ctx context.Context) error {
+		return subscribe.Handle(ctx, nc, "mailer", "follow.created", fn, append(w.opts, subscribe.Log(testkit.Logger(w.t)), subscribe.Takeover(time.Second))...)
+	})
+}
+
+// hangs handles some events, and hangs with the others until it dies.
+func (w *share) hangs(_ context.Context, e subscribe.Event[event.Edge]) error {
+	if e.Data.To%4 != 0 {
+		w.d.note(e)
+		return nil
+	}
+	w.d.mu.Lock()
+	if w.entered++; w.entered <= 10 {
+		w.busy.Done()
+	}
+	w.d.mu.Unlock()
+	<-w.dying
+	return errors.New("dying")
+}
+
+func (w *share) lives(i int) func(context.Context, subscribe.Event[event.Edge]) error {
+	return func(_ context.Context, e subscribe.Event[event.Edge]) error {
+		if w.d.call(e); e.Data.From == takesLong || e.Data.To == 1 && e.Data.Version == 4 { // the latter while the new streams are found
+			<-time.After(1600 * time.Millisecond)
+		}
+		w.d.note(e)
+		w.d.mu.Lock()
+		defer w.d.mu.Unlock()
+		w.byInstance[i]++
+		return nil
+	}
+}
+
+func (w *share) publishAll(version int64) {
+	for to := int64(1); to <= followees; to++ {
+		w.publish(follow(9, to, version))
+	}
+}
+
+// keepsWhatTakesLong has the instances handle events that take longer than Takeover, and sees that none is delivered again meanwhile.
+func (w *share) keepsWhatTakesLong(t *testing.T) {
+	t.Helper()
+	for to := int64(1); to <= 8; to++ {
+		w.publish(follow(takesLong, to, 6))
+	}
+	again := 0
+	w.await("events that take longer than Takeover", func() (bool, error) {
+		for _, s := range w.open {
+			c, err := w.js.Consumer(t.Context(), s.Name, "mailer-follow-created")
+			if err != nil {
+				return false, err
+			}
+			again = max(again, c.CachedInfo().NumRedelivered)
+		}
+		return w.d.has(8, 6)
+	})
+	if again > 0 {
+		t.Errorf("%d events that take longer than Takeover were delivered again: an instance does not say that it is at work", again)
+	}
+}
+
+// TestInstancesShareAPartitionAndOneThatDiesLosesNothing has three instances, of which one loses its connection with events in hand, while the partitions are resized.
+func TestInstancesShareAPartitionAndOneThatDiesLosesNothing(t *testing.T) {
+	for name, opts := range map[string][]subscribe.Option{"shared": nil, "in order": {subscribe.InOrder()}} {
+		t.Run(name, func(t *testing.T) {
+			w := &share{rig: newRig(t, 1), d: newDiary(), opts: opts, dying: make(chan struct{}), byInstance: map[int]int{}}
+			w.busy.Add(10)
+			for v := range int64(3) {
+				w.publishAll(v + 1)
+			}
+			mortal := w.b.Connect(t)
+			all := []*running{w.instance(mortal, w.hangs)}
+			w.busy.Wait()
+			for i := range 2 {
+				all = append(all, w.instance(w.b.Connect(t), w.lives(i)))
+			}
+			mortal.Close()
+			close(w.dying)
+			w.publishAll(4)
+			w.resize(2)
+			w.publishAll(5)
+			w.await("all events", func() (bool, error) { return w.d.has(followees, 5) })
+			w.d.mu.Lock()
+			if got := w.d.versions[1]; slices.Index(got, 5) < slices.Index(got, 4) {
+				t.Errorf("followee 1 has had %v: a new stream was begun before the old one was handled", got)
+			}
+			shared := w.byInstance[0] > 0 && w.byInstance[1] > 0
+			w.d.mu.Unlock()
+			switch {
+			case name == "in order":
+				w.d.firstsInOrder(t)
+			case !shared:
+				t.Errorf("the instances handled %v, want some each", w.byInstance)
+			default:
+				w.keepsWhatTakesLong(t)
+			}
+			for _, in := range all {
+				if err := in.stop(); err != nil {
+					t.Error(err)
+				}
+			}
+			w.nothingPending("mailer-follow-created")
+		})
+	}
+}
+
+// TestTheTurnToReadInOrderMovesAtAnyMoment has NATS take the turn from the instance that has it, again and again, while events that fail and take time are in its hands.
+func TestTheTurnToReadInOrderMovesAtAnyMoment(t *testing.T) {
+	r := newRig(t, 1)
+	d := newDiary()
+	const last = 20
+	for range 3 {
+		nc := r.b.Connect(t)
+		w := r.start(func(ctx context.Context) error {
+			return subscribe.Handle(ctx, nc, "mailer", "follow.*", func(_ context.Context, e subscribe.Event[event.Edge]) error {
+				if d.call(e)%7 == 0 {
+					return errors.New("now and then")
+				}
+				d.note(e)
+				return nil
+			}, subscribe.InOrder(), subscribe.Takeover(time.Second), subscribe.Concurrency(4), subscribe.Attempts(1000), subscribe.Log(testkit.Logger(t)), subscribe.BackOff(func(int) time.Duration { return 5 * time.Millisecond }))
+		})
+		defer func() {
+			if err := w.stop(); err != nil {
+				t.Error(err)
+			}
+		}()
+	}
+	r.await("the consumer", func() (bool, error) {
+		_, err := r.js.Consumer(t.Context(), "EVENTS-0", "mailer-follow")
+		return err == nil, nil
+	})
+	stream, err := r.js.Stream(t.Context(), "EVENTS-0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for v := int64(1); v <= last; v++ {
+		for to := int64(1); to <= followees; to++ {
+			r.publish(follow(9, to, v))
+		}
+		if err := stream.UnpinConsumer(t.Context(), "mailer-follow", "order"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.await("all events", func() (bool, error) { return d.has(followees, last) })
+	d.firstsInOrder(t)
+}
+
+func TestASubscriberReadsWhatAServiceAppendsFromATimeOn(t *testing.T) {
+	r := newRig(t, 1)
+	bookmark := func() event.Event {
+		e := follow(1, 2, 1)
+		e.AggregateType = "bookmark"
+		return e
+	}
+	r.publish(bookmark())
+	s, err := r.js.Stream(t.Context(), "EVENTS-0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	since := s.CachedInfo().State.LastTime.Add(1)
+	second := bookmark()
+	r.publish(second)
+	got := make(chan string, 2)
+	fn := func(_ context.Context, e subscribe.Event[json.RawMessage]) error {
+		got <- e.ID
+		return nil
+	}
+	if err := subscribe.Handle(t.Context(), r.nc, "reader", "bookmark.created", fn); !errors.Is(err, subscribe.ErrType) {
+		t.Errorf("without Upstream: %v, want ErrType", err)
+	}
+	w := r.start(func(ctx context.Context) error {
+		return subscribe.Handle(ctx, r.nc, "reader", "bookmark.created", fn, subscribe.Upstream("bookmark"), subscribe.Since(since), subscribe.Log(testkit.Logger(t)))
+	})
+	if id := <-got; id != second.ID {
+		t.Errorf("the first event is %s, want %s: the one before is older than Since", id, second.ID)
+	}
+	if err := w.stop(); err != nil {
+		t.Error(err)
+	}
+}

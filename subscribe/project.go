@@ -1,0 +1,166 @@
+package subscribe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/lease"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/migrations"
+)
+
+// Migrate makes the tables that projections need, or brings them up to this release: in the first schema of the search_path of pool's connections, as their login.
+// It changes nothing when they are as they should be. Several processes may call it at once.
+func Migrate(ctx context.Context, pool *pgxpool.Pool) error { return migrations.UpConsumers(ctx, pool) }
+
+// Apply changes your tables in tx by events in the order of their streams; it touches nothing but tx. After a rollback it gets the same events again.
+type Apply func(ctx context.Context, tx pgx.Tx, batch []event.Event) error
+
+// Project applies every event exactly once, in the transaction that also moves the projection's place on the stream, until ctx ends. Then it finishes the batches in
+// hand and returns nil. Instances of the same name share the partitions.
+//
+// An error of apply rolls the batch back. The database's own trouble is tried again. Otherwise Project applies event by event, and parks the one that fails, with the
+// later ones of its aggregate (DeadLetters). So does a panic. After ErrStuck the process should end: the function still runs.
+//
+// It returns ErrName, ErrTables, ErrNoStreams and ErrStuck.
+func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string, apply Apply, opts ...Option) error {
+	s, err := settingsOf(name, opts)
+	if err != nil {
+		return err
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return fmt.Errorf("use JetStream: %w", err)
+	}
+	if err := s.awaitTables(ctx, pool); err != nil || ctx.Err() != nil {
+		return err
+	}
+	if _, err := s.lookUp(ctx, js); err != nil || ctx.Err() != nil {
+		return err
+	}
+	p := &projection{settings: s, apply: apply, stuck: make(chan error, 1)}
+	consumer, err := consumers.New(consumers.Config{
+		BatchEvents: s.batch, BatchBytes: 8 << 20, ApplyTimeout: s.timeout, LagInterval: 5 * time.Second, Recheck: 10 * time.Second, Lease: lease.Config{TTL: s.takeover},
+	}, consumers.Deps{
+		Pool: pool, JetStream: js, Streams: s.streams, Registry: s.registry, Log: s.log, Remedy: "begin the projection anew (docs/subscribe.md, \"Begin anew\")",
+	}, p)
+	if err != nil {
+		return err
+	}
+	s.health.set(consumer.Ready)
+	run, stop := context.WithCancel(ctx)
+	defer stop()
+	done := make(chan error, 1)
+	go func() { done <- consumer.Run(run) }()
+	select {
+	case err := <-done:
+		return err
+	case err := <-p.stuck:
+		s.health.set(func(context.Context) error { return err })
+		return err
+	}
+}
+
+// awaitTables waits for a database that is away, and returns ErrTables for one without the tables.
+func (s *settings) awaitTables(ctx context.Context, pool *pgxpool.Pool) error {
+	err := migrations.Await(ctx, pool, migrations.Consumers, s.log)
+	if errors.Is(err, migrations.ErrOutdated) {
+		return fmt.Errorf("%w: %w", ErrTables, err)
+	}
+	return err
+}
+
+// projection is what the loop of package consumers applies to.
+type projection struct {
+	*settings
+	apply Apply
+	stuck chan error
+}
+
+// Name is the subscriber's.
+func (p *projection) Name() string { return p.name }
+
+// Wants reports whether the events of an aggregate type are delivered.
+func (p *projection) Wants(aggregateType string) bool {
+	return p.only[aggregateType] || p.only == nil && !isSystem(aggregateType)
+}
+
+// grace is how long after its context has ended a function may take to return, at most.
+const grace = 5 * time.Second
+
+// Apply calls the function, and turns a panic into an error.
+func (p *projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
+	done := make(chan error, 1)
+	go func() { done <- guard(func() error { return p.apply(ctx, tx, events) }) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	late := time.NewTimer(min(grace, p.timeout))
+	defer late.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-late.C:
+	}
+	p.stuck <- fmt.Errorf("%w: projection %s, %d events of %s from %d on", ErrStuck, p.name, len(events), events[0].Stream, events[0].Seq)
+	return <-done // the transaction is the function's until it returns
+}
+
+// guard calls fn, and returns a panic as an error.
+func guard(fn func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
+		}
+	}()
+	return fn()
+}
+
+// DeadLetters returns the operations on the events that a projection has parked. apply is the projection's: Retry calls it.
+func DeadLetters(pool *pgxpool.Pool, name string, apply Apply, opts ...Option) (*consumers.DeadLetters, error) {
+	s, err := settingsOf(name, opts)
+	if err != nil {
+		return nil, err
+	}
+	return consumers.NewDeadLetters(pool, &projection{settings: s, apply: apply, stuck: make(chan error, 1)}), nil
+}
+
+// Lag returns how far a projection is behind the streams. It asks the database and NATS, never a running instance.
+func Lag(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string, opts ...Option) (consumers.ConsumerLag, error) {
+	s, err := settingsOf(name, opts)
+	if err != nil {
+		return consumers.ConsumerLag{}, err
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return consumers.ConsumerLag{}, fmt.Errorf("use JetStream: %w", err)
+	}
+	all, err := consumers.Lag(ctx, pool, js, s.broker(), name)
+	if err != nil {
+		return consumers.ConsumerLag{}, err
+	}
+	return all[0], nil
+}
+
+// Replay has a projection begin anew with the oldest events of the streams. clear empties its tables, in the transaction that forgets its place and its dead letters.
+// Instances may run meanwhile. Streams that no longer have their first events stop the projection: fill it from an export instead.
+func Replay(ctx context.Context, pool *pgxpool.Pool, name string, clear func(ctx context.Context, tx pgx.Tx) error) error {
+	return postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		if err := consumers.Forget(ctx, tx, name); err != nil {
+			return err
+		}
+		return clear(ctx, tx)
+	})
+}

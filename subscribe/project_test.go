@@ -1,0 +1,282 @@
+package subscribe_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/subscribe"
+)
+
+// logbook writes down what it gets, without a guard of its own: what is applied twice is there twice.
+func logbook(ctx context.Context, tx pgx.Tx, batch []event.Event) error {
+	for i := range batch {
+		f, err := subscribe.Decode[event.Edge](kinds.Builtin(), &batch[i])
+		if err != nil {
+			return err
+		}
+		if f.From == 666 {
+			panic("the number of the beast")
+		}
+		if _, err := tx.Exec(ctx, `INSERT INTO log (tenant_id, aggregate_id, version) VALUES ($1, $2, $3)`, batch[i].TenantID, int64(f.To), f.Version); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// refusals has Project say what is wrong before it reads anything, and leaves the tables as they should be.
+func (r *rig) refusals(pool *pgxpool.Pool, run func(context.Context) error) {
+	t, ctx := r.t, context.Background()
+	t.Helper()
+	if err := run(ctx); !errors.Is(err, subscribe.ErrTables) {
+		t.Fatalf("a database without the tables: %v, want ErrTables", err)
+	}
+	for range 2 {
+		if err := subscribe.Migrate(ctx, pool); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := pool.Exec(ctx, `UPDATE tidings_consumers_migrations SET is_applied = false WHERE version_id > 0`); err != nil {
+		t.Fatal(err)
+	}
+	if err := run(ctx); !errors.Is(err, subscribe.ErrTables) {
+		t.Fatalf("a database with older tables: %v, want ErrTables", err)
+	}
+	if _, err := pool.Exec(ctx, `UPDATE tidings_consumers_migrations SET is_applied = true`); err != nil {
+		t.Fatal(err)
+	}
+	if err := subscribe.Project(ctx, r.nc, pool, "no.name", logbook); !errors.Is(err, subscribe.ErrName) {
+		t.Errorf("a bad name: %v, want ErrName", err)
+	}
+	if err := subscribe.Project(ctx, r.nc, pool, "search", logbook, subscribe.Streams("OTHERS", "others")); !errors.Is(err, subscribe.ErrNoStreams) {
+		t.Errorf("no streams: %v, want ErrNoStreams", err)
+	}
+}
+
+// unpark discards the event that panics, and retries the one behind it.
+func unpark(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	ctx := t.Context()
+	letters, err := subscribe.DeadLetters(pool, "search", logbook)
+	if err != nil {
+		t.Fatal(err)
+	}
+	parked, err := letters.List(ctx, consumers.DeadLetterFilter{Consumer: "search"}, 10)
+	if err != nil || len(parked) != 3 || !strings.Contains(parked[0].Error, "panic: the number of the beast") || !strings.Contains(parked[1].Error, "earlier event") ||
+		!strings.Contains(parked[2].Error, "decode the payload") {
+		t.Fatalf("parked %+v, %v, want the panic, the event behind it and the damaged one", parked, err)
+	}
+	if _, err := letters.Discard(ctx, consumers.DeadLetterRequest{ID: parked[0].ID, Actor: "ann"}); err != nil {
+		t.Error(err)
+	}
+	if res, err := letters.Retry(ctx, consumers.DeadLetterRequest{ID: parked[1].ID, Actor: "ann"}); err != nil || res.Gone != 1 {
+		t.Errorf("retry: %+v, %v", res, err)
+	}
+}
+
+func TestAProjectionInASchemaOfItsOwnIsExact(t *testing.T) {
+	r := newRig(t, 1)
+	ctx := t.Context()
+	pool := r.logged()
+	reg, health := prometheus.NewRegistry(), &subscribe.Health{}
+	run := func(ctx context.Context) error {
+		return subscribe.Project(ctx, r.nc, pool, "search", logbook, subscribe.Only("follow"), subscribe.Log(testkit.Logger(t)), subscribe.Metrics(reg), subscribe.Report(health))
+	}
+	r.refusals(pool, run)
+	r.publish(follow(1, 2, 1), follow(666, 3, 1), follow(4, 3, 1), damaged(5), follow(1, 2, 2))
+	p := r.start(run)
+	settled := func() {
+		t.Helper()
+		r.await("all to be applied", func() (bool, error) {
+			lag, err := subscribe.Lag(ctx, r.nc, pool, "search")
+			return err == nil && lag.Messages == 0, err
+		})
+	}
+	settled()
+	if err := health.Ready(ctx); err != nil {
+		t.Errorf("not ready: %v", err)
+	}
+	rows := func() (n int) {
+		if err := pool.QueryRow(ctx, `SELECT count(*) FROM log`).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	if n := rows(); n != 2 {
+		t.Errorf("%d events were applied, want 2: the others are parked", n)
+	}
+	unpark(t, pool)
+	if n := rows(); n != 3 {
+		t.Errorf("%d events are applied after the retry, want 3", n)
+	}
+	if n, err := testutilCount(reg, "consumer_parked_total"); err != nil || n != 3 {
+		t.Errorf("consumer_parked_total is %v, %v, want 3", n, err)
+	}
+
+	// Again from the beginning, while it runs.
+	if err := subscribe.Replay(ctx, pool, "search", func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `TRUNCATE log`)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	r.resize(2)
+	r.publish(follow(1, 2, 3), follow(1, 20, 1))
+	r.await("the replay to reach the new streams", func() (bool, error) { return rows() == 4, nil })
+	settled()
+	if err := p.stop(); err != nil {
+		t.Errorf("stop: %v", err)
+	}
+}
+
+// testutilCount sums a counter.
+func testutilCount(reg *prometheus.Registry, name string) (sum float64, err error) {
+	families, err := reg.Gather()
+	for _, f := range families {
+		if f.GetName() == name {
+			for _, m := range f.GetMetric() {
+				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
+		}
+	}
+	return sum, err
+}
+
+func TestAProjectionStopsBeforeAStreamThatWasMadeAnewAndReportsAFunctionThatNeverReturns(t *testing.T) {
+	r := newRig(t, 1)
+	ctx := t.Context()
+	pool := r.logged()
+	if err := subscribe.Migrate(ctx, pool); err != nil {
+		t.Fatal(err)
+	}
+	r.publish(follow(1, 2, 1))
+	health := &subscribe.Health{}
+	p := r.start(func(ctx context.Context) error {
+		return subscribe.Project(ctx, r.nc, pool, "search", logbook, subscribe.Report(health), subscribe.Log(testkit.Logger(t)))
+	})
+	applied := func() (n int) {
+		if err := pool.QueryRow(ctx, `SELECT count(*) FROM log`).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	r.await("the first event", func() (bool, error) { return applied() == 1, nil })
+	if err := p.stop(); err != nil {
+		t.Fatal(err)
+	}
+	never := make(chan struct{})
+	released := make(chan struct{})
+	r.publish(follow(1, 2, 2))
+	err := subscribe.Project(ctx, r.nc, pool, "search", func(context.Context, pgx.Tx, []event.Event) error {
+		defer close(released)
+		<-never
+		return errors.New("too late")
+	}, subscribe.Timeout(500*time.Millisecond), subscribe.Log(testkit.Logger(t)))
+	if !errors.Is(err, subscribe.ErrStuck) || !strings.Contains(err.Error(), "1 events of EVENTS-0 from 2 on") {
+		t.Errorf("a function that never returns: %v, want ErrStuck and the event", err)
+	}
+	close(never)
+	<-released
+	if n := applied(); n != 1 {
+		t.Errorf("%d events are applied, want the 1 that was done", n)
+	}
+
+	if err := r.js.DeleteStream(ctx, r.cfg.StreamName(0)); err != nil {
+		t.Fatal(err)
+	}
+	old := r.open[0].Partition
+	r.open = nil
+	r.declare(old)
+	r.publish(follow(1, 9, 1))
+	p = r.start(func(ctx context.Context) error {
+		return subscribe.Project(ctx, r.nc, pool, "search", logbook, subscribe.Report(health), subscribe.Log(testkit.Logger(t)))
+	})
+	r.await("the stop", func() (bool, error) {
+		err := health.Ready(ctx)
+		return err != nil && strings.Contains(err.Error(), "stream EVENTS-0 was made anew") && strings.Contains(err.Error(), "begin the projection anew"), nil
+	})
+	if n := applied(); n != 1 {
+		t.Errorf("%d events are applied, want the 1 that was done", n)
+	}
+	if err := p.stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// positions are where the open streams stand, as an export says.
+func (r *rig) positions() (all []subscribe.Position) {
+	r.t.Helper()
+	for _, o := range r.open {
+		s, err := broker.ReadStream(context.Background(), r.js, r.cfg, o.Number)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		all = append(all, subscribe.Position{Partition: s.Number, Stream: s.Name, Created: s.Created, Sequence: s.Last})
+	}
+	return all
+}
+
+// TestAProjectionBeginsBehindExports has two exports, with a resize between them, of streams of which the first two were removed since.
+func TestAProjectionBeginsBehindExports(t *testing.T) {
+	r := newRig(t, 2)
+	ctx := t.Context()
+	pool := r.logged()
+	if err := subscribe.Migrate(ctx, pool); err != nil {
+		t.Fatal(err)
+	}
+	r.publish(follow(1, 20, 1), follow(1, 2, 1)) // partitions 1 and 0
+	r.resize(2)
+	r.publish(follow(1, 20, 2), follow(1, 2, 2)) // 3 and 2
+	first := r.positions()
+	r.publish(follow(1, 2, 3)) // behind the first one
+	r.resize(1)
+	r.publish(follow(1, 2, 4))
+	second := append(r.positions(), subscribe.Position{Partition: 5})
+	r.publish(follow(1, 2, 5))
+	for n := range 2 {
+		if err := r.js.DeleteStream(ctx, r.cfg.StreamName(n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	begin := func() error {
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return subscribe.Begin(ctx, tx, "search", first, second) })
+	}
+	if err := begin(); err != nil {
+		t.Fatal(err)
+	}
+	if err := begin(); !errors.Is(err, subscribe.ErrBegun) {
+		t.Errorf("again: %v, want ErrBegun", err)
+	}
+	p := r.start(func(ctx context.Context) error {
+		return subscribe.Project(ctx, r.nc, pool, "search", logbook, subscribe.Log(testkit.Logger(t)))
+	})
+	var got []int64
+	r.await("what the exports do not cover", func() (bool, error) {
+		rows, _ := pool.Query(ctx, `SELECT version FROM log ORDER BY id`)
+		var err error
+		got, err = pgx.CollectRows(rows, pgx.RowTo[int64])
+		return len(got) == 3, err
+	})
+	if !slices.Equal(got, []int64{3, 4, 5}) {
+		t.Errorf("applied the versions %v, want those behind the first export, in order", got)
+	}
+	if err := p.stop(); err != nil {
+		t.Error(err)
+	}
+	if lag, err := subscribe.Lag(ctx, r.nc, pool, "search"); err != nil || lag.Messages != 0 {
+		t.Errorf("lag %+v, %v", lag, err)
+	}
+}
