@@ -763,7 +763,13 @@ func TestDocuments(t *testing.T) {
 				"POST /v1/"+k.Plural+":batch", "GET /v1/"+parents+"/{id}/counts")
 		}
 	}
-	want = append(want, "GET /v1/kinds", "GET /v1/posts/{id}/counts", "GET /v1/groups/{id}/counts",
+	for _, k := range kinds.Builtin().AllEdges() {
+		want = append(want, "GET /v1/"+k.Plural+":export")
+	}
+	for _, k := range kinds.Builtin().AllChildren() {
+		want = append(want, "GET /v1/"+k.Plural+":export")
+	}
+	want = append(want, "GET /v1/threads:export", "GET /v1/kinds", "GET /v1/posts/{id}/counts", "GET /v1/groups/{id}/counts",
 		"GET /v1/edge-removals/{removal_id}", "POST /v1/users/{id}:remove-edges", "POST /v1/posts/{id}:remove-edges", "POST /v1/groups/{id}:remove-edges")
 	slices.Sort(want)
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -20,8 +20,8 @@ var update = flag.Bool("update", false, "write the golden files")
 
 const goldenDocument = "testdata/openapi.json.gz"
 
-// TestTheDocumentKeepsWhatItHad compares the OpenAPI document with the one from before kinds were data: every operation, schema, code and example
-// of it is still there, word for word. Other kinds add to it.
+// TestTheDocumentKeepsWhatItHad compares the OpenAPI document with the one from before kinds were data: every operation, schema and code
+// of it is still there. Other kinds add to it, and prose and examples may change.
 func TestTheDocumentKeepsWhatItHad(t *testing.T) {
 	f := open(t)
 	now := f.document(t)
@@ -67,6 +67,9 @@ func missing(at string, was, now any) (lost []string) {
 			break
 		}
 		for name, v := range was {
+			if _, text := v.(string); text && (name == "description" || name == "summary") || name == "example" || name == "examples" {
+				continue
+			}
 			more, ok := object[name]
 			if !ok {
 				lost = append(lost, fmt.Sprintf("%s/%s is gone", at, name))

@@ -51,12 +51,12 @@ test('the reader sees every event, in the order of each follow, over stops and r
 
   await write('unfollow', 1000, 300); // none of these is for the reader
   await write('follow', 1000, 300);
-  await promisify(execFile)(binary, ['partitions', 'resize', '--to', '4', '--data', dev.dir]);
+  await promisify(execFile)(binary, ['partitions', 'resize', '--to', '4', '--yes', '--data', dev.dir]);
   await write('unfollow', 1000, 300);
   await write('follow', 1000, 300);
   reader = startReader(events);
   await reader.has(600);
-  await promisify(execFile)(binary, ['partitions', 'resize', '--to', '1', '--data', dev.dir]);
+  await promisify(execFile)(binary, ['partitions', 'resize', '--to', '1', '--yes', '--data', dev.dir]);
   await write('follow', 2000, 10);
   await reader.has(910);
   await reader.stop();

@@ -232,7 +232,7 @@ func (c *contract) mends(p projections.Projection) {
 				c.t.Errorf("a difference of %s says that it is of %s", p.Name(), d.Projection)
 			}
 		}
-		if _, err := c.mend(c.t.Context(), p, arriveWithin); err != nil {
+		if _, err := c.mend(c.t.Context(), p, arriveWithin, false); err != nil {
 			c.t.Fatal(err)
 		}
 		c.same(p, "after a row of "+table+" was mended")

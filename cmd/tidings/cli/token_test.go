@@ -152,7 +152,7 @@ func TestALeakedTokenIsIdentifiedAndNotShown(t *testing.T) {
 	}
 	replaced, revoked, expired := create("--name", "importer"), create("--name", "gone"), create("--name", "old", "--expires", "1h")
 	current := create("--name", "importer", "--replace")
-	if code, _, stderr := run(t, env, "", "token", "revoke", "--tenant", "7", "--name", "gone"); code != exitOK {
+	if code, _, stderr := run(t, env, "", "token", "revoke", "--tenant", "7", "--name", "gone", "--yes"); code != exitOK {
 		t.Fatal(stderr)
 	}
 	if _, err := db.Pool(t, postgres.RoleSystem).Exec(t.Context(), `UPDATE api_tokens SET created_at = now() - interval '3 days', expires_at = now() - interval '2 days' WHERE name = 'old'`); err != nil {
