@@ -94,7 +94,8 @@ func (h home) functions(t *testing.T) []function {
 func TestFunctionsFindOnlyTheObjectsOfTheirSchema(t *testing.T) {
 	eachHome(t, func(t *testing.T, h home) {
 		for _, f := range h.functions(t) {
-			if want := "search_path=" + h.schema + ", pg_temp"; !f.Bound && !slices.Equal(f.Settings, []string{want}) {
+			others := slices.DeleteFunc(slices.Clone(f.Settings), func(s string) bool { return strings.HasPrefix(s, "enable_") }) // those of the planner find nothing
+			if want := "search_path=" + h.schema + ", pg_temp"; !f.Bound && !slices.Equal(others, []string{want}) {
 				t.Errorf("%s has the settings %q, want %q: its migration begins with the set_config of 00001_init.sql, and it wants SET search_path FROM CURRENT", f.Signature, f.Settings, want)
 			}
 			if slices.Contains(f.Callers, "PUBLIC") {
@@ -161,6 +162,7 @@ var calls = map[string]struct {
 	"outbox_range_drop": {args: `50000001`, setup: `
 		INSERT INTO outbox_archive_holds (tenant_id, reason, created_by) VALUES (1, 'r', 'a');
 		UPDATE outbox_ranges SET first_occurred = now(), last_occurred = now() WHERE from_id = 50000001`},
+	"outbox_delivered": {args: `10`, setup: `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'follow', 2, 'created', '{}')`}, // pending: the answer is of its time
 	"outbox_archive_late": {args: `now(), 10`, passing: map[string]string{"outbox_messages_200000001": "outbox_messages"}, setup: `
 		INSERT INTO outbox_ranges (from_id, to_id, state) VALUES (200000001, 250000001, 'GONE');
 		INSERT INTO outbox_messages (id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, payload, processed_at)
@@ -223,8 +225,9 @@ const (
 
 func TestNoCallerHijacksAFunctionThatRunsAsItsOwner(t *testing.T) {
 	eachHome(t, func(t *testing.T, h home) {
-		h.exec(t, `DO $$ BEGIN EXECUTE format('GRANT TEMPORARY ON DATABASE %I TO tidings_api, tidings_system, tidings_writer', current_database()); END $$`)    // the attack does without the first defense
-		for _, name := range []string{"find_token", "changed_tokens", "child_event_fits", "outbox_range_archive", "outbox_range_drop", "outbox_archive_late"} { // in this order
+		h.exec(t, `DO $$ BEGIN EXECUTE format('GRANT TEMPORARY ON DATABASE %I TO tidings_api, tidings_system, tidings_writer', current_database()); END $$`) // the attack does without the first defense
+		for _, name := range []string{"find_token", "changed_tokens", "child_event_fits", "outbox_range_archive", "outbox_range_drop", "outbox_archive_late",
+			"outbox_delivered"} { // in this order
 			h.exec(t, calls[name].setup)
 		}
 		attacked := 0

@@ -8,6 +8,8 @@ export const codes = [
   'child-gone',
   'comment-gone',
   'cursor-invalid',
+  'erasure-unfinished',
+  'export-outdated',
   'header-invalid',
   'idempotency-key-reused',
   'if-match-missing',

@@ -2,7 +2,7 @@
 
 import { client } from './client.gen.js';
 import type { Client, ClientMeta, Options as Options2, RequestResult, TDataShape } from './client/index.js';
-import type { BatchCommentsData, BatchCommentsErrors, BatchCommentsResponses, BatchFollowsData, BatchFollowsErrors, BatchFollowsResponses, BatchLikesData, BatchLikesErrors, BatchLikesResponses, BatchMembershipsData, BatchMembershipsErrors, BatchMembershipsResponses, BatchMessagesData, BatchMessagesErrors, BatchMessagesResponses, BatchReviewsData, BatchReviewsErrors, BatchReviewsResponses, BatchSharesData, BatchSharesErrors, BatchSharesResponses, CheckFollowsData, CheckFollowsErrors, CheckFollowsResponses, CheckLikesData, CheckLikesErrors, CheckLikesResponses, CheckMembershipsData, CheckMembershipsErrors, CheckMembershipsResponses, CheckSharesData, CheckSharesErrors, CheckSharesResponses, CreateCommentData, CreateCommentErrors, CreateCommentResponses, CreateMessageData, CreateMessageErrors, CreateMessageResponses, CreateReviewData, CreateReviewErrors, CreateReviewResponses, DeleteCommentData, DeleteCommentErrors, DeleteCommentResponses, DeleteMessageData, DeleteMessageErrors, DeleteMessageResponses, DeleteReviewData, DeleteReviewErrors, DeleteReviewResponses, DiscardDlqMessageData, DiscardDlqMessageErrors, DiscardDlqMessageResponses, EditCommentData, EditCommentErrors, EditCommentResponses, EditMessageData, EditMessageErrors, EditMessageResponses, EditReviewData, EditReviewErrors, EditReviewResponses, FollowData, FollowErrors, FollowResponses, GetCommentBySlugData, GetCommentBySlugErrors, GetCommentBySlugResponses, GetCommentData, GetCommentErrors, GetCommentResponses, GetConversationCountsData, GetConversationCountsErrors, GetConversationCountsResponses, GetCountsData, GetCountsErrors, GetCountsResponses, GetDlqMessageData, GetDlqMessageErrors, GetDlqMessageResponses, GetEdgeRemovalData, GetEdgeRemovalErrors, GetEdgeRemovalResponses, GetFollowData, GetFollowErrors, GetFollowResponses, GetGroupCountsData, GetGroupCountsErrors, GetGroupCountsResponses, GetLikeData, GetLikeErrors, GetLikeResponses, GetManyCountsData, GetManyCountsErrors, GetManyCountsResponses, GetMembershipData, GetMembershipErrors, GetMembershipResponses, GetMessageData, GetMessageErrors, GetMessageResponses, GetMessageSummaryData, GetMessageSummaryErrors, GetMessageSummaryResponses, GetPostCountsData, GetPostCountsErrors, GetPostCountsResponses, GetProductCountsData, GetProductCountsErrors, GetProductCountsResponses, GetReviewData, GetReviewErrors, GetReviewResponses, GetReviewSummaryData, GetReviewSummaryErrors, GetReviewSummaryResponses, GetShareData, GetShareErrors, GetShareResponses, GetSummaryData, GetSummaryErrors, GetSummaryResponses, GetThreadData, GetThreadErrors, GetThreadResponses, GetTreeData, GetTreeErrors, GetTreeResponses, ListCommentsData, ListCommentsErrors, ListCommentsResponses, ListCommentVersionsData, ListCommentVersionsErrors, ListCommentVersionsResponses, ListDlqData, ListDlqErrors, ListDlqResponses, ListFollowersData, ListFollowersErrors, ListFollowersResponses, ListFollowingData, ListFollowingErrors, ListFollowingResponses, ListFollowVersionsData, ListFollowVersionsErrors, ListFollowVersionsResponses, ListGroupMembersData, ListGroupMembersErrors, ListGroupMembersResponses, ListKindsData, ListKindsErrors, ListKindsResponses, ListLikeVersionsData, ListLikeVersionsErrors, ListLikeVersionsResponses, ListMembershipVersionsData, ListMembershipVersionsErrors, ListMembershipVersionsResponses, ListMessagesData, ListMessagesErrors, ListMessagesResponses, ListMessageVersionsData, ListMessageVersionsErrors, ListMessageVersionsResponses, ListMutualsData, ListMutualsErrors, ListMutualsResponses, ListPendingData, ListPendingErrors, ListPendingResponses, ListPostLikersData, ListPostLikersErrors, ListPostLikersResponses, ListPostSharersData, ListPostSharersErrors, ListPostSharersResponses, ListRepliesData, ListRepliesErrors, ListRepliesResponses, ListReviewsData, ListReviewsErrors, ListReviewsResponses, ListReviewVersionsData, ListReviewVersionsErrors, ListReviewVersionsResponses, ListShareVersionsData, ListShareVersionsErrors, ListShareVersionsResponses, ListThreadVersionsData, ListThreadVersionsErrors, ListThreadVersionsResponses, ListUserGroupsData, ListUserGroupsErrors, ListUserGroupsResponses, ListUserLikesData, ListUserLikesErrors, ListUserLikesResponses, ListUserMessagesData, ListUserMessagesErrors, ListUserMessagesResponses, ListUserReviewsData, ListUserReviewsErrors, ListUserReviewsResponses, ListUsersCommentsData, ListUsersCommentsErrors, ListUsersCommentsResponses, ListUserSharesData, ListUserSharesErrors, ListUserSharesResponses, ModerateCommentData, ModerateCommentErrors, ModerateCommentResponses, PatchMembershipData, PatchMembershipErrors, PatchMembershipResponses, PutLikeData, PutLikeErrors, PutLikeResponses, PutMembershipData, PutMembershipErrors, PutMembershipResponses, PutShareData, PutShareErrors, PutShareResponses, PutThreadData, PutThreadErrors, PutThreadResponses, RemoveGroupEdgesData, RemoveGroupEdgesErrors, RemoveGroupEdgesResponses, RemoveLikeData, RemoveLikeErrors, RemoveLikeResponses, RemoveMembershipData, RemoveMembershipErrors, RemoveMembershipResponses, RemovePostEdgesData, RemovePostEdgesErrors, RemovePostEdgesResponses, RemoveShareData, RemoveShareErrors, RemoveShareResponses, RemoveUserEdgesData, RemoveUserEdgesErrors, RemoveUserEdgesResponses, RetryDlqMessageData, RetryDlqMessageErrors, RetryDlqMessageResponses, UnfollowData, UnfollowErrors, UnfollowResponses } from './types.gen.js';
+import type { BatchCommentsData, BatchCommentsErrors, BatchCommentsResponses, BatchFollowsData, BatchFollowsErrors, BatchFollowsResponses, BatchLikesData, BatchLikesErrors, BatchLikesResponses, BatchMembershipsData, BatchMembershipsErrors, BatchMembershipsResponses, BatchMessagesData, BatchMessagesErrors, BatchMessagesResponses, BatchReviewsData, BatchReviewsErrors, BatchReviewsResponses, BatchSharesData, BatchSharesErrors, BatchSharesResponses, CheckFollowsData, CheckFollowsErrors, CheckFollowsResponses, CheckLikesData, CheckLikesErrors, CheckLikesResponses, CheckMembershipsData, CheckMembershipsErrors, CheckMembershipsResponses, CheckSharesData, CheckSharesErrors, CheckSharesResponses, CreateCommentData, CreateCommentErrors, CreateCommentResponses, CreateMessageData, CreateMessageErrors, CreateMessageResponses, CreateReviewData, CreateReviewErrors, CreateReviewResponses, DeleteCommentData, DeleteCommentErrors, DeleteCommentResponses, DeleteMessageData, DeleteMessageErrors, DeleteMessageResponses, DeleteReviewData, DeleteReviewErrors, DeleteReviewResponses, DiscardDlqMessageData, DiscardDlqMessageErrors, DiscardDlqMessageResponses, EditCommentData, EditCommentErrors, EditCommentResponses, EditMessageData, EditMessageErrors, EditMessageResponses, EditReviewData, EditReviewErrors, EditReviewResponses, ExportCommentsData, ExportCommentsErrors, ExportCommentsResponses, ExportFollowsData, ExportFollowsErrors, ExportFollowsResponses, ExportLikesData, ExportLikesErrors, ExportLikesResponses, ExportMembershipsData, ExportMembershipsErrors, ExportMembershipsResponses, ExportMessagesData, ExportMessagesErrors, ExportMessagesResponses, ExportReviewsData, ExportReviewsErrors, ExportReviewsResponses, ExportSharesData, ExportSharesErrors, ExportSharesResponses, ExportThreadsData, ExportThreadsErrors, ExportThreadsResponses, FollowData, FollowErrors, FollowResponses, GetCommentBySlugData, GetCommentBySlugErrors, GetCommentBySlugResponses, GetCommentData, GetCommentErrors, GetCommentResponses, GetConversationCountsData, GetConversationCountsErrors, GetConversationCountsResponses, GetCountsData, GetCountsErrors, GetCountsResponses, GetDlqMessageData, GetDlqMessageErrors, GetDlqMessageResponses, GetEdgeRemovalData, GetEdgeRemovalErrors, GetEdgeRemovalResponses, GetFollowData, GetFollowErrors, GetFollowResponses, GetGroupCountsData, GetGroupCountsErrors, GetGroupCountsResponses, GetLikeData, GetLikeErrors, GetLikeResponses, GetManyCountsData, GetManyCountsErrors, GetManyCountsResponses, GetMembershipData, GetMembershipErrors, GetMembershipResponses, GetMessageData, GetMessageErrors, GetMessageResponses, GetMessageSummaryData, GetMessageSummaryErrors, GetMessageSummaryResponses, GetPostCountsData, GetPostCountsErrors, GetPostCountsResponses, GetProductCountsData, GetProductCountsErrors, GetProductCountsResponses, GetReviewData, GetReviewErrors, GetReviewResponses, GetReviewSummaryData, GetReviewSummaryErrors, GetReviewSummaryResponses, GetShareData, GetShareErrors, GetShareResponses, GetSummaryData, GetSummaryErrors, GetSummaryResponses, GetThreadData, GetThreadErrors, GetThreadResponses, GetTreeData, GetTreeErrors, GetTreeResponses, ListCommentsData, ListCommentsErrors, ListCommentsResponses, ListCommentVersionsData, ListCommentVersionsErrors, ListCommentVersionsResponses, ListDlqData, ListDlqErrors, ListDlqResponses, ListFollowersData, ListFollowersErrors, ListFollowersResponses, ListFollowingData, ListFollowingErrors, ListFollowingResponses, ListFollowVersionsData, ListFollowVersionsErrors, ListFollowVersionsResponses, ListGroupMembersData, ListGroupMembersErrors, ListGroupMembersResponses, ListKindsData, ListKindsErrors, ListKindsResponses, ListLikeVersionsData, ListLikeVersionsErrors, ListLikeVersionsResponses, ListMembershipVersionsData, ListMembershipVersionsErrors, ListMembershipVersionsResponses, ListMessagesData, ListMessagesErrors, ListMessagesResponses, ListMessageVersionsData, ListMessageVersionsErrors, ListMessageVersionsResponses, ListMutualsData, ListMutualsErrors, ListMutualsResponses, ListPendingData, ListPendingErrors, ListPendingResponses, ListPostLikersData, ListPostLikersErrors, ListPostLikersResponses, ListPostSharersData, ListPostSharersErrors, ListPostSharersResponses, ListRepliesData, ListRepliesErrors, ListRepliesResponses, ListReviewsData, ListReviewsErrors, ListReviewsResponses, ListReviewVersionsData, ListReviewVersionsErrors, ListReviewVersionsResponses, ListShareVersionsData, ListShareVersionsErrors, ListShareVersionsResponses, ListThreadVersionsData, ListThreadVersionsErrors, ListThreadVersionsResponses, ListUserGroupsData, ListUserGroupsErrors, ListUserGroupsResponses, ListUserLikesData, ListUserLikesErrors, ListUserLikesResponses, ListUserMessagesData, ListUserMessagesErrors, ListUserMessagesResponses, ListUserReviewsData, ListUserReviewsErrors, ListUserReviewsResponses, ListUsersCommentsData, ListUsersCommentsErrors, ListUsersCommentsResponses, ListUserSharesData, ListUserSharesErrors, ListUserSharesResponses, ModerateCommentData, ModerateCommentErrors, ModerateCommentResponses, PatchMembershipData, PatchMembershipErrors, PatchMembershipResponses, PutLikeData, PutLikeErrors, PutLikeResponses, PutMembershipData, PutMembershipErrors, PutMembershipResponses, PutShareData, PutShareErrors, PutShareResponses, PutThreadData, PutThreadErrors, PutThreadResponses, RemoveGroupEdgesData, RemoveGroupEdgesErrors, RemoveGroupEdgesResponses, RemoveLikeData, RemoveLikeErrors, RemoveLikeResponses, RemoveMembershipData, RemoveMembershipErrors, RemoveMembershipResponses, RemovePostEdgesData, RemovePostEdgesErrors, RemovePostEdgesResponses, RemoveShareData, RemoveShareErrors, RemoveShareResponses, RemoveUserEdgesData, RemoveUserEdgesErrors, RemoveUserEdgesResponses, RetryDlqMessageData, RetryDlqMessageErrors, RetryDlqMessageResponses, UnfollowData, UnfollowErrors, UnfollowResponses } from './types.gen.js';
 
 export type Options<TData extends TDataShape = TDataShape, ThrowOnError extends boolean = boolean, TResponse = unknown> = Options2<TData, ThrowOnError, TResponse> & {
     /**
@@ -164,6 +164,20 @@ export class Operations extends HeyApiClient {
                 'Content-Type': 'application/json',
                 ...options.headers
             }
+        });
+    }
+    
+    /**
+     * Export all comments of the tenant
+     *
+     * For a projection of one's own that begins after the streams' oldest events: all states that there are, and where the streams continue. Keep the version with each state and drop what is not above it. The answer is a line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. Resume after any line, also when the answer breaks off, with its `after` and the `cursor` of the first one. Then read each stream behind its sequence. By post, in the order of the thread, withdrawn and erased ones too. Needs the role `export`.
+     */
+    public exportComments<ThrowOnError extends boolean = true>(options?: Options<ExportCommentsData, ThrowOnError>): RequestResult<ExportCommentsResponses, ExportCommentsErrors, ThrowOnError, 'data'> {
+        return (options?.client ?? this.client).get<ExportCommentsResponses, ExportCommentsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/comments:export',
+            ...options
         });
     }
     
@@ -334,6 +348,20 @@ export class Operations extends HeyApiClient {
     }
     
     /**
+     * Export all follows of the tenant
+     *
+     * For a projection of one's own that begins after the streams' oldest events: all states that there are, and where the streams continue. Keep the version with each state and drop what is not above it. The answer is a line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. Resume after any line, also when the answer breaks off, with its `after` and the `cursor` of the first one. Then read each stream behind its sequence. By origin and target, removed ones too. Needs the role `export`.
+     */
+    public exportFollows<ThrowOnError extends boolean = true>(options?: Options<ExportFollowsData, ThrowOnError>): RequestResult<ExportFollowsResponses, ExportFollowsErrors, ThrowOnError, 'data'> {
+        return (options?.client ?? this.client).get<ExportFollowsResponses, ExportFollowsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/follows:export',
+            ...options
+        });
+    }
+    
+    /**
      * Count the edges of a group
      *
      * From a projection. What nobody knows has 0. Needs the role `read`.
@@ -486,6 +514,20 @@ export class Operations extends HeyApiClient {
     }
     
     /**
+     * Export all likes of the tenant
+     *
+     * For a projection of one's own that begins after the streams' oldest events: all states that there are, and where the streams continue. Keep the version with each state and drop what is not above it. The answer is a line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. Resume after any line, also when the answer breaks off, with its `after` and the `cursor` of the first one. Then read each stream behind its sequence. By origin and target, removed ones too. Needs the role `export`.
+     */
+    public exportLikes<ThrowOnError extends boolean = true>(options?: Options<ExportLikesData, ThrowOnError>): RequestResult<ExportLikesResponses, ExportLikesErrors, ThrowOnError, 'data'> {
+        return (options?.client ?? this.client).get<ExportLikesResponses, ExportLikesErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/likes:export',
+            ...options
+        });
+    }
+    
+    /**
      * Remove a membership
      *
      * 204 also when there was none; then there is no event. Needs the role `write`.
@@ -600,6 +642,20 @@ export class Operations extends HeyApiClient {
     }
     
     /**
+     * Export all memberships of the tenant
+     *
+     * For a projection of one's own that begins after the streams' oldest events: all states that there are, and where the streams continue. Keep the version with each state and drop what is not above it. The answer is a line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. Resume after any line, also when the answer breaks off, with its `after` and the `cursor` of the first one. Then read each stream behind its sequence. By origin and target, removed ones too. Needs the role `export`.
+     */
+    public exportMemberships<ThrowOnError extends boolean = true>(options?: Options<ExportMembershipsData, ThrowOnError>): RequestResult<ExportMembershipsResponses, ExportMembershipsErrors, ThrowOnError, 'data'> {
+        return (options?.client ?? this.client).get<ExportMembershipsResponses, ExportMembershipsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/memberships:export',
+            ...options
+        });
+    }
+    
+    /**
      * Withdraw a message for its author
      *
      * Final. Needs the role `write`.
@@ -674,6 +730,20 @@ export class Operations extends HeyApiClient {
                 'Content-Type': 'application/json',
                 ...options.headers
             }
+        });
+    }
+    
+    /**
+     * Export all messages of the tenant
+     *
+     * For a projection of one's own that begins after the streams' oldest events: all states that there are, and where the streams continue. Keep the version with each state and drop what is not above it. The answer is a line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. Resume after any line, also when the answer breaks off, with its `after` and the `cursor` of the first one. Then read each stream behind its sequence. By conversation, withdrawn and erased ones too. Needs the role `export`.
+     */
+    public exportMessages<ThrowOnError extends boolean = true>(options?: Options<ExportMessagesData, ThrowOnError>): RequestResult<ExportMessagesResponses, ExportMessagesErrors, ThrowOnError, 'data'> {
+        return (options?.client ?? this.client).get<ExportMessagesResponses, ExportMessagesErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/messages:export',
+            ...options
         });
     }
     
@@ -1074,6 +1144,20 @@ export class Operations extends HeyApiClient {
     }
     
     /**
+     * Export all reviews of the tenant
+     *
+     * For a projection of one's own that begins after the streams' oldest events: all states that there are, and where the streams continue. Keep the version with each state and drop what is not above it. The answer is a line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. Resume after any line, also when the answer breaks off, with its `after` and the `cursor` of the first one. Then read each stream behind its sequence. By product, withdrawn and erased ones too. Needs the role `export`.
+     */
+    public exportReviews<ThrowOnError extends boolean = true>(options?: Options<ExportReviewsData, ThrowOnError>): RequestResult<ExportReviewsResponses, ExportReviewsErrors, ThrowOnError, 'data'> {
+        return (options?.client ?? this.client).get<ExportReviewsResponses, ExportReviewsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/reviews:export',
+            ...options
+        });
+    }
+    
+    /**
      * Remove a share
      *
      * 204 also when there was none; then there is no event. Needs the role `write`.
@@ -1162,6 +1246,34 @@ export class Operations extends HeyApiClient {
                 'Content-Type': 'application/json',
                 ...options.headers
             }
+        });
+    }
+    
+    /**
+     * Export all shares of the tenant
+     *
+     * For a projection of one's own that begins after the streams' oldest events: all states that there are, and where the streams continue. Keep the version with each state and drop what is not above it. The answer is a line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. Resume after any line, also when the answer breaks off, with its `after` and the `cursor` of the first one. Then read each stream behind its sequence. By origin and target, removed ones too. Needs the role `export`.
+     */
+    public exportShares<ThrowOnError extends boolean = true>(options?: Options<ExportSharesData, ThrowOnError>): RequestResult<ExportSharesResponses, ExportSharesErrors, ThrowOnError, 'data'> {
+        return (options?.client ?? this.client).get<ExportSharesResponses, ExportSharesErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/shares:export',
+            ...options
+        });
+    }
+    
+    /**
+     * Export all threads of the tenant
+     *
+     * For a projection of one's own that begins after the streams' oldest events: all states that there are, and where the streams continue. Keep the version with each state and drop what is not above it. The answer is a line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. Resume after any line, also when the answer breaks off, with its `after` and the `cursor` of the first one. Then read each stream behind its sequence. The settings of threads of every kind, by object and kind. Needs the role `export`.
+     */
+    public exportThreads<ThrowOnError extends boolean = true>(options?: Options<ExportThreadsData, ThrowOnError>): RequestResult<ExportThreadsResponses, ExportThreadsErrors, ThrowOnError, 'data'> {
+        return (options?.client ?? this.client).get<ExportThreadsResponses, ExportThreadsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/threads:export',
+            ...options
         });
     }
     

@@ -123,7 +123,7 @@ export type Comment = {
 
 export type CommentList = {
     /**
-     * Everything that was published up to then is in the list.
+     * Every write that had committed by then is in the list.
      */
     as_of: string;
     items: Array<Comment>;
@@ -166,7 +166,7 @@ export type CommentVersion = {
 
 export type CommentVersions = {
     /**
-     * Everything that was published up to then is in the history.
+     * Every write that had committed by then is in the history.
      */
     as_of: string;
     /**
@@ -181,7 +181,7 @@ export type CommentVersions = {
 
 export type ConversationCounts = {
     /**
-     * Everything that was published up to then is counted.
+     * Every write that had committed by then is counted.
      */
     as_of: string;
     messages: {
@@ -198,7 +198,7 @@ export type ConversationCounts = {
 
 export type Counts = {
     /**
-     * Everything that was published up to then is counted.
+     * Every write that had committed by then is counted.
      */
     as_of: string;
     followers: number;
@@ -409,7 +409,7 @@ export type EdgeKind = {
 
 export type EdgeList = {
     /**
-     * Everything that was published up to then is in the list.
+     * Every write that had committed by then is in the list.
      */
     as_of: string;
     items: Array<Edge>;
@@ -474,6 +474,72 @@ export type EditOperation = {
      */
     if_match?: number | '*';
     op: 'edit';
+};
+
+export type ExportEnd = {
+    /**
+     * more: resume behind the last line. done: there is nothing behind it. problem: as more, or what the problem says.
+     */
+    end: 'more' | 'done' | 'problem';
+    problem?: Problem;
+};
+
+export type ExportHead = {
+    began_at: string;
+    /**
+     * Resumes this export, with after of any line.
+     */
+    cursor: string;
+    /**
+     * The aggregate type of the events.
+     */
+    kind: string;
+    /**
+     * Where to continue: read each stream behind its sequence. Read one of a higher number, which is made later, from its beginning.
+     */
+    streams: Array<ExportPosition>;
+    /**
+     * A decimal number from 1 to 9223372036854775807, as a string.
+     */
+    tenant: string;
+};
+
+export type ExportPosition = {
+    /**
+     * When the stream was made.
+     */
+    created?: string;
+    /**
+     * Its number.
+     */
+    partition: number;
+    /**
+     * A decimal 64-bit number, as a string. 0: read the stream from its beginning.
+     */
+    sequence: string;
+    /**
+     * Its name; absent before the stream is made.
+     */
+    stream?: string;
+};
+
+export type ExportState = {
+    /**
+     * The place of this line: resumes the export behind it.
+     */
+    after: string;
+    /**
+     * As the event has it; actor is empty.
+     */
+    data: unknown;
+    /**
+     * ce-subject: the aggregate's id.
+     */
+    subject: string;
+    /**
+     * ce-type of an event that leads to this state.
+     */
+    type: string;
 };
 
 export type FieldError = {
@@ -546,7 +612,7 @@ export type FollowVersion = {
 
 export type FollowVersions = {
     /**
-     * Everything that was published up to then is in the history.
+     * Every write that had committed by then is in the history.
      */
     as_of: string;
     /**
@@ -561,7 +627,7 @@ export type FollowVersions = {
 
 export type GroupCounts = {
     /**
-     * Everything that was published up to then is counted.
+     * Every write that had committed by then is counted.
      */
     as_of: string;
     members: number;
@@ -647,7 +713,7 @@ export type LikeOrigin = {
 
 export type LikeOrigins = {
     /**
-     * Everything that was published up to then is in the list.
+     * Every write that had committed by then is in the list.
      */
     as_of: string;
     items: Array<LikeOrigin>;
@@ -689,7 +755,7 @@ export type LikeRelation = {
 
 export type LikeRelationList = {
     /**
-     * Everything that was published up to then is in the answer.
+     * Every write that had committed by then is in the answer.
      */
     as_of: string;
     /**
@@ -711,7 +777,7 @@ export type LikeTarget = {
 
 export type LikeTargets = {
     /**
-     * Everything that was published up to then is in the list.
+     * Every write that had committed by then is in the list.
      */
     as_of: string;
     items: Array<LikeTarget>;
@@ -747,7 +813,7 @@ export type LikeVersion = {
 
 export type LikeVersions = {
     /**
-     * Everything that was published up to then is in the history.
+     * Every write that had committed by then is in the history.
      */
     as_of: string;
     /**
@@ -815,7 +881,7 @@ export type MembershipOrigin = {
 
 export type MembershipOrigins = {
     /**
-     * Everything that was published up to then is in the list.
+     * Every write that had committed by then is in the list.
      */
     as_of: string;
     items: Array<MembershipOrigin>;
@@ -876,7 +942,7 @@ export type MembershipRelation = {
 
 export type MembershipRelationList = {
     /**
-     * Everything that was published up to then is in the answer.
+     * Every write that had committed by then is in the answer.
      */
     as_of: string;
     /**
@@ -917,7 +983,7 @@ export type MembershipTarget = {
 
 export type MembershipTargets = {
     /**
-     * Everything that was published up to then is in the list.
+     * Every write that had committed by then is in the list.
      */
     as_of: string;
     items: Array<MembershipTarget>;
@@ -953,7 +1019,7 @@ export type MembershipVersion = {
 
 export type MembershipVersions = {
     /**
-     * Everything that was published up to then is in the history.
+     * Every write that had committed by then is in the history.
      */
     as_of: string;
     /**
@@ -1051,7 +1117,7 @@ export type MessageInput = {
 
 export type MessageList = {
     /**
-     * Everything that was published up to then is in the list.
+     * Every write that had committed by then is in the list.
      */
     as_of: string;
     items: Array<Message>;
@@ -1063,7 +1129,7 @@ export type MessageList = {
 
 export type MessagePage = {
     /**
-     * Everything that was published up to then is in the page.
+     * Every write that had committed by then is in the page.
      */
     as_of: string;
     items: Array<Message>;
@@ -1079,7 +1145,7 @@ export type MessagePage = {
 
 export type MessageSummary = {
     /**
-     * Everything that was published up to then is counted.
+     * Every write that had committed by then is counted.
      */
     as_of: string;
     /**
@@ -1133,7 +1199,7 @@ export type MessageVersion = {
 
 export type MessageVersions = {
     /**
-     * Everything that was published up to then is in the history.
+     * Every write that had committed by then is in the history.
      */
     as_of: string;
     /**
@@ -1156,7 +1222,7 @@ export type ModerateInputBody = {
 
 export type MutualList = {
     /**
-     * Everything that was published up to then is in the list.
+     * Every write that had committed by then is in the list.
      */
     as_of: string;
     items: Array<Edge>;
@@ -1266,7 +1332,7 @@ export type PastShare = {
 
 export type PostCounts = {
     /**
-     * Everything that was published up to then is counted.
+     * Every write that had committed by then is counted.
      */
     as_of: string;
     comments: {
@@ -1325,7 +1391,7 @@ export type Problem = {
 
 export type ProductCounts = {
     /**
-     * Everything that was published up to then is counted.
+     * Every write that had committed by then is counted.
      */
     as_of: string;
     reviews: {
@@ -1377,7 +1443,7 @@ export type Relation = {
 
 export type RelationList = {
     /**
-     * Everything that was published up to then is in the answer.
+     * Every write that had committed by then is in the answer.
      */
     as_of: string;
     /**
@@ -1486,7 +1552,7 @@ export type ReviewInput = {
 
 export type ReviewList = {
     /**
-     * Everything that was published up to then is in the list.
+     * Every write that had committed by then is in the list.
      */
     as_of: string;
     items: Array<Review>;
@@ -1498,7 +1564,7 @@ export type ReviewList = {
 
 export type ReviewPage = {
     /**
-     * Everything that was published up to then is in the page.
+     * Every write that had committed by then is in the page.
      */
     as_of: string;
     items: Array<Review>;
@@ -1514,7 +1580,7 @@ export type ReviewPage = {
 
 export type ReviewSummary = {
     /**
-     * Everything that was published up to then is counted.
+     * Every write that had committed by then is counted.
      */
     as_of: string;
     /**
@@ -1568,7 +1634,7 @@ export type ReviewVersion = {
 
 export type ReviewVersions = {
     /**
-     * Everything that was published up to then is in the history.
+     * Every write that had committed by then is in the history.
      */
     as_of: string;
     /**
@@ -1644,7 +1710,7 @@ export type ShareOrigin = {
 
 export type ShareOrigins = {
     /**
-     * Everything that was published up to then is in the list.
+     * Every write that had committed by then is in the list.
      */
     as_of: string;
     items: Array<ShareOrigin>;
@@ -1686,7 +1752,7 @@ export type ShareRelation = {
 
 export type ShareRelationList = {
     /**
-     * Everything that was published up to then is in the answer.
+     * Every write that had committed by then is in the answer.
      */
     as_of: string;
     /**
@@ -1708,7 +1774,7 @@ export type ShareTarget = {
 
 export type ShareTargets = {
     /**
-     * Everything that was published up to then is in the list.
+     * Every write that had committed by then is in the list.
      */
     as_of: string;
     items: Array<ShareTarget>;
@@ -1744,7 +1810,7 @@ export type ShareVersion = {
 
 export type ShareVersions = {
     /**
-     * Everything that was published up to then is in the history.
+     * Every write that had committed by then is in the history.
      */
     as_of: string;
     /**
@@ -1759,7 +1825,7 @@ export type ShareVersions = {
 
 export type ThreadComment = {
     /**
-     * Everything that was published up to then has been looked at.
+     * Every write that had committed by then has been looked at.
      */
     as_of: string;
     /**
@@ -1799,7 +1865,7 @@ export type ThreadComment = {
 
 export type ThreadPage = {
     /**
-     * Everything that was published up to then is in the page.
+     * Every write that had committed by then is in the page.
      */
     as_of: string;
     items: Array<Comment>;
@@ -1859,7 +1925,7 @@ export type ThreadState = {
 
 export type ThreadSummary = {
     /**
-     * Everything that was published up to then is counted.
+     * Every write that had committed by then is counted.
      */
     as_of: string;
     /**
@@ -1918,7 +1984,7 @@ export type ThreadVersions = {
 
 export type Tree = {
     /**
-     * Everything that was published up to then is in the tree.
+     * Every write that had committed by then is in the tree.
      */
     as_of: string;
     /**
@@ -1978,7 +2044,7 @@ export type UserCounts = {
 
 export type UserCountsList = {
     /**
-     * Everything that was published up to then is counted.
+     * Every write that had committed by then is counted.
      */
     as_of: string;
     /**
@@ -2002,7 +2068,7 @@ export type DeleteCommentData = {
     body?: never;
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -2148,7 +2214,7 @@ export type EditCommentData = {
     body: EditInputBody;
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -2247,7 +2313,7 @@ export type ModerateCommentData = {
     body: ModerateInputBody;
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -2485,7 +2551,7 @@ export type BatchCommentsData = {
     };
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -2557,6 +2623,76 @@ export type BatchCommentsResponses = {
 };
 
 export type BatchCommentsResponse = BatchCommentsResponses[keyof BatchCommentsResponses];
+
+export type ExportCommentsData = {
+    body?: never;
+    path?: never;
+    query?: {
+        /**
+         * That of an earlier answer of this export: continues it, with the same streams.
+         */
+        cursor?: string;
+        /**
+         * The after of a line: continues behind it.
+         */
+        after?: string;
+        /**
+         * States at most. An answer may have fewer: the server ends it in time.
+         */
+        lines?: number;
+    };
+    url: '/v1/comments:export';
+};
+
+export type ExportCommentsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `cursor-invalid`: The cursor is not one that this list gave.
+     * `header-invalid`: A header has a value that it cannot have.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `export-outdated`: The export cannot be joined to the streams any more: an erasure has begun since, or they have dropped what comes behind it; begin again without a cursor.
+     */
+    410: Problem;
+    /**
+     * `validation-failed`: Some values are not valid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server is at fault.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: More requests come than can be served; nothing was done, try again.
+     * `unavailable`: A database is away for now; try again.
+     * `erasure-unfinished`: An erasure of the tenant has not finished: an export of these edges begins after it; try again.
+     */
+    503: Problem;
+};
+
+export type ExportCommentsError = ExportCommentsErrors[keyof ExportCommentsErrors];
+
+export type ExportCommentsResponses = {
+    /**
+     * Lines of JSON: the first is an object with the member export, an ExportHead; the last is an ExportEnd; all others are ExportStates.
+     */
+    200: string;
+};
+
+export type ExportCommentsResponse = ExportCommentsResponses[keyof ExportCommentsResponses];
 
 export type ListMessagesData = {
     body?: never;
@@ -2650,7 +2786,7 @@ export type CreateMessageData = {
     body: MessageInput;
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -2921,7 +3057,7 @@ export type UnfollowData = {
     body?: never;
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -3062,7 +3198,7 @@ export type FollowData = {
     body?: never;
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -3209,7 +3345,7 @@ export type BatchFollowsData = {
     };
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -3351,6 +3487,76 @@ export type CheckFollowsResponses = {
 };
 
 export type CheckFollowsResponse = CheckFollowsResponses[keyof CheckFollowsResponses];
+
+export type ExportFollowsData = {
+    body?: never;
+    path?: never;
+    query?: {
+        /**
+         * That of an earlier answer of this export: continues it, with the same streams.
+         */
+        cursor?: string;
+        /**
+         * The after of a line: continues behind it.
+         */
+        after?: string;
+        /**
+         * States at most. An answer may have fewer: the server ends it in time.
+         */
+        lines?: number;
+    };
+    url: '/v1/follows:export';
+};
+
+export type ExportFollowsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `cursor-invalid`: The cursor is not one that this list gave.
+     * `header-invalid`: A header has a value that it cannot have.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `export-outdated`: The export cannot be joined to the streams any more: an erasure has begun since, or they have dropped what comes behind it; begin again without a cursor.
+     */
+    410: Problem;
+    /**
+     * `validation-failed`: Some values are not valid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server is at fault.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: More requests come than can be served; nothing was done, try again.
+     * `unavailable`: A database is away for now; try again.
+     * `erasure-unfinished`: An erasure of the tenant has not finished: an export of these edges begins after it; try again.
+     */
+    503: Problem;
+};
+
+export type ExportFollowsError = ExportFollowsErrors[keyof ExportFollowsErrors];
+
+export type ExportFollowsResponses = {
+    /**
+     * Lines of JSON: the first is an object with the member export, an ExportHead; the last is an ExportEnd; all others are ExportStates.
+     */
+    200: string;
+};
+
+export type ExportFollowsResponse = ExportFollowsResponses[keyof ExportFollowsResponses];
 
 export type GetGroupCountsData = {
     body?: never;
@@ -3494,7 +3700,7 @@ export type RemoveGroupEdgesData = {
     body?: GroupEdgeRemovalOptions;
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -3630,7 +3836,7 @@ export type RemoveLikeData = {
     body?: never;
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -3770,7 +3976,7 @@ export type PutLikeData = {
     body?: never;
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -3916,7 +4122,7 @@ export type BatchLikesData = {
     };
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -4059,11 +4265,81 @@ export type CheckLikesResponses = {
 
 export type CheckLikesResponse = CheckLikesResponses[keyof CheckLikesResponses];
 
+export type ExportLikesData = {
+    body?: never;
+    path?: never;
+    query?: {
+        /**
+         * That of an earlier answer of this export: continues it, with the same streams.
+         */
+        cursor?: string;
+        /**
+         * The after of a line: continues behind it.
+         */
+        after?: string;
+        /**
+         * States at most. An answer may have fewer: the server ends it in time.
+         */
+        lines?: number;
+    };
+    url: '/v1/likes:export';
+};
+
+export type ExportLikesErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `cursor-invalid`: The cursor is not one that this list gave.
+     * `header-invalid`: A header has a value that it cannot have.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `export-outdated`: The export cannot be joined to the streams any more: an erasure has begun since, or they have dropped what comes behind it; begin again without a cursor.
+     */
+    410: Problem;
+    /**
+     * `validation-failed`: Some values are not valid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server is at fault.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: More requests come than can be served; nothing was done, try again.
+     * `unavailable`: A database is away for now; try again.
+     * `erasure-unfinished`: An erasure of the tenant has not finished: an export of these edges begins after it; try again.
+     */
+    503: Problem;
+};
+
+export type ExportLikesError = ExportLikesErrors[keyof ExportLikesErrors];
+
+export type ExportLikesResponses = {
+    /**
+     * Lines of JSON: the first is an object with the member export, an ExportHead; the last is an ExportEnd; all others are ExportStates.
+     */
+    200: string;
+};
+
+export type ExportLikesResponse = ExportLikesResponses[keyof ExportLikesResponses];
+
 export type RemoveMembershipData = {
     body?: never;
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -4217,7 +4493,7 @@ export type PatchMembershipData = {
     };
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -4318,7 +4594,7 @@ export type PutMembershipData = {
     };
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -4489,7 +4765,7 @@ export type BatchMembershipsData = {
     };
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -4632,11 +4908,81 @@ export type CheckMembershipsResponses = {
 
 export type CheckMembershipsResponse = CheckMembershipsResponses[keyof CheckMembershipsResponses];
 
+export type ExportMembershipsData = {
+    body?: never;
+    path?: never;
+    query?: {
+        /**
+         * That of an earlier answer of this export: continues it, with the same streams.
+         */
+        cursor?: string;
+        /**
+         * The after of a line: continues behind it.
+         */
+        after?: string;
+        /**
+         * States at most. An answer may have fewer: the server ends it in time.
+         */
+        lines?: number;
+    };
+    url: '/v1/memberships:export';
+};
+
+export type ExportMembershipsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `cursor-invalid`: The cursor is not one that this list gave.
+     * `header-invalid`: A header has a value that it cannot have.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `export-outdated`: The export cannot be joined to the streams any more: an erasure has begun since, or they have dropped what comes behind it; begin again without a cursor.
+     */
+    410: Problem;
+    /**
+     * `validation-failed`: Some values are not valid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server is at fault.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: More requests come than can be served; nothing was done, try again.
+     * `unavailable`: A database is away for now; try again.
+     * `erasure-unfinished`: An erasure of the tenant has not finished: an export of these edges begins after it; try again.
+     */
+    503: Problem;
+};
+
+export type ExportMembershipsError = ExportMembershipsErrors[keyof ExportMembershipsErrors];
+
+export type ExportMembershipsResponses = {
+    /**
+     * Lines of JSON: the first is an object with the member export, an ExportHead; the last is an ExportEnd; all others are ExportStates.
+     */
+    200: string;
+};
+
+export type ExportMembershipsResponse = ExportMembershipsResponses[keyof ExportMembershipsResponses];
+
 export type DeleteMessageData = {
     body?: never;
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -4782,7 +5128,7 @@ export type EditMessageData = {
     body: MessageEdit;
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -4950,7 +5296,7 @@ export type BatchMessagesData = {
     };
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -5022,6 +5368,76 @@ export type BatchMessagesResponses = {
 };
 
 export type BatchMessagesResponse = BatchMessagesResponses[keyof BatchMessagesResponses];
+
+export type ExportMessagesData = {
+    body?: never;
+    path?: never;
+    query?: {
+        /**
+         * That of an earlier answer of this export: continues it, with the same streams.
+         */
+        cursor?: string;
+        /**
+         * The after of a line: continues behind it.
+         */
+        after?: string;
+        /**
+         * States at most. An answer may have fewer: the server ends it in time.
+         */
+        lines?: number;
+    };
+    url: '/v1/messages:export';
+};
+
+export type ExportMessagesErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `cursor-invalid`: The cursor is not one that this list gave.
+     * `header-invalid`: A header has a value that it cannot have.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `export-outdated`: The export cannot be joined to the streams any more: an erasure has begun since, or they have dropped what comes behind it; begin again without a cursor.
+     */
+    410: Problem;
+    /**
+     * `validation-failed`: Some values are not valid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server is at fault.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: More requests come than can be served; nothing was done, try again.
+     * `unavailable`: A database is away for now; try again.
+     * `erasure-unfinished`: An erasure of the tenant has not finished: an export of these edges begins after it; try again.
+     */
+    503: Problem;
+};
+
+export type ExportMessagesError = ExportMessagesErrors[keyof ExportMessagesErrors];
+
+export type ExportMessagesResponses = {
+    /**
+     * Lines of JSON: the first is an object with the member export, an ExportHead; the last is an ExportEnd; all others are ExportStates.
+     */
+    200: string;
+};
+
+export type ExportMessagesResponse = ExportMessagesResponses[keyof ExportMessagesResponses];
 
 export type ListPendingData = {
     body?: never;
@@ -5239,7 +5655,7 @@ export type DiscardDlqMessageData = {
     body?: DlqActInputBody;
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -5322,7 +5738,7 @@ export type RetryDlqMessageData = {
     body?: DlqActInputBody;
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -5611,7 +6027,7 @@ export type RemovePostEdgesData = {
     body?: PostEdgeRemovalOptions;
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -5778,7 +6194,7 @@ export type CreateCommentData = {
     body: CreateInputBody;
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -6126,7 +6542,7 @@ export type PutThreadData = {
     body: SettingsPutInputBody;
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -6441,7 +6857,7 @@ export type CreateReviewData = {
     body: ReviewInput;
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -6594,7 +7010,7 @@ export type DeleteReviewData = {
     body?: never;
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -6740,7 +7156,7 @@ export type EditReviewData = {
     body: ReviewEdit;
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -6908,7 +7324,7 @@ export type BatchReviewsData = {
     };
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -6981,11 +7397,81 @@ export type BatchReviewsResponses = {
 
 export type BatchReviewsResponse = BatchReviewsResponses[keyof BatchReviewsResponses];
 
+export type ExportReviewsData = {
+    body?: never;
+    path?: never;
+    query?: {
+        /**
+         * That of an earlier answer of this export: continues it, with the same streams.
+         */
+        cursor?: string;
+        /**
+         * The after of a line: continues behind it.
+         */
+        after?: string;
+        /**
+         * States at most. An answer may have fewer: the server ends it in time.
+         */
+        lines?: number;
+    };
+    url: '/v1/reviews:export';
+};
+
+export type ExportReviewsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `cursor-invalid`: The cursor is not one that this list gave.
+     * `header-invalid`: A header has a value that it cannot have.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `export-outdated`: The export cannot be joined to the streams any more: an erasure has begun since, or they have dropped what comes behind it; begin again without a cursor.
+     */
+    410: Problem;
+    /**
+     * `validation-failed`: Some values are not valid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server is at fault.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: More requests come than can be served; nothing was done, try again.
+     * `unavailable`: A database is away for now; try again.
+     * `erasure-unfinished`: An erasure of the tenant has not finished: an export of these edges begins after it; try again.
+     */
+    503: Problem;
+};
+
+export type ExportReviewsError = ExportReviewsErrors[keyof ExportReviewsErrors];
+
+export type ExportReviewsResponses = {
+    /**
+     * Lines of JSON: the first is an object with the member export, an ExportHead; the last is an ExportEnd; all others are ExportStates.
+     */
+    200: string;
+};
+
+export type ExportReviewsResponse = ExportReviewsResponses[keyof ExportReviewsResponses];
+
 export type RemoveShareData = {
     body?: never;
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -7125,7 +7611,7 @@ export type PutShareData = {
     body?: never;
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -7271,7 +7757,7 @@ export type BatchSharesData = {
     };
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
@@ -7413,6 +7899,146 @@ export type CheckSharesResponses = {
 };
 
 export type CheckSharesResponse = CheckSharesResponses[keyof CheckSharesResponses];
+
+export type ExportSharesData = {
+    body?: never;
+    path?: never;
+    query?: {
+        /**
+         * That of an earlier answer of this export: continues it, with the same streams.
+         */
+        cursor?: string;
+        /**
+         * The after of a line: continues behind it.
+         */
+        after?: string;
+        /**
+         * States at most. An answer may have fewer: the server ends it in time.
+         */
+        lines?: number;
+    };
+    url: '/v1/shares:export';
+};
+
+export type ExportSharesErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `cursor-invalid`: The cursor is not one that this list gave.
+     * `header-invalid`: A header has a value that it cannot have.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `export-outdated`: The export cannot be joined to the streams any more: an erasure has begun since, or they have dropped what comes behind it; begin again without a cursor.
+     */
+    410: Problem;
+    /**
+     * `validation-failed`: Some values are not valid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server is at fault.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: More requests come than can be served; nothing was done, try again.
+     * `unavailable`: A database is away for now; try again.
+     * `erasure-unfinished`: An erasure of the tenant has not finished: an export of these edges begins after it; try again.
+     */
+    503: Problem;
+};
+
+export type ExportSharesError = ExportSharesErrors[keyof ExportSharesErrors];
+
+export type ExportSharesResponses = {
+    /**
+     * Lines of JSON: the first is an object with the member export, an ExportHead; the last is an ExportEnd; all others are ExportStates.
+     */
+    200: string;
+};
+
+export type ExportSharesResponse = ExportSharesResponses[keyof ExportSharesResponses];
+
+export type ExportThreadsData = {
+    body?: never;
+    path?: never;
+    query?: {
+        /**
+         * That of an earlier answer of this export: continues it, with the same streams.
+         */
+        cursor?: string;
+        /**
+         * The after of a line: continues behind it.
+         */
+        after?: string;
+        /**
+         * States at most. An answer may have fewer: the server ends it in time.
+         */
+        lines?: number;
+    };
+    url: '/v1/threads:export';
+};
+
+export type ExportThreadsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `cursor-invalid`: The cursor is not one that this list gave.
+     * `header-invalid`: A header has a value that it cannot have.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `export-outdated`: The export cannot be joined to the streams any more: an erasure has begun since, or they have dropped what comes behind it; begin again without a cursor.
+     */
+    410: Problem;
+    /**
+     * `validation-failed`: Some values are not valid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server is at fault.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: More requests come than can be served; nothing was done, try again.
+     * `unavailable`: A database is away for now; try again.
+     * `erasure-unfinished`: An erasure of the tenant has not finished: an export of these edges begins after it; try again.
+     */
+    503: Problem;
+};
+
+export type ExportThreadsError = ExportThreadsErrors[keyof ExportThreadsErrors];
+
+export type ExportThreadsResponses = {
+    /**
+     * Lines of JSON: the first is an object with the member export, an ExportHead; the last is an ExportEnd; all others are ExportStates.
+     */
+    200: string;
+};
+
+export type ExportThreadsResponse = ExportThreadsResponses[keyof ExportThreadsResponses];
 
 export type ListUsersCommentsData = {
     body?: never;
@@ -8127,7 +8753,7 @@ export type RemoveUserEdgesData = {
     body?: UserEdgeRemovalOptions;
     headers?: {
         /**
-         * Who does it, in events and history: 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
          */
         'Tidings-Actor'?: string;
         /**
