@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/outbox"
@@ -87,43 +89,65 @@ func (w *writer) bind(ctx context.Context) (broker.Stream, error) {
 	return stream, nil
 }
 
+// readAhead is how many messages a catch-up asks for at a time. Over a slow link these share a round trip.
+const readAhead = 64
+
 // read adds to mark the messages behind it, up to last and as many as fill a batch. final is the sequence of the closing message.
 func (w *writer) read(ctx context.Context, mark *outbox.Mark, last uint64) (final uint64, err error) {
 	for mark.NewTail < last && len(mark.Rows) < w.cfg.BatchSize {
-		m, err := w.next(ctx, mark.NewTail+1)
+		found, err := w.ahead(ctx, mark.NewTail+1, last)
 		if err != nil {
 			return 0, err
 		}
-		if m == nil || m.Seq > last { // deleted, or expired
+		if len(found) == 0 { // deleted, or expired
 			mark.NewTail = last
-			break
 		}
-		if event.Closes(m.Subject, m.Header) {
-			if !w.p.Closing {
-				return 0, fmt.Errorf("%w: stream %s is closed, and this database went back to before that", ErrStreamRefused, w.p.Stream)
+		for _, m := range found {
+			if len(mark.Rows) == w.cfg.BatchSize {
+				break
 			}
-			return m.Seq, nil
+			if event.Closes(m.Subject, m.Header) {
+				if !w.p.Closing {
+					return 0, fmt.Errorf("%w: stream %s is closed, and this database went back to before that", ErrStreamRefused, w.p.Stream)
+				}
+				return m.Seq, nil
+			}
+			mark.NewTail = m.Seq
+			if !event.Ours(m.Header) {
+				w.metrics.skipped.WithLabelValues(event.Foreign).Inc()
+				w.log.WarnContext(ctx, "a message on the stream that no relay of ours wrote is passed over", "partition", w.p.Number, "stream_seq", m.Seq, "subject", m.Subject)
+				continue
+			}
+			id, _ := strconv.ParseInt(m.Header.Get(event.HeaderOutboxID), 10, 64) // Ours has read it
+			mark.Rows = append(mark.Rows, outbox.Published{ID: id, EventID: m.Header.Get(event.HeaderID), Seq: m.Seq})
 		}
-		mark.NewTail = m.Seq
-		if !event.Ours(m.Header) {
-			w.metrics.skipped.WithLabelValues(event.Foreign).Inc()
-			w.log.WarnContext(ctx, "a message on the stream that no relay of ours wrote is passed over", "partition", w.p.Number, "stream_seq", m.Seq, "subject", m.Subject)
-			continue
-		}
-		id, _ := strconv.ParseInt(m.Header.Get(event.HeaderOutboxID), 10, 64) // Ours has read it
-		mark.Rows = append(mark.Rows, outbox.Published{ID: id, EventID: m.Header.Get(event.HeaderID), Seq: m.Seq})
 	}
 	return 0, nil
 }
 
-func (w *writer) next(ctx context.Context, seq uint64) (*broker.Stored, error) {
+// ahead returns the first messages from a sequence on, in their order, up to last. Some are always returned if there are any.
+func (w *writer) ahead(ctx context.Context, from, last uint64) ([]*broker.Stored, error) {
 	ctx, cancel := w.forBroker(ctx)
 	defer cancel()
-	m, err := broker.Next(ctx, w.js, w.p.Stream, seq)
-	if err != nil {
+	answers := make([]*broker.Stored, min(readAhead, last-from+1))
+	g, ctx := errgroup.WithContext(ctx)
+	for i := range answers {
+		g.Go(func() (err error) {
+			answers[i], err = broker.Next(ctx, w.js, w.p.Stream, from+uint64(i)) // the one behind it where that one is gone
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
 		return nil, &brokerError{stageCatchUp, err}
 	}
-	return m, nil
+	var found []*broker.Stored
+	reached := from - 1
+	for _, m := range answers {
+		if m != nil && m.Seq > reached && m.Seq <= last {
+			found, reached = append(found, m), m.Seq
+		}
+	}
+	return found, nil
 }
 
 // record marks what was read.

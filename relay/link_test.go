@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 )
@@ -58,6 +60,50 @@ func TestLinksThatAreCutSlowOrStalledLoseAndDoubleNothing(t *testing.T) {
 			f.check()
 		})
 	}
+}
+
+// TestACatchUpOverASlowLinkSharesItsRoundTrips: message by message, 300 take 300 round trips of 200 ms.
+func TestACatchUpOverASlowLinkSharesItsRoundTrips(t *testing.T) {
+	t.Parallel()
+	const messages, patience = 300, 20 * time.Second
+	pool, b := testkit.Postgres(t).Pool(t, postgres.RoleSystem), testkit.NATS(t)
+	for n := range int64(messages) {
+		insertRow(t, pool, n+1, "created")
+	}
+	first := newRelay(t, pool, b)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- first.Run(ctx) }()
+	awaitDrained(t, t.Context(), pool, patience)
+	stop()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	for _, sql := range []string{`UPDATE outbox_messages SET processed_at = NULL, stream_seq = NULL`, `UPDATE outbox_partitions SET tail_seq = 0, floor_id = 0`} {
+		if _, err := pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := testkit.NewProxy(t, parse(t, b.URL).Host)
+	cfg := b.Config()
+	cfg.URL = withHost(t, b.URL, p)
+	r, err := New(testConfig(), pool, cfg, testkit.Logger(t), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := connected(t, r)
+	p.Slow(100 * time.Millisecond)
+	began := time.Now()
+	if err := w.catchUp(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(began); took > patience {
+		t.Errorf("a catch-up over %d messages took %s", messages, took)
+	}
+	if w.tail != messages {
+		t.Errorf("it went up to %d", w.tail)
+	}
+	awaitDrained(t, t.Context(), pool, patience)
 }
 
 func TestAPoolGivesUpIdleConnectionsThatTheNetworkHasLost(t *testing.T) {

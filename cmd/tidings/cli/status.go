@@ -41,6 +41,7 @@ type systemState struct {
 	MoreOf     []string           `json:"more_external,omitempty"`      // streams that have more of them than are listed
 	NotListed  string             `json:"external_unknown,omitempty"`   // why they are not known
 	Jobs       []jobs.Lease       `json:"jobs,omitempty"`               // of the archiver that run, and who waits for whom
+	PerSecond  *perSecond         `json:"per_second,omitempty"`         // since the look before; only while watching
 }
 
 // unheldState is which open partitions no instance of a kind holds.
@@ -503,31 +504,27 @@ func capped(n int, more bool) string {
 
 func (p Process) statusCommand() *cobra.Command {
 	var (
-		data   string
-		asJSON bool
+		data          string
+		asJSON, watch bool
 	)
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Show lags, dead letters, the partitions, who holds which leases and who blocks whom",
 		Long: `Status shows what waits and where. While a stream has no leader it looks again for some seconds, as long as an election takes, and then
-shows what it knows. When PostgreSQL or NATS is unavailable, it names the server, shows what the other one says, and ends with exit code 3.`,
+shows what it knows. When PostgreSQL or NATS is unavailable, it names the server, shows what the other one says, and ends with exit code 3.
+With --watch it shows everything anew each second, with how many events were published and applied, until it is stopped.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			y, err := p.someSystem(c.Context(), data, "status")
-			if err != nil {
-				return err
-			}
-			defer y.close()
-			st, err := y.await(c.Context(), patience, systemState.seen)
-			if err != nil {
-				return err
-			}
-			if err := y.subscribers(c.Context(), &st); err != nil {
-				return err
-			}
 			show := p.printState
 			if asJSON {
 				show = func(st systemState) error { return p.writeJSON(st) }
+			}
+			if watch {
+				return p.watch(c.Context(), data, show)
+			}
+			st, err := p.look(c.Context(), data)
+			if err != nil {
+				return err
 			}
 			if err := show(st); err != nil {
 				return err
@@ -538,13 +535,17 @@ shows what it knows. When PostgreSQL or NATS is unavailable, it names the server
 			return nil
 		},
 	}
-	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object, with --watch one per second")
+	c.Flags().BoolVar(&watch, "watch", false, "show it anew each second")
 	dataFlag(c, &data)
 	return c
 }
 
 func (p Process) printState(st systemState) error {
 	consumerRows := [][]string{{"CONSUMER", "BEHIND", "LAG", "DEAD LETTERS", "PAUSED"}}
+	if st.PerSecond != nil {
+		consumerRows[0] = append(consumerRows[0], "APPLIED/S")
+	}
 	for _, c := range st.Consumers {
 		paused, behind, lag, dead := "no", count(c.Messages), seconds(c.Seconds), count(c.DeadLetters)
 		if c.Unknown != "" {
@@ -553,7 +554,11 @@ func (p Process) printState(st systemState) error {
 		if c.Paused != nil {
 			paused = fmt.Sprintf("since %s by %s", c.Paused.At.Format(time.RFC3339), cell(c.Paused.Actor))
 		}
-		consumerRows = append(consumerRows, []string{c.Consumer, behind, lag, dead, paused})
+		row := []string{c.Consumer, behind, lag, dead, paused}
+		if st.PerSecond != nil {
+			row = append(row, count(int64(st.PerSecond.Applied[c.Consumer])))
+		}
+		consumerRows = append(consumerRows, row)
 	}
 	leaseRows := [][]string{{"LEASES", "HOLDER", "PARTITIONS"}}
 	for _, l := range st.Leases {
@@ -565,6 +570,9 @@ func (p Process) printState(st systemState) error {
 			count(int64(o.DLQDepth)), count(int64(o.MaxAttempts))})
 	} else {
 		outboxRows = append(outboxRows, []string{"", "unknown", "unknown", "unknown", "unknown", "unknown", "unknown"})
+	}
+	if st.PerSecond != nil {
+		outboxRows[0], outboxRows[1] = append(outboxRows[0], "PUBLISHED/S"), append(outboxRows[1], count(int64(st.PerSecond.Published)))
 	}
 	externalRows := [][]string{{"EXTERNAL CONSUMER", "STREAM", "BEHIND", "UNACKNOWLEDGED"}}
 	for _, e := range st.External {
