@@ -381,7 +381,8 @@ func TestMessagesThatAreMissingInTheMiddleArePublishedAgainWhileRelaysRun(t *tes
 	if err := appendPairs(t.Context(), d.pool, seeded(t), 20); err != nil {
 		t.Fatal(err)
 	}
-	got := d.repaired(RepairOptions{})[0]
+	// Relays publish meanwhile, so a dry run would tell of another moment.
+	got := d.repaired(RepairOptions{at: func(string) error { return nil }})[0]
 	if got.Holes != int64(len(hole)+1) || got.Republish != int64(len(hole)) || len(got.ReplacedBy) > 0 {
 		t.Errorf("got %+v", got)
 	}

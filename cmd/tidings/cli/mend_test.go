@@ -145,7 +145,8 @@ func TestADryRunOfVerifyRepairSaysExactlyWhatTheRepairDoes(t *testing.T) {
 	}
 	exec(`UPDATE edge_lists SET version = version + 5 WHERE to_id = (SELECT min(to_id) FROM edge_lists)`)
 	exec(`UPDATE child_lists SET body = body || '!' WHERE object_id = (SELECT max(object_id) FROM children)`)
-	exec(`DELETE FROM comment_history WHERE comment_id = (SELECT child_id FROM children WHERE object_id = (SELECT min(object_id) FROM children) LIMIT 1)`)
+	exec(`DELETE FROM comment_history WHERE comment_id = (SELECT h.comment_id FROM comment_history h JOIN children c ON c.child_id = h.comment_id
+		WHERE c.object_id = (SELECT min(object_id) FROM children) ORDER BY 1 LIMIT 1)`)
 	state := func() (sum string) {
 		t.Helper()
 		if err := conn.QueryRow(t.Context(), `SELECT concat((SELECT sum(hashtext(t::text)) FROM edge_lists t), (SELECT sum(hashtext(t::text)) FROM edge_counts t), (SELECT sum(hashtext(t::text)) FROM child_lists t),
