@@ -63,10 +63,17 @@ func TestARelayWhoseBrokerReadsNothingStopsInTime(t *testing.T) {
 	insertRow(t, pool, 1, "created")
 	awaitDrained(t, t.Context(), pool, 10*time.Second)
 	<-claimed
-	b.Freeze(t)
-	// More than the buffers of both ends take.
-	if _, err := pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// More than the buffers of both ends take. Only its COMMIT comes after the freeze: a relay notices that within seconds.
+	if _, err := tx.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
 		SELECT 1, 'post', 1 + n % 8, 'created', to_jsonb(repeat('x', 800000)) FROM generate_series(1, 40) n`); err != nil {
+		t.Fatal(err)
+	}
+	b.Freeze(t)
+	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	select {

@@ -51,7 +51,7 @@ func (d *dev) loadsAnyKind(t *testing.T) {
 		if c.generate != "" {
 			args = append(args, "--generate", c.generate)
 		} else {
-			args = append(args, "-")
+			args = append(args, "-", "--concurrency", "1") // in the order of the lines
 		}
 		for again := range 2 {
 			code, stdout, stderr := run(t, nil, c.stdin, args...)
