@@ -25,7 +25,7 @@ type subscribeOptions struct {
 }
 
 func subscribeCommand() *cobra.Command {
-	var o subscribeOptions
+	o := subscribeOptions{projectOptions: projectOptions{partitions: 1}}
 	cmd := &cobra.Command{
 		Use: "subscribe", Args: cobra.NoArgs,
 		Short: "Let a handler of package subscribe work through a stream of follows",
