@@ -116,7 +116,7 @@ func mutantsOfTenants() []mutant {
 			{"migrations/projections/00001_init.sql", `'child_aggregates', 'child_settings']) t;`, `'child_aggregates', 'child_settings']) t;
 ALTER TABLE child_lists DISABLE ROW LEVEL SECURITY;`},
 		}, `another tenant's text`},
-		one("the tenant of a cursor", otherStatus, "api/cursor.go", `l.tenant, l.name, l.of)`, `len(c.key), l.name, l.of)`),
+		one("the tenant of a cursor", otherStatus, "api/cursor.go", `l.tenant, l.name, l.of)`, `0*l.tenant, l.name, l.of)`),
 		one("the list of a cursor", otherStatus, "api/cursor.go", `l.tenant, l.name, l.of)`, `l.tenant, "list", l.of)`),
 		one("the tenant of a Tidings-Token", otherStatus, "api/fresh.go", `return list{tenant: tenant, name: "write token"}`, `return list{tenant: 0 * tenant, name: "write token"}`),
 		one("the role of a writer", otherStatus, "api/server.go", `	if p.Has(op.role) {

@@ -34,7 +34,7 @@ func TestSoakAMillionAnswersAreThoseOfAModel(t *testing.T) {
 	}
 }
 
-// TestSoakTheFuzzerFindsEveryMutant builds the test with one guard of the system taken out, and wants it to fail for that.
+// TestSoakTheFuzzerFindsEveryMutant builds the test with one guard of the system taken out, and wants it to fail for that, with one of three seeds.
 func TestSoakTheFuzzerFindsEveryMutant(t *testing.T) {
 	for _, m := range mutants() {
 		t.Run(strings.ReplaceAll(m.without, " ", "_"), func(t *testing.T) {
@@ -48,7 +48,7 @@ func TestSoakTheFuzzerFindsEveryMutant(t *testing.T) {
 			if err := os.WriteFile(file, overlay, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			cmd := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-vet=off", "-ldflags=-s -w", "-overlay", file, "-run", "^TestEveryAnswerIsTheOneThatAModelHas$", "-timeout", "10m", ".")
+			cmd := exec.CommandContext(t.Context(), "go", "test", "-count=3", "-failfast", "-vet=off", "-ldflags=-s -w", "-overlay", file, "-run", "^TestEveryAnswerIsTheOneThatAModelHas$", "-timeout", "10m", ".")
 			out, err := cmd.CombinedOutput()
 			said := saying(string(out))
 			t.Logf("without %s: %s", m.without, said)
