@@ -32,6 +32,10 @@ test: ## every test: unit, integration, fault, with the race detector where it c
 	$(GO) -C contracts/cloudevents test -count=1 ./...
 	$(GO) -C deploy/prometheus/test test -count=1 ./...
 
+.PHONY: test-helm
+test-helm: ## the Helm chart, rendered by Helm's library and read as the Kubernetes API reads it
+	$(GO) -C deploy/helm/test test -count=1 ./...
+
 .PHONY: test-node
 test-node: tidings ## the TypeScript client and the Node example against `tidings dev`, where there is node
 	@$(MAKE) --no-print-directory postgres
@@ -62,6 +66,7 @@ lint: ## formatting, go vet, staticcheck, the import rules
 	$(GO) tool staticcheck ./...
 	$(GO) -C contracts/cloudevents vet ./...
 	$(GO) -C deploy/prometheus/test vet ./...
+	$(GO) -C deploy/helm/test vet ./...
 	$(GO) test -count=1 ./internal/archtest
 
 .PHONY: fmt
@@ -76,6 +81,8 @@ build: ## the binaries, into bin/
 tidy-check: ## go.mod and go.sum are what the code needs
 	$(GO) mod tidy -diff
 	$(GO) -C contracts/cloudevents mod tidy -diff
+	$(GO) -C deploy/prometheus/test mod tidy -diff
+	$(GO) -C deploy/helm/test mod tidy -diff
 
 .PHONY: postgres
 postgres: ## find PostgreSQL's server binaries, or fetch them without installing anything

@@ -1,0 +1,584 @@
+// Package test renders the chart with Helm's own engine and reads every object as the Kubernetes API would.
+package test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	"helm.sh/helm/v4/pkg/chart/common"
+	"helm.sh/helm/v4/pkg/chart/common/util"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	"helm.sh/helm/v4/pkg/engine"
+	apps "k8s.io/api/apps/v1"
+	autoscaling "k8s.io/api/autoscaling/v2"
+	batch "k8s.io/api/batch/v1"
+	core "k8s.io/api/core/v1"
+	networking "k8s.io/api/networking/v1"
+	policy "k8s.io/api/policy/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"sigs.k8s.io/yaml"
+)
+
+// Helm says of each file of the chart that it is a link.
+func TestMain(m *testing.M) {
+	slog.SetDefault(slog.New(slog.DiscardHandler))
+	os.Exit(m.Run())
+}
+
+const (
+	chartDir = "../tidings"
+	release  = "shop"
+)
+
+var binaries = []string{"api", "relay", "followercounts", "threadcache", "archiver"}
+
+// objects are what one rendering has, by kind.
+type objects struct {
+	deployments   map[string]*apps.Deployment // by component
+	jobs          []*batch.Job
+	services      []*core.Service
+	configMaps    []*core.ConfigMap
+	accounts      []*core.ServiceAccount
+	budgets       []*policy.PodDisruptionBudget
+	scalers       []*autoscaling.HorizontalPodAutoscaler
+	networks      []*networking.NetworkPolicy
+	monitors      []*monitoring.ServiceMonitor
+	rules         []*monitoring.PrometheusRule
+	metas         []meta.ObjectMeta
+	notes, source string
+}
+
+// try renders the chart with values over its own.
+func try(values map[string]any) (*objects, error) {
+	chart, err := loader.LoadDir(chartDir)
+	if err != nil {
+		return nil, err
+	}
+	all, err := util.ToRenderValues(chart, values, common.ReleaseOptions{Name: release, Namespace: "social", IsInstall: true, Revision: 1}, common.DefaultCapabilities)
+	if err != nil {
+		return nil, err
+	}
+	files, err := engine.Engine{Strict: true}.Render(chart, all)
+	if err != nil {
+		return nil, err
+	}
+	o := &objects{deployments: map[string]*apps.Deployment{}}
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if strings.HasSuffix(name, "NOTES.txt") {
+			o.notes = files[name]
+			continue
+		}
+		o.source += files[name]
+		for doc := range strings.SplitSeq("\n"+files[name], "\n---") {
+			if strings.TrimSpace(doc) == "" {
+				continue
+			}
+			if err := o.add([]byte(doc)); err != nil {
+				return nil, fmt.Errorf("%s: %w\n%s", name, err, doc)
+			}
+		}
+	}
+	return o, nil
+}
+
+func decode[T any](doc []byte, to *[]*T) (*T, error) {
+	v := new(T)
+	*to = append(*to, v)
+	return v, yaml.UnmarshalStrict(doc, v)
+}
+
+func (o *objects) add(doc []byte) error {
+	var head struct {
+		meta.TypeMeta `json:",inline"`
+		Metadata      meta.ObjectMeta `json:"metadata"`
+	}
+	if err := yaml.Unmarshal(doc, &head); err != nil {
+		return err
+	}
+	o.metas = append(o.metas, head.Metadata)
+	var err error
+	switch head.APIVersion + "/" + head.Kind {
+	case "apps/v1/Deployment":
+		d := new(apps.Deployment)
+		err = yaml.UnmarshalStrict(doc, d)
+		o.deployments[d.Labels["app.kubernetes.io/component"]] = d
+	case "batch/v1/Job":
+		_, err = decode(doc, &o.jobs)
+	case "v1/Service":
+		_, err = decode(doc, &o.services)
+	case "v1/ConfigMap":
+		_, err = decode(doc, &o.configMaps)
+	case "v1/ServiceAccount":
+		_, err = decode(doc, &o.accounts)
+	case "policy/v1/PodDisruptionBudget":
+		_, err = decode(doc, &o.budgets)
+	case "autoscaling/v2/HorizontalPodAutoscaler":
+		_, err = decode(doc, &o.scalers)
+	case "networking.k8s.io/v1/NetworkPolicy":
+		_, err = decode(doc, &o.networks)
+	case "monitoring.coreos.com/v1/ServiceMonitor":
+		_, err = decode(doc, &o.monitors)
+	case "monitoring.coreos.com/v1/PrometheusRule":
+		_, err = decode(doc, &o.rules)
+	default:
+		err = fmt.Errorf("unexpected %s %s", head.APIVersion, head.Kind)
+	}
+	return err
+}
+
+func render(t *testing.T, values map[string]any) *objects {
+	t.Helper()
+	o, err := try(values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// values parses YAML.
+func values(t *testing.T, s string) map[string]any {
+	t.Helper()
+	var v map[string]any
+	if err := yaml.Unmarshal([]byte(s), &v); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// everything switches on all that the chart can render.
+const everything = `
+partitions: 4
+image: {repository: registry.example/tidings, digest: "sha256:` + "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef" + `"}
+imagePullSecrets: [{name: registry}]
+postgres: {secret: truth, projectionsSecret: projections}
+nats: {url: "tls://nats-0:4222,tls://nats-1:4222", credentialsSecret: nats-users, caSecret: nats-ca}
+env: {LOG_LEVEL: debug}
+api: {tlsSecret: api-tls, autoscaling: {enabled: true}, env: {API_MAX_REQUESTS: "256"}}
+relay: {autoscaling: {enabled: true}}
+followercounts: {autoscaling: {enabled: true, minReplicas: 1, maxReplicas: 3}}
+threadcache: {autoscaling: {enabled: true}}
+archiver: {autoscaling: {enabled: true}, envFromSecrets: [bucket]}
+podAnnotations: {team: social}
+nodeSelector: {disk: ssd}
+tolerations: [{key: dedicated, operator: Exists}]
+priorityClassName: high
+networkPolicy: {apiFrom: [{namespaceSelector: {matchLabels: {name: edge}}}], opsFrom: [{podSelector: {}}], extraEgress: [{ports: [{port: 4318, protocol: TCP}]}]}
+monitoring: {serviceMonitor: {enabled: true, labels: {release: prometheus}}, prometheusRule: {enabled: true}, dashboards: {enabled: true}}
+`
+
+// podsOf are all pod templates by component.
+func (o *objects) podsOf() map[string]core.PodTemplateSpec {
+	pods := map[string]core.PodTemplateSpec{}
+	for name, d := range o.deployments {
+		pods[name] = d.Spec.Template
+	}
+	for _, j := range o.jobs {
+		pods[j.Labels["app.kubernetes.io/component"]] = j.Spec.Template
+	}
+	return pods
+}
+
+func eachRendering(t *testing.T, check func(t *testing.T, o *objects)) {
+	for name, v := range map[string]string{"the chart's own values": "", "everything": everything} {
+		t.Run(name, func(t *testing.T) { check(t, render(t, values(t, v))) })
+	}
+}
+
+func TestEveryBinaryHasItsObjects(t *testing.T) {
+	eachRendering(t, func(t *testing.T, o *objects) {
+		for _, name := range binaries {
+			d := o.deployments[name]
+			if d == nil {
+				t.Fatalf("no Deployment of %s", name)
+			}
+			if got := d.Spec.Template.Spec.Containers[0].Command; len(got) != 1 || got[0] != "/bin/"+name {
+				t.Errorf("%s runs %v", name, got)
+			}
+			matching(t, o, name, labels.Set(d.Spec.Template.Labels))
+		}
+		if len(o.deployments) != len(binaries) || len(o.jobs) != 1 {
+			t.Errorf("%d deployments and %d jobs", len(o.deployments), len(o.jobs))
+		}
+	})
+}
+
+// matching checks that what selects pods selects those of one component, and of no other.
+func matching(t *testing.T, o *objects, name string, pod labels.Set) {
+	t.Helper()
+	for what, n := range map[string]int{
+		"deployment": count(slices.Collect(maps.Values(o.deployments)), func(d *apps.Deployment) bool { return selects(t, d.Spec.Selector, pod) }),
+		"service":    count(o.services, func(s *core.Service) bool { return labels.SelectorFromSet(s.Spec.Selector).Matches(pod) }),
+		"budget":     count(o.budgets, func(b *policy.PodDisruptionBudget) bool { return selects(t, b.Spec.Selector, pod) }),
+		"network":    count(o.networks, func(n *networking.NetworkPolicy) bool { return selects(t, &n.Spec.PodSelector, pod) }),
+	} {
+		if n != 1 {
+			t.Errorf("%d of kind %s select the pods of %s, want 1", n, what, name)
+		}
+	}
+}
+
+func count[T any](all []T, is func(T) bool) (n int) {
+	for _, v := range all {
+		if is(v) {
+			n++
+		}
+	}
+	return n
+}
+
+func selects(t *testing.T, s *meta.LabelSelector, pod labels.Set) bool {
+	t.Helper()
+	selector, err := meta.LabelSelectorAsSelector(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return !selector.Empty() && selector.Matches(pod)
+}
+
+// The fields that Pod Security's profile "restricted" asks for, and limits.
+func TestPodsAreRestricted(t *testing.T) {
+	eachRendering(t, func(t *testing.T, o *objects) {
+		for name, pod := range o.podsOf() {
+			spec := pod.Spec
+			if p := spec.SecurityContext; p == nil || !*p.RunAsNonRoot || *p.RunAsUser == 0 || p.SeccompProfile.Type != core.SeccompProfileTypeRuntimeDefault {
+				t.Errorf("%s: pod security %+v", name, p)
+			}
+			if spec.AutomountServiceAccountToken == nil || *spec.AutomountServiceAccountToken {
+				t.Errorf("%s is given a token of the Kubernetes API", name)
+			}
+			for _, c := range spec.Containers {
+				s := c.SecurityContext
+				if s == nil || !*s.ReadOnlyRootFilesystem || *s.AllowPrivilegeEscalation || !slices.Equal(s.Capabilities.Drop, []core.Capability{"ALL"}) || s.Capabilities.Add != nil {
+					t.Errorf("%s: security context %+v", name, s)
+				}
+				if c.Resources.Limits.Memory().IsZero() || c.Resources.Requests.Memory().IsZero() || c.Resources.Requests.Cpu().IsZero() {
+					t.Errorf("%s: resources %+v", name, c.Resources)
+				}
+				for _, m := range c.VolumeMounts {
+					if !m.ReadOnly {
+						t.Errorf("%s may write to %s", name, m.MountPath)
+					}
+				}
+			}
+		}
+	})
+}
+
+// documented are the variables of docs/configuration.md with their defaults.
+func documented(t *testing.T) map[string]string {
+	t.Helper()
+	page, err := os.ReadFile("../../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]string{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `([A-Z0-9_]+)` \\|[ `]*([^|`]*)[ `]*\\|").FindAllSubmatch(page, -1) {
+		known[string(m[1])] = strings.TrimSpace(string(m[2]))
+	}
+	if len(known) < 40 {
+		t.Fatalf("docs/configuration.md has %d variables", len(known))
+	}
+	return known
+}
+
+var secret = regexp.MustCompile(`DATABASE_URL$|PASSWORD|TOKEN|SECRET|CURSOR_KEY$`)
+
+func TestVariablesAreDocumentedAndSecretsStayInSecrets(t *testing.T) {
+	known := documented(t)
+	eachRendering(t, func(t *testing.T, o *objects) {
+		check := func(where, name, value string) {
+			if _, ok := known[name]; !ok {
+				t.Errorf("%s sets %s, which docs/configuration.md does not know", where, name)
+			}
+			if value != "" && secret.MatchString(name) {
+				t.Errorf("%s has the secret %s in its text", where, name)
+			}
+		}
+		for name, pod := range o.podsOf() {
+			seen := map[string]bool{}
+			for _, c := range pod.Spec.Containers {
+				for _, e := range c.Env {
+					check(name, e.Name, e.Value)
+					if seen[e.Name] {
+						t.Errorf("%s sets %s twice", name, e.Name)
+					}
+					seen[e.Name] = true
+				}
+			}
+			if !seen["DATABASE_URL"] {
+				t.Errorf("%s has no DATABASE_URL", name)
+			}
+		}
+		for _, c := range o.configMaps {
+			if strings.Contains(c.Name, "-dashboard-") {
+				continue
+			}
+			for name, value := range c.Data {
+				check("the ConfigMap", name, value)
+			}
+		}
+	})
+}
+
+// duration is a default of the documentation.
+func duration(t *testing.T, s string) time.Duration {
+	t.Helper()
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// variable is the value of an environment variable, empty if it is not there.
+func variable(d *apps.Deployment, name string) string {
+	env := d.Spec.Template.Spec.Containers[0].Env
+	if i := slices.IndexFunc(env, func(e core.EnvVar) bool { return e.Name == name }); i >= 0 {
+		return env[i].Value
+	}
+	return ""
+}
+
+func TestPodsAreGivenTheTimeThatTheyNeedToStop(t *testing.T) {
+	known := documented(t)
+	eachRendering(t, func(t *testing.T, o *objects) {
+		need := map[string]time.Duration{
+			"api":   duration(t, variable(o.deployments["api"], "API_STOP_DELAY")) + duration(t, known["API_REQUEST_TIMEOUT"]),
+			"relay": duration(t, known["RELAY_DRAIN_TIMEOUT"]) + duration(t, known["RELAY_DATABASE_TIMEOUT"]),
+		}
+		for _, consumer := range []string{"followercounts", "threadcache", "archiver"} {
+			need[consumer] = duration(t, known["CONSUMER_APPLY_TIMEOUT"])
+		}
+		for name, d := range o.deployments {
+			grace := time.Duration(*d.Spec.Template.Spec.TerminationGracePeriodSeconds) * time.Second
+			if grace <= need[name] || need[name] == 0 {
+				t.Errorf("%s is killed after %v, and may need %v to stop", name, grace, need[name])
+			}
+		}
+	})
+}
+
+func TestProbesAndServicesUsePortsThatAreThere(t *testing.T) {
+	eachRendering(t, func(t *testing.T, o *objects) {
+		for name, d := range o.deployments {
+			c := d.Spec.Template.Spec.Containers[0]
+			ports := map[string]int32{}
+			for _, p := range c.Ports {
+				ports[p.Name] = p.ContainerPort
+			}
+			if c.LivenessProbe.HTTPGet.Path != "/healthz" || c.ReadinessProbe.HTTPGet.Path != "/readyz" {
+				t.Errorf("%s: probes %+v %+v", name, c.LivenessProbe, c.ReadinessProbe)
+			}
+			for _, p := range []*core.Probe{c.LivenessProbe, c.ReadinessProbe} {
+				if ports[p.HTTPGet.Port.StrVal] == 0 {
+					t.Errorf("%s: a probe asks the port %s", name, p.HTTPGet.Port.StrVal)
+				}
+			}
+			if variable(d, "OPS_ADDR") != fmt.Sprintf(":%d", ports["ops"]) {
+				t.Errorf("%s: ops listens elsewhere than on %d", name, ports["ops"])
+			}
+			for _, s := range o.services {
+				if !labels.SelectorFromSet(s.Spec.Selector).Matches(labels.Set(d.Spec.Template.Labels)) {
+					continue
+				}
+				for _, p := range s.Spec.Ports {
+					if ports[p.TargetPort.StrVal] == 0 {
+						t.Errorf("the service %s leads to the port %s, which %s has not", s.Name, p.TargetPort.StrVal, name)
+					}
+				}
+			}
+		}
+	})
+}
+
+func TestMountsAndVolumesBelongTogether(t *testing.T) {
+	o := render(t, values(t, everything))
+	for name, d := range o.deployments {
+		spec := d.Spec.Template.Spec
+		mounts, volumes := map[string]bool{}, map[string]bool{}
+		for _, m := range spec.Containers[0].VolumeMounts {
+			mounts[m.Name] = true
+		}
+		for _, v := range spec.Volumes {
+			volumes[v.Name] = true
+		}
+		want := map[string]bool{"nats-credentials": true, "nats-ca": true}
+		if name == "api" {
+			want["tls"] = true
+		}
+		if !maps.Equal(mounts, want) || !maps.Equal(volumes, want) {
+			t.Errorf("%s mounts %v of %v", name, mounts, volumes)
+		}
+	}
+}
+
+func TestMigrationsRunFirstAndNeedNothingOfTheChart(t *testing.T) {
+	eachRendering(t, func(t *testing.T, o *objects) {
+		job := o.jobs[0]
+		if job.Annotations["helm.sh/hook"] != "pre-install,pre-upgrade" {
+			t.Errorf("annotations %v", job.Annotations)
+		}
+		spec := job.Spec.Template.Spec
+		if spec.ServiceAccountName != "" || spec.Containers[0].EnvFrom != nil || spec.Volumes != nil {
+			t.Errorf("the job waits for objects that come after it: %+v", spec)
+		}
+		if got := spec.Containers[0].Command; !slices.Equal(got, []string{"/bin/tidings", "migrate"}) {
+			t.Errorf("it runs %v", got)
+		}
+		for _, n := range o.networks {
+			if selects(t, &n.Spec.PodSelector, job.Spec.Template.Labels) && n.Annotations["helm.sh/hook-weight"] >= job.Annotations["helm.sh/hook-weight"] && job.Annotations["helm.sh/hook-weight"] != "" {
+				t.Error("its network policy comes after it")
+			}
+		}
+	})
+}
+
+func TestScalersFollowOurLagAndStopAtThePartitions(t *testing.T) {
+	o := render(t, values(t, everything))
+	if len(o.scalers) != len(binaries) {
+		t.Fatalf("%d scalers", len(o.scalers))
+	}
+	for _, s := range o.scalers {
+		name := s.Labels["app.kubernetes.io/component"]
+		d := o.deployments[name]
+		if s.Spec.ScaleTargetRef.Name != d.Name || d.Spec.Replicas != nil {
+			t.Errorf("%s scales %s, which has %v replicas of its own", s.Name, s.Spec.ScaleTargetRef.Name, d.Spec.Replicas)
+		}
+		if name == "api" {
+			continue
+		}
+		want, metric := int32(4), "consumer_lag_seconds" // the partitions
+		if name == "followercounts" {
+			want = 3 // its own limit is lower
+		}
+		if name == "relay" {
+			metric = "outbox_oldest_undelivered_seconds"
+		}
+		got := s.Spec.Metrics[0].External.Metric
+		if s.Spec.MaxReplicas != want || got.Name != metric || name != "relay" && got.Selector.MatchLabels["consumer"] != name {
+			t.Errorf("%s: up to %d by %+v", name, s.Spec.MaxReplicas, got)
+		}
+	}
+	for _, d := range render(t, nil).deployments {
+		if d.Spec.Replicas == nil || *d.Spec.Replicas != 2 {
+			t.Errorf("%s without a scaler has %v replicas", d.Name, d.Spec.Replicas)
+		}
+	}
+}
+
+func TestRulesAndDashboardsAreTheFilesOfThisRepository(t *testing.T) {
+	o := render(t, values(t, everything))
+	file, err := os.ReadFile("../../prometheus/rules.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want monitoring.PrometheusRuleSpec
+	if err := yaml.UnmarshalStrict(file, &want); err != nil {
+		t.Fatal(err)
+	}
+	a, _ := json.Marshal(want)
+	b, _ := json.Marshal(o.rules[0].Spec)
+	if len(want.Groups) == 0 || !bytes.Equal(a, b) {
+		t.Errorf("the PrometheusRule differs from rules.yml:\n%s\n%s", a, b)
+	}
+	paths, err := filepath.Glob("../../grafana/*.json")
+	if err != nil || len(paths) == 0 {
+		t.Fatal(paths, err)
+	}
+	for _, path := range paths {
+		want, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := count(o.configMaps, func(c *core.ConfigMap) bool {
+			return c.Data[filepath.Base(path)] == string(want) && c.Labels["grafana_dashboard"] == "1"
+		}); n != 1 {
+			t.Errorf("%d ConfigMaps have the dashboard %s", n, filepath.Base(path))
+		}
+	}
+	monitor := o.monitors[0]
+	for _, s := range o.services {
+		if !selects(t, &monitor.Spec.Selector, s.Labels) || !slices.ContainsFunc(s.Spec.Ports, func(p core.ServicePort) bool { return p.Name == monitor.Spec.Endpoints[0].Port }) {
+			t.Errorf("nothing scrapes the service %s", s.Name)
+		}
+	}
+}
+
+func TestNamesAreShortEnoughAndUnique(t *testing.T) {
+	eachRendering(t, func(t *testing.T, o *objects) {
+		for _, m := range o.metas {
+			if m.Name == "" || len(m.Name) > 63 || m.Labels["app.kubernetes.io/instance"] != release {
+				t.Errorf("%q has labels %v", m.Name, m.Labels)
+			}
+		}
+		if !strings.Contains(o.notes, "deploy/"+release+"-tidings-archiver") {
+			t.Errorf("the notes: %s", o.notes)
+		}
+	})
+}
+
+func TestImagesAreNamedByDigestOrTag(t *testing.T) {
+	for v, want := range map[string]string{
+		"": "tidings:0.1.0", "image: {tag: v2}": "tidings:v2", everything: "registry.example/tidings@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+	} {
+		for name, pod := range render(t, values(t, v)).podsOf() {
+			if got := pod.Spec.Containers[0].Image; got != want {
+				t.Errorf("%s: %s, want %s", name, got, want)
+			}
+		}
+	}
+}
+
+// A change of the configuration rolls the pods.
+func TestPodsChangeWithTheConfiguration(t *testing.T) {
+	a, b := render(t, nil), render(t, values(t, "env: {LOG_LEVEL: debug}"))
+	for _, name := range binaries {
+		before, after := a.deployments[name].Spec.Template.Annotations, b.deployments[name].Spec.Template.Annotations
+		if before["checksum/configuration"] == after["checksum/configuration"] {
+			t.Errorf("%s keeps running with the old configuration", name)
+		}
+	}
+}
+
+func TestValuesThatCannotWorkAreRefused(t *testing.T) {
+	for _, v := range []string{
+		"partitions: 0", "partitions: 33", "replica: 3", "api: {replica: 3}", "nats: {replicas: 6}", "nats: {url: 'nats://user:secret@nats:4222'}", "nats: {url: nats}",
+		"env: {DATABASE_URL: 'postgres://x'}", "env: {API_CURSOR_KEY: abc}", "relay: {env: {DEV_TOKEN: abc}}", "env: {log_level: debug}", "env: {LOG_LEVEL: 3}",
+		"postgres: {secret: ''}", "postgres: {password: x}", "image: {digest: sha256:12}", "image: {pullPolicy: Sometimes}", "api: {terminationGracePeriodSeconds: 5}",
+		"api: {resources: {limits: null}}", "relay: {resources: {limits: {memory: null}}}", "relay: {autoscaling: {targetSeconds: 0}}", "podDisruptionBudget: {maxUnavailable: 0}",
+		"api: {service: {type: ExternalName}}", "api: {stopDelay: soon}", "monitoring: {serviceMonitor: {interval: 15}}",
+	} {
+		if _, err := try(values(t, v)); err == nil || !strings.Contains(err.Error(), "schema") {
+			t.Errorf("%s: %v", v, err)
+		}
+	}
+}
+
+// The examples beside the chart are values that it takes.
+func TestTheExamplesRender(t *testing.T) {
+	paths, err := filepath.Glob("../examples/tidings-*.yaml")
+	if err != nil || len(paths) == 0 {
+		t.Fatal(paths, err)
+	}
+	for _, path := range paths {
+		file, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o := render(t, values(t, string(file))); len(o.deployments) != len(binaries) {
+			t.Errorf("%s: %d deployments", path, len(o.deployments))
+		}
+	}
+}

@@ -1,0 +1,52 @@
+{{- define "tidings.fullname" -}}
+{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 40 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{/* The binaries that run, each with the port of its ops. */}}
+{{- define "tidings.binaries" -}}
+{"api": 9181, "relay": 9182, "followercounts": 9183, "threadcache": 9184, "archiver": 9185}
+{{- end }}
+
+{{- define "tidings.labels" -}}
+{{ include "tidings.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: tidings
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end }}
+
+{{- define "tidings.selector" -}}
+app.kubernetes.io/name: {{ .root.Chart.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .name }}
+{{- end }}
+
+{{- define "tidings.image" -}}
+{{- with .Values.image -}}
+{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{/* The variables that have connection strings: of .name, from Secrets that exist. */}}
+{{- define "tidings.databases" -}}
+{{- $postgres := .root.Values.postgres -}}
+- name: DATABASE_URL
+  valueFrom: {secretKeyRef: {name: {{ $postgres.secret }}, key: {{ $postgres.key | default .name }}}}
+{{- with $postgres.projectionsSecret }}
+- name: PROJECTIONS_DATABASE_URL
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: {{ $postgres.key | default $.name }}}}
+{{- end }}
+{{- end }}
+
+{{- define "tidings.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "tidings.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
