@@ -9,25 +9,39 @@ import (
 	"io"
 	"io/fs"
 	"net/url"
-	"os"
-	"path"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
-
-	"gocloud.dev/blob"
-	"gocloud.dev/blob/fileblob"
-	"gocloud.dev/blob/s3blob"
-	"gocloud.dev/gcerrors"
 )
 
 // objectTimeout bounds the writing, reading or removing of one object: a store that hangs is an error.
 const objectTimeout = 10 * time.Minute
 
-// bucket is a place for files.
-type bucket struct {
-	*blob.Bucket
-	dir string // of files on this machine, "" otherwise
+// place is where objects are: files in a directory, or in a bucket of S3. An object that is not there is fs.ErrNotExist. It may be used from
+// several goroutines.
+type place interface {
+	create(ctx context.Context, key, contentType string) (upload, error)
+	open(ctx context.Context, key string) (io.ReadCloser, error)
+	copy(ctx context.Context, to, from string) error
+	list(ctx context.Context, prefix string) ([]string, error) // the keys that begin with prefix
+	delete(ctx context.Context, keys []string) error           // those that are gone already are no error
+	forget(dir string) error                                   // what is left of a directory whose keys are deleted
+	close() error
 }
+
+// upload is an object being written, which is not there before commit. One of abort and commit ends it; abort after commit does nothing.
+type upload interface {
+	io.Writer
+	commit() error // the object survives a power loss
+	abort()
+}
+
+// bucket is a place with limits of time.
+type bucket struct{ place }
+
+// The query parameters that a URL may have, by its scheme.
+var parameters = map[string][]string{"file": {"prefix"}, "s3": {"prefix", "region", "endpoint", "use_path_style"}}
 
 // parseURL reads where a place is. A URL is kept in the database and shown, so it holds no secrets.
 func parseURL(rawURL string) (*url.URL, error) {
@@ -37,41 +51,42 @@ func parseURL(rawURL string) (*url.URL, error) {
 		return nil, errors.New("it is no URL") // err repeats it whole
 	case u.User != nil:
 		return nil, errors.New("it has a user or a password: those of S3 are taken from the environment (AWS_ACCESS_KEY_ID and so on)")
-	case u.Scheme == fileblob.Scheme && u.Host == "" && filepath.IsAbs(u.Path), u.Scheme == s3blob.Scheme && u.Host != "":
-		return u, nil
+	case !(u.Scheme == "file" && u.Host == "" && filepath.IsAbs(u.Path)) && !(u.Scheme == "s3" && u.Host != "" && strings.Trim(u.Path, "/") == ""):
+		return nil, fmt.Errorf("it is %q: want file:///DIR or s3://BUCKET?region=REGION", rawURL)
 	}
-	return nil, fmt.Errorf("it is %q: want file:///DIR or s3://BUCKET?region=REGION", rawURL)
+	for name := range u.Query() {
+		if !slices.Contains(parameters[u.Scheme], name) {
+			return nil, fmt.Errorf("its parameter %q is unknown: want some of %s", name, strings.Join(parameters[u.Scheme], ", "))
+		}
+	}
+	if p := u.Query().Get("prefix"); p != "" && (!strings.HasSuffix(p, "/") || !fs.ValidPath(strings.TrimSuffix(p, "/"))) {
+		return nil, fmt.Errorf("its prefix is %q: want DIR/ or DIR/DIR/", p)
+	}
+	return u, nil
 }
 
 // openBucket opens the place that a URL names: file:///DIR, which must exist, or s3://BUCKET?region=R. Both take prefix=P/.
-func openBucket(ctx context.Context, rawURL string) (*bucket, error) {
+func openBucket(rawURL string) (*bucket, error) {
 	u, err := parseURL(rawURL)
 	if err != nil {
 		return nil, fmt.Errorf("open the cold store: %w", err)
 	}
-	var mux blob.URLMux
-	// A file is written beside its place, which may be another file system than the one of temporary files.
-	mux.RegisterBucket(fileblob.Scheme, &fileblob.URLOpener{Options: fileblob.Options{NoTempDir: true, Metadata: fileblob.MetadataDontWrite, DirFileMode: 0o700}})
-	mux.RegisterBucket(s3blob.Scheme, &s3blob.URLOpener{})
-	if q := u.Query(); u.Scheme == s3blob.Scheme && !q.Has("response_checksum_validation") {
-		q.Set("response_checksum_validation", "when_required") // the hashes are ours; else it is logged of each file that S3 has none
-		u.RawQuery = q.Encode()
+	var p place
+	if u.Scheme == "file" {
+		p, err = openFiles(u)
+	} else {
+		p, err = openS3(u)
 	}
-	b := &bucket{}
-	if u.Scheme == fileblob.Scheme {
-		b.dir = filepath.Join(u.Path, u.Query().Get("prefix"))
-	}
-	if b.Bucket, err = mux.OpenBucketURL(ctx, u); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("open the cold store %s: %w", rawURL, err)
 	}
-	return b, nil
+	return &bucket{p}, nil
 }
 
-// object is a file being written. It is not there before commit.
+// object is a file being written, with its size and hash.
 type object struct {
-	b      *bucket
 	key    string
-	w      *blob.Writer
+	w      upload
 	cancel context.CancelFunc
 	sum    hash.Hash
 	size   int64
@@ -79,12 +94,12 @@ type object struct {
 
 func (b *bucket) create(ctx context.Context, key, contentType string) (*object, error) {
 	ctx, cancel := context.WithTimeout(ctx, objectTimeout)
-	w, err := b.NewWriter(ctx, key, &blob.WriterOptions{ContentType: contentType})
+	w, err := b.place.create(ctx, key, contentType)
 	if err != nil {
 		cancel()
 		return nil, fmt.Errorf("write %s: %w", key, err)
 	}
-	return &object{b: b, key: key, w: w, cancel: cancel, sum: sha256.New()}, nil
+	return &object{key: key, w: w, cancel: cancel, sum: sha256.New()}, nil
 }
 
 func (o *object) Write(p []byte) (int, error) {
@@ -99,43 +114,17 @@ func (o *object) Write(p []byte) (int, error) {
 
 // abort leaves nothing of the object. It does nothing after commit.
 func (o *object) abort() {
-	o.cancel()      // a writer whose context has ended keeps nothing
-	_ = o.w.Close() // says just that
+	o.cancel()
+	o.w.abort()
 }
 
 func (o *object) commit() error {
-	err := o.w.Close()
+	err := o.w.commit()
 	o.cancel()
 	if err != nil {
 		return fmt.Errorf("write %s: %w", o.key, err)
 	}
-	return o.b.settle(o.key)
-}
-
-// settle has an object survive a power loss. S3 sees to that itself; of files, contents and names are still in memory.
-func (b *bucket) settle(key string) error {
-	if b.dir == "" {
-		return nil
-	}
-	if err := sync(filepath.Join(b.dir, key)); err != nil {
-		return fmt.Errorf("sync %s: %w", key, err)
-	}
-	for dir := path.Dir(key); ; dir = path.Dir(dir) {
-		if err := sync(filepath.Join(b.dir, dir)); err != nil {
-			return fmt.Errorf("sync %s: %w", dir, err)
-		}
-		if dir == "." {
-			return nil
-		}
-	}
-}
-
-func sync(name string) error {
-	f, err := os.Open(name)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
+	return nil
 }
 
 // put writes a small object.
@@ -155,35 +144,39 @@ func (b *bucket) put(ctx context.Context, key, contentType string, content []byt
 func (b *bucket) read(ctx context.Context, key string, fn func(r io.Reader) error) error {
 	ctx, cancel := context.WithTimeout(ctx, objectTimeout)
 	defer cancel()
-	r, err := b.NewReader(ctx, key, nil)
-	if gcerrors.Code(err) == gcerrors.NotFound {
+	r, err := b.open(ctx, key)
+	if err == nil {
+		defer r.Close() // what was read is checked by its hash
+		err = fn(r)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%s is not there: %w", key, ErrDamaged)
 	}
 	if err != nil {
 		return fmt.Errorf("read %s: %w", key, err)
 	}
-	defer r.Close() // what was read is checked by its hash
-	if err := fn(r); err != nil {
-		return fmt.Errorf("read %s: %w", key, err)
+	return nil
+}
+
+// copy makes an object of another one.
+func (b *bucket) copy(ctx context.Context, to, from string) error {
+	ctx, cancel := context.WithTimeout(ctx, objectTimeout)
+	defer cancel()
+	if err := b.place.copy(ctx, to, from); err != nil {
+		return fmt.Errorf("copy %s: %w", from, err)
 	}
 	return nil
 }
 
 // list returns the keys that begin with a prefix.
-func (b *bucket) list(ctx context.Context, prefix string) (keys []string, err error) {
+func (b *bucket) list(ctx context.Context, prefix string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, objectTimeout)
 	defer cancel()
-	all := b.List(&blob.ListOptions{Prefix: prefix})
-	for {
-		o, err := all.Next(ctx)
-		if errors.Is(err, io.EOF) {
-			return keys, nil
-		}
-		if err != nil {
-			return nil, fmt.Errorf("list %s: %w", prefix, err)
-		}
-		keys = append(keys, o.Key)
+	keys, err := b.place.list(ctx, prefix)
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", prefix, err)
 	}
+	return keys, nil
 }
 
 // remove deletes everything below a directory, and returns how many objects that were.
@@ -192,24 +185,12 @@ func (b *bucket) remove(ctx context.Context, dir string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	for _, key := range keys {
-		ctx, cancel := context.WithTimeout(ctx, objectTimeout)
-		err := b.Delete(ctx, key)
-		cancel()
-		if err != nil && gcerrors.Code(err) != gcerrors.NotFound {
-			return 0, fmt.Errorf("delete %s: %w", key, err)
-		}
+	ctx, cancel := context.WithTimeout(ctx, objectTimeout)
+	defer cancel()
+	if err := b.delete(ctx, keys); err != nil {
+		return 0, fmt.Errorf("delete %s: %w", dir, err)
 	}
-	if b.dir == "" {
-		return len(keys), nil
-	}
-	// Listing passes over what it cannot read; this does not. The directory goes too.
-	where := filepath.Join(b.dir, dir)
-	err = os.RemoveAll(where)
-	if serr := sync(filepath.Dir(where)); !errors.Is(serr, fs.ErrNotExist) {
-		err = errors.Join(err, serr)
-	}
-	if err != nil {
+	if err := b.forget(dir); err != nil {
 		return 0, fmt.Errorf("delete %s: %w", dir, err)
 	}
 	return len(keys), nil

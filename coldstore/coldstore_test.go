@@ -399,6 +399,9 @@ func TestAStoreThatFailsAtAnyStepLeadsToNoDrop(t *testing.T) {
 				_, err := r.Export(t.Context(), part)
 				made := n.Load()
 				failing.Store(0)
+				if step > 100 {
+					t.Fatalf("export %d still fails: %v", step, err)
+				}
 				if err == nil {
 					r.check(true, "")
 					if made < step {
@@ -995,6 +998,7 @@ func TestURLs(t *testing.T) {
 	for text, ok := range map[string]bool{
 		"": true, "file:///var/cold": true, "s3://bucket?region=eu-west-1&endpoint=https://s3.example": true, "file://dir/x": false, "file:": false, "/var/cold": false,
 		"s3://": false, "s3://key:secret@bucket": false, "gs://bucket": false, "mem://": false, "%": false,
+		"file:///var/cold?prefix=a/b/": true, "file:///var/cold?prefix=a": false, "file:///var/cold?prefix=../": false, "s3://bucket?anonymous=true": false, "file:///var/cold?region=x": false,
 	} {
 		if err := (Config{URL: text}).Validate(); (err == nil) != ok || err != nil && strings.Contains(err.Error(), "secret") {
 			t.Errorf("%q: %v, want ok %t", text, err, ok)

@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 
-	"gocloud.dev/blob"
-
 	"github.com/tidings/tidings/outbox"
 )
 
@@ -159,12 +157,7 @@ func (s *Store) rewrite(ctx context.Context, w *writer, from Export, seg Segment
 		}
 	} else {
 		key := w.dir + "/" + seg.Name
-		cctx, cancel := context.WithTimeout(ctx, objectTimeout)
-		defer cancel()
-		if err := w.b.Copy(cctx, key, from.dir()+"/"+seg.Name, &blob.CopyOptions{}); err != nil {
-			return fmt.Errorf("copy %s: %w", key, err)
-		}
-		if err := w.b.settle(key); err != nil {
+		if err := w.b.copy(ctx, key, from.dir()+"/"+seg.Name); err != nil {
 			return err
 		}
 		w.m.add(seg)

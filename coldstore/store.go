@@ -285,7 +285,7 @@ func (s *Store) open(ctx context.Context, url string) (*bucket, error) {
 	if b := s.buckets[url]; b != nil {
 		return b, nil
 	}
-	b, err := openBucket(ctx, url)
+	b, err := openBucket(url)
 	if err == nil {
 		s.buckets[url] = b
 	}
@@ -296,7 +296,7 @@ func (s *Store) open(ctx context.Context, url string) (*bucket, error) {
 func (s *Store) Close() error {
 	var errs []error
 	for _, b := range s.buckets {
-		errs = append(errs, b.Close())
+		errs = append(errs, b.close())
 	}
 	clear(s.buckets)
 	return errors.Join(errs...)

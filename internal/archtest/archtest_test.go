@@ -18,7 +18,7 @@ const (
 	nats = "github.com/nats-io/nats.go"
 	srv  = "github.com/nats-io/nats-server/v2"
 	huma = "github.com/danielgtaylor/huma/v2"
-	blob = "gocloud.dev"
+	blob = "github.com/minio/minio-go"
 )
 
 // rule says what the packages that match may import of this module, and which of the libraries under watch.
@@ -192,7 +192,7 @@ func TestRulesRefuse(t *testing.T) {
 		{"internal/lease", module + "outbox"},
 		{"store", module + "api"},
 		{"api", nats},
-		{"outbox", blob + "/blob"},
+		{"outbox", blob + "/v7"},
 		{"client", module + "kinds"},
 		{"client", nats},
 	} {

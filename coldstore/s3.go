@@ -1,0 +1,133 @@
+package coldstore
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"net/url"
+	"os"
+
+	"github.com/minio/minio-go/v7"
+	"github.com/minio/minio-go/v7/pkg/credentials"
+)
+
+// partBytes is how much of an object is sent at once and held in memory. S3 takes 10,000 parts.
+const partBytes = 16 << 20
+
+// s3 are objects in a bucket of S3, or of what speaks its protocol.
+type s3 struct {
+	client         *minio.Client
+	bucket, prefix string
+}
+
+func openS3(u *url.URL) (*s3, error) {
+	q := u.Query()
+	endpoint, secure := "s3.amazonaws.com", true
+	if e := cmp.Or(q.Get("endpoint"), os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL")); e != "" {
+		at, err := url.Parse(e)
+		if err != nil || at.Host == "" || at.Scheme != "https" && at.Scheme != "http" {
+			return nil, fmt.Errorf("the endpoint is %q: want https://HOST", e)
+		}
+		endpoint, secure = at.Host, at.Scheme == "https"
+	}
+	look := minio.BucketLookupDNS
+	if q.Get("use_path_style") == "true" {
+		look = minio.BucketLookupPath
+	}
+	client, err := minio.New(endpoint, &minio.Options{
+		Secure: secure, Region: cmp.Or(q.Get("region"), os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION")), BucketLookup: look, MaxRetries: 3,
+		// What the environment says, then the file of profiles, then the role of the pod, the container or the machine.
+		Creds: credentials.NewChainCredentials([]credentials.Provider{&credentials.EnvAWS{}, &credentials.FileAWSCredentials{}, &credentials.IAM{}}),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &s3{client, u.Host, q.Get("prefix")}, nil
+}
+
+func (*s3) close() error { return nil }
+
+// sending is an object that S3 reads while it is written.
+type sending struct {
+	*io.PipeWriter
+	done chan error // has the outcome once
+}
+
+var errAborted = errors.New("given up")
+
+func (s *s3) create(ctx context.Context, key, contentType string) (upload, error) {
+	r, w := io.Pipe()
+	u := &sending{w, make(chan error, 1)}
+	go func() {
+		_, err := s.client.PutObject(ctx, s.bucket, s.prefix+key, r, -1, minio.PutObjectOptions{ContentType: contentType, PartSize: partBytes, SendContentMd5: true, DisableContentSha256: true})
+		r.CloseWithError(cmp.Or(err, io.ErrClosedPipe)) // whoever writes on is told why
+		u.done <- err
+	}()
+	return u, nil
+}
+
+func (u *sending) commit() error {
+	u.Close()
+	err := <-u.done
+	u.done <- errAborted // an abort finds that it is over
+	return err
+}
+
+func (u *sending) abort() {
+	u.CloseWithError(errAborted)
+	u.done <- <-u.done
+}
+
+func (s *s3) open(ctx context.Context, key string) (io.ReadCloser, error) {
+	o, err := s.client.GetObject(ctx, s.bucket, s.prefix+key, minio.GetObjectOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return reading{o}, nil
+}
+
+// reading says of an object that is not there what files say. S3 answers at the first read.
+type reading struct{ *minio.Object }
+
+func (r reading) Read(p []byte) (int, error) {
+	n, err := r.Object.Read(p)
+	if err != nil && absent(err) {
+		err = fs.ErrNotExist
+	}
+	return n, err
+}
+
+func absent(err error) bool {
+	var answer minio.ErrorResponse
+	return errors.As(err, &answer) && answer.StatusCode == http.StatusNotFound
+}
+
+func (s *s3) copy(ctx context.Context, to, from string) error {
+	_, err := s.client.CopyObject(ctx, minio.CopyDestOptions{Bucket: s.bucket, Object: s.prefix + to}, minio.CopySrcOptions{Bucket: s.bucket, Object: s.prefix + from})
+	return err
+}
+
+func (s *s3) list(ctx context.Context, prefix string) (keys []string, err error) {
+	for o := range s.client.ListObjectsIter(ctx, s.bucket, minio.ListObjectsOptions{Prefix: s.prefix + prefix, Recursive: true}) {
+		if o.Err != nil {
+			return nil, o.Err
+		}
+		keys = append(keys, o.Key[len(s.prefix):])
+	}
+	return keys, nil
+}
+
+func (s *s3) delete(ctx context.Context, keys []string) error {
+	for _, key := range keys {
+		if err := s.client.RemoveObject(ctx, s.bucket, s.prefix+key, minio.RemoveObjectOptions{}); err != nil && !absent(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (*s3) forget(string) error { return nil }
