@@ -253,9 +253,15 @@ func TestARangeGoesOutAndComesBackAsItWas(t *testing.T) {
 func TestAnExportReadsARangeByPages(t *testing.T) {
 	r := newRig(t, 3000)
 	r.segmentRows = 2000
+	r.exec(`INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, processed_at, attempts, event_id, inserted_at)
+		SELECT g, 0, 'heartbeat', 1, 'sent', 1, '{}', $1, now(), now(), 0, gen_random_uuid(), now() FROM generate_series(50000, 50900) g`, august)
 	r.db.RowsPerStatement(t, 2000, "outbox_messages_archive")
 	if e := r.export(); e.Rows != 3000 {
 		t.Errorf("exported %+v", e)
+	}
+	r.check(true, "")
+	if _, err := r.Export(t.Context(), outbox.Range{From: 50_000, To: 100_000, FirstAt: august}); !errors.Is(err, ErrNoRows) {
+		t.Errorf("a range of heartbeats alone: %v", err)
 	}
 	if _, err := r.Export(t.Context(), outbox.Range{From: 300_000, To: 400_000, FirstAt: august}); !errors.Is(err, ErrNoRows) {
 		t.Errorf("an empty range: %v", err)

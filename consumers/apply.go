@@ -57,12 +57,16 @@ func (r *reader) apply(ctx context.Context, stream broker.Stream, b *batch) erro
 		c.log.WarnContext(ctx, "a batch failed, looking for the event", "stream", r.name, "events", len(b.deliveries), "err", err)
 		out, err = r.transact(ctx, stream, b, true)
 	}
-	took := time.Since(start)
+	end := time.Now()
+	took := end.Sub(start)
 	r.resize(took, len(b.deliveries))
 	if err != nil {
 		return err
 	}
 	c.at("after commit")
+	for i := range b.deliveries {
+		c.metrics.path.Observe(&b.deliveries[i].event, end)
+	}
 	c.metrics.batch.Observe(took.Seconds())
 	c.metrics.applied.WithLabelValues(r.label()).Add(float64(out.applied))
 	for reason, n := range out.skipped {

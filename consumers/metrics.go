@@ -4,6 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/heartbeat"
 )
 
 // Reasons for passing over a message.
@@ -24,10 +25,12 @@ type metrics struct {
 	waiting     prometheus.Gauge
 	paused      prometheus.Gauge
 	lagMessages prometheus.Gauge
+	path        heartbeat.Seconds
 }
 
 // newMetrics registers the metrics of one consumer; lagSeconds is asked at each scrape.
 func newMetrics(reg prometheus.Registerer, consumer string, lagSeconds func() float64) (*metrics, error) {
+	plain := reg
 	reg = prometheus.WrapRegistererWith(prometheus.Labels{"consumer": consumer}, reg)
 	applied := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "consumer_applied_total", Help: "Events applied, by partition.",
@@ -59,6 +62,10 @@ func newMetrics(reg prometheus.Registerer, consumer string, lagSeconds func() fl
 		Name: "consumer_lag_seconds",
 		Help: "Age of the oldest message that is not applied, on the streams of the partitions that this instance holds; at least the time since all of these could be seen.",
 	}, lagSeconds)
+	path := heartbeat.NewSeconds(heartbeat.Applied, consumer)
+	if err := plain.Register(path); err != nil {
+		return nil, err
+	}
 	for _, c := range []prometheus.Collector{applied, skipped, parked, deadLetters, batch, failures, held, stuck, waiting, paused, lagMessages, lag} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
@@ -66,7 +73,7 @@ func newMetrics(reg prometheus.Registerer, consumer string, lagSeconds func() fl
 	}
 	m := &metrics{
 		applied: applied, skipped: make(map[string]prometheus.Counter), parked: parked, deadLetters: deadLetters, batch: batch, failures: failures,
-		held: held, stuck: stuck, waiting: waiting, paused: paused, lagMessages: lagMessages,
+		held: held, stuck: stuck, waiting: waiting, paused: paused, lagMessages: lagMessages, path: path,
 	}
 	for _, r := range []string{skipNotWanted, skipUnknown, event.Foreign} {
 		m.skipped[r] = skipped.WithLabelValues(r)

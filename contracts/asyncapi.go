@@ -18,6 +18,12 @@ func AsyncAPI(set *kinds.Set) map[string]any {
 		messages[t.Name] = map[string]any{"name": t.Name, "title": name, "summary": t.Summary, "contentType": "application/json",
 			"headers": headersOf(t), "payload": ref("components", "schemas", t.Name), "x-tidings-schema": "/v1/schemas/" + t.Name}
 		schemas[t.Name] = t.body()
+		if event.System(t.Kind) { // it goes to no plain subscriber
+			channels[name] = map[string]any{"address": "events.{partition}.system.t0." + name, "title": name, "description": t.Summary, "parameters": parameters("partition"),
+				"messages": map[string]any{"event": ref("components", "messages", t.Name)}, "x-tidings-stream": "EVENTS-{partition}", "x-tidings-internal": true}
+			send("send."+name, name, t.Summary)
+			continue
+		}
 		channels[name] = map[string]any{"address": "events.{partition}.t{tenant}." + name, "title": name, "description": t.Summary + " On the partition's JetStream stream, exactly once.",
 			"parameters": parameters("partition", "tenant"), "messages": map[string]any{"event": ref("components", "messages", t.Name)}, "x-tidings-stream": "EVENTS-{partition}"}
 		channels["live."+name] = map[string]any{"address": "live.t{tenant}." + name, "title": name + ", live", "description": t.Summary + " Over plain NATS, at most once.",

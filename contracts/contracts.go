@@ -82,6 +82,8 @@ func Types(set *kinds.Set) (all []Type) {
 	for _, name := range event.ThreadEvents {
 		add(event.AggregateThread, "object that has the thread", name, "The settings of a thread changed. The whole settings after the change.", properties, required)
 	}
+	properties, required = members[event.Heartbeat]([2]string{"partition", "interval_seconds"}, nil)
+	add(event.AggregateHeartbeat, "heartbeat", event.Sent, "Tidings measures its own path; nothing has changed. Readers who do not ask for this type do not get it.", properties, required)
 	slices.SortFunc(all, func(a, b Type) int { return strings.Compare(a.Name, b.Name) })
 	return all
 }
@@ -118,16 +120,18 @@ func known() map[string]map[string]any {
 		"author_state": enum("What the author made of it.", event.AuthorActive, event.AuthorDeleted, event.AuthorErased),
 		"moderation_state": enum("What a moderator made of it. Visible are those that are ACTIVE and NONE or APPROVED.",
 			event.ModerationNone, event.ModerationPending, event.ModerationApproved, event.ModerationHidden, event.ModerationRemoved),
-		"child_id":  text("UUID in lower case with hyphens.", uuid),
-		"parent_id": text("UUID of the one that it replies to; absent on the top level.", uuid),
-		"slug":      text("Its address within the thread. It never changes.", "^[0-9a-hjkmnp-tv-z]{8}$"),
-		"path":      text("Its place: paths sort as the thread reads. A segment per level, each 14 hexadecimal digits (microseconds since 1970) and the slug.", ""),
-		"body":      text("Empty while it is gone.", ""),
-		"actor":     text("Who did it.", ""),
-		"reason":    text("The moderator's.", ""),
-		"title":     text("Absent where there is none.", ""),
-		"kind":      text("Whose thread it is; absent for comments.", ""),
-		"erased":    {"const": true, "description": "Absent, or the content was taken out since: its author was erased."},
+		"child_id":         text("UUID in lower case with hyphens.", uuid),
+		"parent_id":        text("UUID of the one that it replies to; absent on the top level.", uuid),
+		"slug":             text("Its address within the thread. It never changes.", "^[0-9a-hjkmnp-tv-z]{8}$"),
+		"path":             text("Its place: paths sort as the thread reads. A segment per level, each 14 hexadecimal digits (microseconds since 1970) and the slug.", ""),
+		"body":             text("Empty while it is gone.", ""),
+		"actor":            text("Who did it.", ""),
+		"reason":           text("The moderator's.", ""),
+		"title":            text("Absent where there is none.", ""),
+		"kind":             text("Whose thread it is; absent for comments.", ""),
+		"partition":        {"type": "integer", "minimum": 0, "description": "The partition that it was written for."},
+		"interval_seconds": {"type": "number", "exclusiveMinimum": 0, "description": "The least between two of a partition."},
+		"erased":           {"const": true, "description": "Absent, or the content was taken out since: its author was erased."},
 	}
 }
 

@@ -58,7 +58,7 @@ func TestEveryAlertHasAMetricAndAPage(t *testing.T) {
 	}
 	names := exported(t)
 	for _, expr := range regexp.MustCompile(`(?m)expr: (.*)$`).FindAllStringSubmatch(string(b), -1) {
-		metrics := regexp.MustCompile(`\b(?:outbox|relay|consumer|api|projection|stream|jetstream|postgres|job|tidings|node|tls)_[a-z_]+|\bapi:\w+:\w+`).FindAllString(expr[1], -1)
+		metrics := regexp.MustCompile(`\b(?:outbox|relay|consumer|api|projection|stream|jetstream|postgres|job|tidings|node|tls|path|heartbeats)_[a-z_]+|\b(?:api|path):\w+:\w+`).FindAllString(expr[1], -1)
 		if len(metrics) == 0 {
 			t.Errorf("no metric in %q", expr[1])
 		}
@@ -72,7 +72,7 @@ func TestEveryAlertHasAMetricAndAPage(t *testing.T) {
 	}
 	tests := declared(t)
 	alerts := regexp.MustCompile(`(?s)- alert: (\w+)\n.*?runbook: (\S+)`).FindAllStringSubmatch(string(b), -1)
-	if len(alerts) < 29 {
+	if len(alerts) < 33 {
 		t.Fatalf("only %d alerts", len(alerts))
 	}
 	for _, a := range alerts {

@@ -56,7 +56,16 @@ func (e *Event) CloudEventsType() string {
 // Subjects is the subject filter of all that one partition's stream holds, under prefix.
 func Subjects(prefix string, partition int) string { return fmt.Sprintf("%s.%d.>", prefix, partition) }
 
-const closedSuffix = ".closed"
+// LiveSubjects is the part of Subjects that is republished, and the subject without the partition that it then has. The closing message and the
+// system's events have other numbers of tokens.
+func LiveSubjects(prefix, live string, partition int) (source, destination string) {
+	return fmt.Sprintf("%s.%d.*.*.*", prefix, partition), live + ".{{wildcard(1)}}.{{wildcard(2)}}.{{wildcard(3)}}"
+}
+
+const (
+	closedSuffix = ".closed"
+	systemToken  = "system." // in the subjects of the system's events, so that no filter of others finds them
+)
 
 // ClosingMessage is the subject and the headers of the message that ends a partition's stream, under prefix (Closes).
 func ClosingMessage(prefix string, partition int) (subject string, headers map[string][]string) {
@@ -68,9 +77,21 @@ func AggregateFilter(prefix string, tenant int64, aggregateType string) string {
 	return fmt.Sprintf("%s.*.t%d.%s.*", prefix, tenant, aggregateType)
 }
 
+// TypeFilter is the subject filter of all events of a type under prefix, of every tenant; * is any type of the aggregate's.
+func TypeFilter(prefix, aggregateType, eventType string) string {
+	return prefix + ".*." + system(aggregateType) + "*." + aggregateType + "." + eventType
+}
+
 // Subject is where the event is published in a partition, under prefix.
 func (e *Event) Subject(prefix string, partition int) string {
-	return prefix + "." + strconv.Itoa(partition) + ".t" + strconv.FormatInt(e.TenantID, 10) + "." + e.AggregateType + "." + e.Type
+	return prefix + "." + strconv.Itoa(partition) + "." + system(e.AggregateType) + "t" + strconv.FormatInt(e.TenantID, 10) + "." + e.AggregateType + "." + e.Type
+}
+
+func system(aggregateType string) string {
+	if System(aggregateType) {
+		return systemToken
+	}
+	return ""
 }
 
 // Headers are the event's own headers. The relay adds those of the publish: Nats-*.

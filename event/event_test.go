@@ -38,6 +38,7 @@ func payloads() map[string]any {
 		"comment.deleted":   comment("", AuthorDeleted, ModerationNone, ""),
 		"comment.moderated": comment("", AuthorActive, ModerationHidden, "spam"),
 		"comment.erased":    comment("", AuthorErased, ModerationNone, ""),
+		"heartbeat.sent":    Heartbeat{Partition: 17, IntervalSeconds: 60},
 		"thread.updated":    Thread{PostID: 42, Locked: true, Premoderate: true, Title: "Rules", Version: 1, UpdatedAt: t, Actor: "user:7"},
 	}
 }
@@ -64,7 +65,11 @@ func TestEveryTypeAndVersionStaysReadable(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				e := Event{ID: "5b0f6a52-7d9c-4f0a-9d39-0a3c8a1f0001", TenantID: 1, AggregateType: aggregate, AggregateID: 42, Type: typ, Version: version,
+				tenant := int64(1)
+				if System(aggregate) {
+					tenant = SystemTenant
+				}
+				e := Event{ID: "5b0f6a52-7d9c-4f0a-9d39-0a3c8a1f0001", TenantID: tenant, AggregateType: aggregate, AggregateID: 42, Type: typ, Version: version,
 					OccurredAt: when, TraceParent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", Payload: data, OutboxID: 1234}
 				if *update {
 					b, err := json.MarshalIndent(golden{e.Subject("events", 17), e.Headers(), data}, "", "  ")
@@ -97,7 +102,7 @@ func TestEveryTypeAndVersionStaysReadable(t *testing.T) {
 				if diff := cmp.Diff(e, got); diff != "" {
 					t.Errorf("decoded (-written +read):\n%s", diff)
 				}
-				read := map[string]any{AggregateFollow: &Follow{}, AggregateComment: &Comment{}, AggregateThread: &Thread{}}[aggregate]
+				read := map[string]any{AggregateFollow: &Follow{}, AggregateComment: &Comment{}, AggregateThread: &Thread{}, AggregateHeartbeat: &Heartbeat{}}[aggregate]
 				if err := got.DecodePayload(read); err != nil {
 					t.Fatal(err)
 				}
@@ -215,6 +220,12 @@ func TestTheClosingMessageIsUnderItsPartitionsSubjects(t *testing.T) {
 	}
 	if got, want := Subjects("events", 12), "events.12.>"; got != want {
 		t.Errorf("the stream takes %s, want %s", got, want)
+	}
+	if got, want := TypeFilter("events", "follow", "*"), "events.*.*.follow.*"; got != want {
+		t.Errorf("all follows are %s, want %s", got, want)
+	}
+	if got, want := TypeFilter("events", AggregateHeartbeat, Sent), "events.*.system.*.heartbeat.sent"; got != want {
+		t.Errorf("the heartbeats are %s, want %s", got, want)
 	}
 	if got, want := AggregateFilter("events", 3, "follow"), "events.*.t3.follow.*"; got != want {
 		t.Errorf("a tenant's follows are %s, want %s", got, want)

@@ -16,6 +16,9 @@ const (
 	AggregateComment = "comment"
 	AggregateThread  = "thread"
 
+	// AggregateHeartbeat is of events that tell no change: Tidings writes them to measure its own path (Heartbeat).
+	AggregateHeartbeat = "heartbeat"
+
 	Created   = "created"
 	Removed   = "removed"
 	Edited    = "edited"
@@ -23,13 +26,19 @@ const (
 	Moderated = "moderated"
 	Erased    = "erased"
 	Updated   = "updated"
+	Sent      = "sent"
 )
+
+// SystemTenant stands for the installation. No person's and no service's token is of it.
+const SystemTenant = 0
 
 // catalogue has the newest version of each event type; versions from 1 to it can be decoded.
 var catalogue = map[string]map[string]int{
 	AggregateFollow:  {Created: 1, Removed: 1},
 	AggregateComment: {Created: 1, Edited: 1, Deleted: 1, Moderated: 1, Erased: 1},
 	AggregateThread:  {Updated: 1},
+
+	AggregateHeartbeat: {Sent: 1},
 }
 
 // Known reports whether the catalogue has the aggregate type, and whether it has this version of the event type.
@@ -234,6 +243,15 @@ type Thread struct {
 
 // Of is the kind of the children that the settings are for.
 func (t Thread) Of() string { return cmp.Or(t.Kind, AggregateComment) }
+
+// Heartbeat is the payload of heartbeats. The aggregate's id is a number that falls into the partition's first slot.
+type Heartbeat struct {
+	Partition       int     `json:"partition"`        // whose relay was to publish it when it was written
+	IntervalSeconds float64 `json:"interval_seconds"` // the least between two of a partition
+}
+
+// System reports whether events of an aggregate type tell of Tidings itself. Readers get them if they ask for the type by name.
+func System(aggregateType string) bool { return aggregateType == AggregateHeartbeat }
 
 // PermanentError wraps an error that no retry can mend: the event itself is wrong. Consumers park it.
 type PermanentError struct{ err error }

@@ -19,7 +19,7 @@ var (
 
 // Words that are not free. A kind is an aggregate type, its plural a part of a path and a view in the database.
 var (
-	reservedKinds   = []string{event.AggregateThread, "heartbeat"}
+	reservedKinds   = []string{event.AggregateThread, event.AggregateHeartbeat}
 	partName        = regexp.MustCompile(`^archive(_|$)|_[0-9]+$`)                                           // children_archive_KIND, and edges_KIND_7, are tables of KIND
 	reservedPaths   = []string{"asyncapi", "kinds", "moderation", "openapi", "outbox", "schemas", "threads"} // below /v1/
 	reservedFilters = []string{"around", "cursor", "filter", "limit", "order", "skip"}                       // parameters of lists

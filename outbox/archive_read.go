@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/event"
 )
 
 // A row of the archive travels outside the database as a line of JSON: one object whose members are the columns, in the table's
@@ -30,18 +32,21 @@ type ArchiveKey struct {
 	ID         int64     `json:"id,string"`
 }
 
+// toldSQL leaves heartbeats out: they tell nothing that anybody needs once they have passed.
+const toldSQL = `aggregate_type <> '` + event.AggregateHeartbeat + `'`
+
 // walkArchiveSQL reads the rows of a range of ids after one, in order.
 // Index: the range's primary key.   Locks: none.
 const walkArchiveSQL = `
 SELECT /* outbox.walk_archive */ occurred_at, id, ` + archiveLine + `
-  FROM outbox_messages_archive WHERE id > @after AND id < @to ORDER BY id LIMIT @limit`
+  FROM outbox_messages_archive WHERE id > @after AND id < @to AND ` + toldSQL + ` ORDER BY id LIMIT @limit`
 
 const (
 	maxArchivePage   = 5000    // rows per statement of WalkArchive, when they are small
 	archivePageBytes = 4 << 20 // of lines in memory, and at most one line more
 )
 
-// WalkArchive calls fn with every archived row with an id from from on and below to, by id, as a
+// WalkArchive calls fn with every archived row but heartbeats with an id from from on and below to, by id, as a
 // line of JSON without its end. The line is fn's to keep. No statement is open while fn runs, so what is written meanwhile may
 // be seen or not; the caller keeps others from writing. Memory is bounded, whatever the size of the archive.
 func WalkArchive(ctx context.Context, pool *pgxpool.Pool, from, to int64, fn func(key ArchiveKey, line []byte) error) error {
@@ -85,11 +90,11 @@ func WalkArchive(ctx context.Context, pool *pgxpool.Pool, from, to int64, fn fun
 
 var errPageFull = errors.New("outbox: the page is full")
 
-// anyArchivedSQL tells whether a range of ids has rows.
-// Index: the range's primary key, its first entry.   Locks: none.
-const anyArchivedSQL = `SELECT /* outbox.any_archived */ EXISTS (SELECT FROM outbox_messages_archive WHERE id >= @from AND id < @to)`
+// anyArchivedSQL tells whether a range of ids has rows but heartbeats.
+// Index: the range's primary key, its first entries.   Locks: none.
+const anyArchivedSQL = `SELECT /* outbox.any_archived */ EXISTS (SELECT FROM outbox_messages_archive WHERE id >= @from AND id < @to AND ` + toldSQL + `)`
 
-// AnyArchived reports whether the archive has a row with an id from from on and below to.
+// AnyArchived reports whether the archive has a row but heartbeats with an id from from on and below to.
 func AnyArchived(ctx context.Context, pool *pgxpool.Pool, from, to int64) (some bool, err error) {
 	if err := pool.QueryRow(ctx, anyArchivedSQL, pgx.StrictNamedArgs{"from": from, "to": to}).Scan(&some); err != nil {
 		return false, fmt.Errorf("look for archived outbox messages from %d to %d: %w", from, to, err)

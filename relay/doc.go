@@ -33,6 +33,10 @@
 // moment in between, so that wake-ups gather. Whether rows go one by one or as a batch is measured (pace). A claim begins where no transaction that
 // runs can add a row (horizon).
 //
+// # Heartbeats
+//
+// Beside its session, a relay has heartbeats written into the outbox, for every partition and whether or not it can publish (outbox.Heartbeat).
+//
 // # Messages of others
 //
 // A catch-up skips and counts what event.Ours does not know, and a message of an event that an earlier one has. One that is ours and has no row

@@ -4,6 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/heartbeat"
 )
 
 type metrics struct {
@@ -21,6 +22,8 @@ type metrics struct {
 	errors     *prometheus.CounterVec   // stage
 	seconds    *prometheus.HistogramVec // stage
 	batchRows  prometheus.Histogram
+	heartbeats prometheus.Counter
+	path       heartbeat.Seconds
 }
 
 // otherEvents is the label of event types that are not in the catalogue: anybody may write rows, so the label must be bounded.
@@ -46,6 +49,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 15)}, []string{"stage"}),
 		batchRows: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "relay_publish_rows", Help: "Rows per publish.",
 			Buckets: []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000}}),
+		heartbeats: prometheus.NewCounter(prometheus.CounterOpts{Name: "heartbeats_written_total", Help: "Heartbeats that this relay has written into the outbox."}),
+		path:       heartbeat.NewSeconds(heartbeat.Published, ""),
 	}
 	for _, t := range append(event.EventTypes(), otherEvents) {
 		m.failures.WithLabelValues(t)
@@ -53,11 +58,11 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, reason := range []string{event.Foreign, event.Duplicate} {
 		m.skipped.WithLabelValues(reason)
 	}
-	for _, stage := range []string{stageClaim, stagePublish, stageCatchUp} {
+	for _, stage := range []string{stageClaim, stagePublish, stageCatchUp, stageHeartbeat} {
 		m.errors.WithLabelValues(stage)
 		m.seconds.WithLabelValues(stage)
 	}
-	reg.MustRegister(m.throughput, m.failures, m.dead, m.partitions, m.stuck, m.waiting, m.skipped, m.belowFloor, m.catchUps, m.caughtUp, m.conflicts, m.errors, m.seconds, m.batchRows)
+	reg.MustRegister(m.throughput, m.failures, m.dead, m.partitions, m.stuck, m.waiting, m.skipped, m.belowFloor, m.catchUps, m.caughtUp, m.conflicts, m.errors, m.seconds, m.batchRows, m.heartbeats, m.path)
 	return m
 }
 
@@ -66,6 +71,8 @@ const (
 	stageClaim   = "claim" // with the marks of what was published before
 	stagePublish = "publish"
 	stageCatchUp = "catch-up"
+
+	stageHeartbeat = "heartbeat" // beside the pipeline
 )
 
 func (m *metrics) failed(e *event.Event) {

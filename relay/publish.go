@@ -79,8 +79,10 @@ func (w *writer) published(before, mark *outbox.Mark, rows []outbox.Row) *outbox
 		return before
 	}
 	w.tail, w.failures, w.refusals = mark.NewTail, 0, 0
-	w.heard.Store(time.Now().UnixNano())
+	now := time.Now()
+	w.heard.Store(now.UnixNano())
 	for i := range rows {
+		w.metrics.path.Observe(&rows[i].Event, now)
 		if rows[i].Delayed { // what waited behind it may go
 			w.nextUnpark = time.Time{}
 		}

@@ -31,6 +31,7 @@ type Config struct {
 	DrainTimeout    time.Duration `env:"RELAY_DRAIN_TIMEOUT, default=10s"`    // for the work in hand at a stop, 1s..5m
 	CheckInterval   time.Duration `env:"RELAY_CHECK_INTERVAL, default=5s"`    // between looks whether a stream is still the same, 100ms..10m
 	DatabaseTimeout time.Duration `env:"RELAY_DATABASE_TIMEOUT, default=30s"` // for one transaction; then the outcome is unknown, 1s..10m
+	Heartbeat       time.Duration `env:"HEARTBEAT_INTERVAL, default=1m"`      // between heartbeats of a partition, 1s..1m; 0 for none
 	Lease           lease.Config
 }
 
@@ -53,6 +54,9 @@ func (c Config) Validate() error {
 	between("RELAY_DRAIN_TIMEOUT", c.DrainTimeout, time.Second, 5*time.Minute)
 	between("RELAY_CHECK_INTERVAL", c.CheckInterval, 100*time.Millisecond, 10*time.Minute)
 	between("RELAY_DATABASE_TIMEOUT", c.DatabaseTimeout, time.Second, 10*time.Minute)
+	if c.Heartbeat != 0 {
+		between("HEARTBEAT_INTERVAL", c.Heartbeat, time.Second, time.Minute) // the rules count on one each minute
+	}
 	return errors.Join(append(errs, c.Lease.Validate())...)
 }
 
@@ -181,6 +185,9 @@ func sleep(ctx context.Context, d time.Duration) {
 // Run publishes until ctx ends, then finishes the work in hand, frees its leases and returns nil. An outage of either server is waited
 // out; a stream that is not this database's is refused, and looked at again, until somebody has repaired it.
 func (r *Relay) Run(ctx context.Context) error {
+	var beats sync.WaitGroup
+	beats.Go(func() { r.beat(ctx) })
+	defer beats.Wait()
 	for attempt := 1; ctx.Err() == nil; attempt++ {
 		s, err := r.connect(ctx)
 		if err == nil {

@@ -11,11 +11,6 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// heartbeat is the aggregate type of events that Tidings writes to see that it is alive.
-const heartbeat = "heartbeat"
-
-func isSystem(aggregateType string) bool { return aggregateType == heartbeat }
-
 // Permanent marks an error that no further attempt can mend: the event becomes a dead letter at once.
 func Permanent(err error) error { return event.Permanent(err) }
 
@@ -91,7 +86,7 @@ func checkType[T any](s *settings, eventType string) error {
 		types = event.ThreadEvents
 	}
 	switch {
-	case (slices.Contains(s.upstream, kind) || isSystem(kind)) && typeToken.MatchString(of) && fits[T](all, kind):
+	case (slices.Contains(s.upstream, kind) || event.System(kind)) && typeToken.MatchString(of) && fits[T](all, kind):
 		return nil
 	case types == nil:
 		return fmt.Errorf("%w: %.80q: there is no kind %.40q; the options Kinds and Upstream name those of your installation", ErrType, eventType, kind)

@@ -62,7 +62,7 @@ type subscriber struct {
 	*settings
 	js      jetstream.JetStream
 	durable string // the name of its consumers
-	filter  string // of subjects, behind the partition
+	filter  string // of subjects
 	call    func(ctx context.Context, e *event.Event, attempt int) error
 	metrics *metrics
 	slots   chan struct{} // a place per call that runs
@@ -84,7 +84,7 @@ func newSubscriber(s *settings, js jetstream.JetStream, eventType string, call f
 	}
 	s.log = s.log.With("subscriber", durable)
 	return &subscriber{
-		settings: s, js: js, durable: durable, filter: "*." + kind + "." + of, call: call, slots: make(chan struct{}, s.concurrency), stuck: make(chan error, 1),
+		settings: s, js: js, durable: durable, filter: event.TypeFilter(s.streams.Prefix, kind, of), call: call, slots: make(chan struct{}, s.concurrency), stuck: make(chan error, 1),
 		troubles: make(map[string]error), readers: make(map[string]*reader), done: make(map[string]bool), known: make(map[string]time.Time),
 	}
 }
@@ -223,7 +223,7 @@ func (s *subscriber) look(ctx, handling context.Context, wg *sync.WaitGroup) {
 				s.finish(qctx, st, r)
 			}
 		case s.mayBegin(st, there):
-			s.read(ctx, handling, wg, source{stream: st.Name, subject: fmt.Sprintf("%s.*.%s", s.streams.Prefix, s.filter)})
+			s.read(ctx, handling, wg, source{stream: st.Name, subject: s.filter})
 		}
 	}
 	s.metrics.lag.Set(float64(pending))

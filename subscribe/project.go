@@ -92,7 +92,7 @@ func (p *projection) Name() string { return p.name }
 
 // Wants reports whether the events of an aggregate type are delivered.
 func (p *projection) Wants(aggregateType string) bool {
-	return p.only[aggregateType] || p.only == nil && !isSystem(aggregateType)
+	return p.only[aggregateType] || p.only == nil && !event.System(aggregateType)
 }
 
 // grace is how long after its context has ended a function may take to return, at most.

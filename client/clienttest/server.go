@@ -79,6 +79,7 @@ func serve(dir string, in io.Reader, out io.Writer) (err error) {
 	defer func() { err = errors.Join(err, pg.Abort()) }()
 	s.env = map[string]string{
 		"DATABASE_URL": pg.URL("postgres"), "API_ADDR": "127.0.0.1:0", "OPS_ADDR": "127.0.0.1:0", "API_RATE_READ": "off", "API_RATE_WRITE": "off", "API_RATE_AUTHOR": "off", "LOG_LEVEL": "error",
+		"HEARTBEAT_INTERVAL": "0",
 	}
 	ended := make(chan error, 1)
 	greeted := &greeting{said: make(chan struct{})}

@@ -46,8 +46,8 @@ var rules = []rule{
 	{pkg: "client/clienttest", may: []string{"client", "cmd/tidings/cli", "kinds", "tokens", "internal/pglocal", "internal/postgres"}, libs: []string{pgx}}, // runs `tidings dev` for tests of others
 	{pkg: "outbox", may: []string{"event", "internal/postgres"}, libs: []string{pgx}},
 	{pkg: "coldstore", may: []string{"outbox", "event", "internal/postgres"}, libs: []string{pgx, blob}},
-	{pkg: "relay", may: []string{"outbox", "event", "internal/lease", "internal/broker"}, libs: []string{nats, pgx}}, // pgx: it hands the pool to outbox
-	{pkg: "consumers", may: []string{"kinds", "event", "internal/lease", "internal/broker", "internal/postgres"}, libs: []string{pgx, nats}},
+	{pkg: "relay", may: []string{"outbox", "event", "internal/lease", "internal/broker", "internal/heartbeat"}, libs: []string{nats, pgx}}, // pgx: it hands the pool to outbox
+	{pkg: "consumers", may: []string{"kinds", "event", "internal/lease", "internal/broker", "internal/heartbeat", "internal/postgres"}, libs: []string{pgx, nats}},
 	{pkg: "subscribe", may: []string{"consumers", "kinds", "migrations", "event", "internal/lease", "internal/broker", "internal/postgres"}, libs: []string{pgx, nats}}, // the face of consumers for others
 	{pkg: "replay", may: []string{"kinds", "consumers", "projections", "migrations", "outbox", "event", "internal/lease", "internal/broker", "internal/postgres"}, libs: []string{pgx, nats}},
 	{pkg: "erasure", may: []string{"kinds", "store", "outbox", "consumers", "projections", "event", "internal/broker", "internal/postgres"},
@@ -60,7 +60,8 @@ var rules = []rule{
 	{pkg: "docs"},   // likewise
 	{pkg: "migrations", may: []string{"kinds", "internal/postgres"}, libs: []string{pgx}},
 
-	{pkg: "internal/broker", may: []string{"event"}, libs: []string{nats, srv}},                              // event says on which subjects; the only one that knows the server
+	{pkg: "internal/broker", may: []string{"event"}, libs: []string{nats, srv}}, // event says on which subjects; the only one that knows the server
+	{pkg: "internal/heartbeat", may: []string{"event"}},
 	{pkg: "internal/testkit", may: []string{"internal/*", "migrations", "kinds"}, libs: []string{pgx, nats}}, // its databases are migrated
 	{pkg: "internal/load", may: []string{"client"}},                                                          // a user of the API
 	{pkg: "internal/*", may: []string{"internal/*"}, libs: []string{pgx}},

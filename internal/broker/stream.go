@@ -512,8 +512,9 @@ func (c Config) declare(base jetstream.StreamConfig, partition int) jetstream.St
 	s.AllowDirect = true
 	s.AllowRollup = false // a rollup purges
 	s.NoAck = false
-	// Plain subscribers get what is stored, without the partition; Prefix.> itself also carries publishes that were refused.
-	s.RePublish = &jetstream.RePublish{Source: event.Subjects(c.Prefix, partition), Destination: c.LivePrefix + ".>"}
+	// Plain subscribers get the events that are stored, without the partition; Prefix.> itself also carries publishes that were refused.
+	source, destination := event.LiveSubjects(c.Prefix, c.LivePrefix, partition)
+	s.RePublish = &jetstream.RePublish{Source: source, Destination: destination}
 	// DenyDelete stays off, because erasure deletes messages. DenyPurge stays off, because neither can ever be taken back and
 	// a purge is the operator's only quick remedy against a full store; readers find out about one.
 	return s

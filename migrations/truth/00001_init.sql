@@ -366,7 +366,8 @@ CREATE TABLE outbox_archive_exports (
 --   tail_seq    the last sequence of the stream that the marks cover;
 --   floor_id    no row of its slots with an id up to here is pending, unless it waits (delayed): a proof (docs/adr/0004-floor.md);
 --   closing     its relay publishes what it has in hand, and then closes the stream;
---   final_seq   the last sequence of a closed stream.
+--   final_seq   the last sequence of a closed stream;
+--   heartbeat_at  when its last heartbeat was written, whichever relay did it; NULL before the first.
 -- Small and written all the time: no other index, and room on the page for the versions that a held snapshot keeps.
 CREATE TABLE outbox_partitions (
   partition  integer     PRIMARY KEY CHECK (partition >= 0),
@@ -379,6 +380,7 @@ CREATE TABLE outbox_partitions (
   floor_id   bigint      NOT NULL DEFAULT 0,
   closing    boolean     NOT NULL DEFAULT false,
   final_seq  bigint,
+  heartbeat_at timestamptz,
   CONSTRAINT outbox_partitions_bound_check CHECK ((stream IS NULL) = (created IS NULL)),
   CONSTRAINT outbox_partitions_final_check CHECK (final_seq IS NULL OR closing)
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_cost_delay = 0);

@@ -163,7 +163,7 @@ func startChild(s *servers, part string, ttl time.Duration, stderr io.Writer, en
 		return nil, err
 	}
 	cmd := exec.Command(self, "bench", "child", part)
-	cmd.Env = append(os.Environ(), "DATABASE_URL="+s.url, "NATS_URL="+s.broker.URL, "NATS_STREAM="+s.broker.Stream, "LEASE_TTL="+ttl.String(), "LOG_LEVEL=warn")
+	cmd.Env = append(os.Environ(), "DATABASE_URL="+s.url, "NATS_URL="+s.broker.URL, "NATS_STREAM="+s.broker.Stream, "LEASE_TTL="+ttl.String(), "LOG_LEVEL=warn", "HEARTBEAT_INTERVAL=0")
 	cmd.Env = append(cmd.Env, env...)
 	cmd.Stderr = stderr
 	stdout, err := cmd.StdoutPipe()

@@ -71,7 +71,7 @@ func newDev(t *testing.T, env ...string) *dev {
 			d.env = append(d.env, kv)
 		}
 	}
-	d.env = append(d.env, childVariable+"=1", "API_ADDR="+freeAddr(t), "OPS_ADDR="+freeAddr(t), "LEASE_TTL=1s")
+	d.env = append(d.env, childVariable+"=1", "API_ADDR="+freeAddr(t), "OPS_ADDR="+freeAddr(t), "LEASE_TTL=1s", "HEARTBEAT_INTERVAL=0")
 	d.env = append(d.env, env...)
 	t.Cleanup(func() {
 		if d.cmd != nil {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sethvargo/go-envconfig"
@@ -30,6 +31,9 @@ const (
 	devTenant = 1
 	devName   = "dev"
 )
+
+// devHeartbeat is dev's HEARTBEAT_INTERVAL: who looks at it should see something soon.
+const devHeartbeat = 10 * time.Second
 
 // devConfig is dev's environment. What is not set, dev brings along.
 type devConfig struct {
@@ -61,6 +65,9 @@ the next start goes on with them, also after dev was killed. Ctrl-C stops everyt
 			var cfg devConfig
 			if err := envconfig.ProcessWith(c.Context(), &envconfig.Config{Target: &cfg, Lookuper: p.Env}); err != nil {
 				return &usageError{fmt.Errorf("read the environment: %w", err)}
+			}
+			if _, set := p.Env.Lookup("HEARTBEAT_INTERVAL"); !set {
+				cfg.Relay.Heartbeat = devHeartbeat
 			}
 			if cfg.API.TLSCert != "" {
 				return &usageError{errors.New("dev answers plain HTTP on loopback: unset API_TLS_CERT and API_TLS_KEY")}

@@ -1,15 +1,22 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
+	"io"
+	"maps"
+	"net/http"
+	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/replay"
 )
 
 func TestReplayBuildsTheProjectionsOfARunningDevAnew(t *testing.T) {
-	d := newDev(t)
+	d := newDev(t, "HEARTBEAT_INTERVAL=1s") // replays and verify read past them
 	d.start(t)
 	spec := followGraph(100, 1000, 5)
 	if code, stdout, stderr := run(t, nil, "", "load", "--generate", "users=100,edges=1000,seed=5", "--data", d.dir); code != exitOK {
@@ -31,9 +38,51 @@ func TestReplayBuildsTheProjectionsOfARunningDevAnew(t *testing.T) {
 		d.verify(t)
 		d.checkCounts(t, spec)
 	}
+	d.checkHeartbeats(t)
 	for _, args := range [][]string{{"--consumer", "nobody"}, {"--consumer", "archiver", "--from", "memory"}} {
 		if code, _, stderr := run(t, nil, "", append([]string{"replay"}, args...)...); code != exitInput {
 			t.Errorf("%v: exit code %d, %s", args, code, stderr)
+		}
+	}
+}
+
+// checkHeartbeats wants heartbeats to have passed each station, and to be nowhere but in the outbox.
+func (d *dev) checkHeartbeats(t *testing.T) {
+	t.Helper()
+	resp, err := http.Get(d.instance(t).Ops + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	metrics, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stations := regexp.MustCompile(`(?m)^path_seconds_count\{consumer="(\w*)",part="\w+",station="(\w+)"\} [1-9]`).FindAllStringSubmatch(string(metrics), -1)
+	got := map[string]string{}
+	for _, s := range stations {
+		got[s[1]] = s[2]
+	}
+	if want := map[string]string{"": "published", "followercounts": "applied", "threadcache": "applied", "archiver": "applied"}; !maps.Equal(got, want) {
+		t.Errorf("heartbeats have passed %v, want %v", got, want)
+	}
+	conn, err := pgx.Connect(t.Context(), d.instance(t).DatabaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	rows, _ := conn.Query(t.Context(), `SELECT table_name FROM information_schema.columns WHERE table_schema = current_schema() AND column_name = 'tenant_id'`)
+	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(tables) < 20 {
+		t.Fatalf("%d tables, %v", len(tables), err)
+	}
+	for _, table := range tables {
+		var some bool
+		if err := conn.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM `+pgx.Identifier{table}.Sanitize()+` t WHERE tenant_id = 0 AND strpos(t::text, 'interval_seconds') > 0)`).Scan(&some); err != nil {
+			t.Fatal(err)
+		}
+		if outbox := strings.HasPrefix(table, "outbox_messages"); some && !outbox || !some && table == "outbox_messages" {
+			t.Errorf("heartbeats in %s: %t", table, some)
 		}
 	}
 }

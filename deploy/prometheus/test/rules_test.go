@@ -5,6 +5,7 @@ package test
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -41,8 +42,18 @@ var healthy = []string{
 	`jetstream_storage_bytes 70x600`, `jetstream_storage_limit_bytes 100x600`, `stream_replicas{stream="EVENTS-0"} 3x600`,
 	`stream_replicas_current{stream="EVENTS-0"} 3x600`, `node_filesystem_avail_bytes{instance="a",mountpoint="/data",fstype="ext4"} 20x600`,
 	`node_filesystem_size_bytes{instance="a",mountpoint="/data",fstype="ext4"} 100x600`, `job_runs_total{name="outbox-archive",outcome="failed"} 0x600`,
+	`heartbeats_written_total 0+0.25x600`, `path_seconds_count{station="published"} 0+0.25x600`, `path_seconds_count{consumer="c",station="applied"} 0+0.25x600`,
+	`path_seconds_bucket{consumer="c",station="applied",le="2.5"} 0+0.25x600`, // one a minute
 	`api_requests_total{code="200"} 0+14992x600`, `api_requests_total{code="503"} 0+7x600`,
 	`api_request_seconds_count{route="r"} 0+15000x600`, `api_request_seconds_bucket{route="r",le="0.5"} 0+14990x600`,
+}
+
+// minutely is a counter that rises once a minute, seen by scrapes so many samples late.
+func minutely(series string, late int) []string {
+	for i := range 600 {
+		series += fmt.Sprintf(" %d", max(i-late, 0)/4)
+	}
+	return []string{series}
 }
 
 // cases: per alert, series that differ from a healthy fleet's and when the alert fires for the first time; and series near by that must not fire
@@ -87,6 +98,15 @@ var cases = map[string]struct {
 		near: []string{`api_requests_total{code="503"} 0+7x239 1680+1500x12 19680+7x600`}},
 	"ApiSlow": {sick: []string{`api_request_seconds_bucket{route="r",le="0.5"} 0+14990x239 3597600x600`}, fires: time.Hour + 10*time.Minute + 45*time.Second,
 		near: []string{`api_request_seconds_bucket{route="/v1/comments:batch",le="0.5"} 0x600`, `api_request_seconds_count{route="/v1/comments:batch"} 0+15000x600`}},
+	// After ten minutes all heartbeats are late: of all there are, 14.4 % are so after 1m45s.
+	"PathSlow": {sick: []string{`path_seconds_bucket{consumer="c",station="applied",le="2.5"} 0+0.25x39 10x600`}, fires: 11*time.Minute + 45*time.Second + 2*time.Minute, also: []string{"PathOftenSlow"},
+		near: slices.Concat(minutely(`heartbeats_written_total`, 0), minutely(`path_seconds_count{station="published"}`, 2), minutely(`path_seconds_count{consumer="c",station="applied"}`, 3),
+			minutely(`path_seconds_bucket{consumer="c",station="applied",le="2.5"}`, 3))}, // of scrapes that are 45 s apart
+	// After twenty minutes 13 of 100 are late: of all there are, 6 are so after 17m15s.
+	"PathOftenSlow": {sick: []string{`path_seconds_bucket{consumer="c",station="applied",le="2.5"} 0+0.25x79 20+0.2175x600`}, fires: 37*time.Minute + 15*time.Second + 2*time.Minute,
+		near: []string{`path_seconds_bucket{consumer="c",station="applied",le="2.5"} 0+0.236x600`}}, // 5.6 of 100
+	"HeartbeatsDoNotArrive": {sick: []string{`path_seconds_count{consumer="c",station="applied"} 0+0.25x39 10x600`}, fires: 10*time.Minute + 5*time.Minute - interval + 2*time.Minute,
+		near: []string{`path_seconds_count{consumer="c",station="applied"} 0+0.25x39 10x23 16+0.25x600`, `path_seconds_count{station="published"} 0x600`, `heartbeats_written_total 0x600`}},
 	"ApiOverloaded": {sick: []string{`api_shed_total{reason="requests"} 0x3 0+150x600`}, fires: 7*interval + 5*time.Minute, near: []string{`api_shed_total{reason="requests"} 0x3 0+14x600`}},
 	"ConsumerLagHigh": {sick: []string{`consumer_offset_lag_seconds{consumer="c"} 1x3 61x600`}, fires: 4*interval + 5*time.Minute,
 		near: []string{`consumer_lag_seconds{consumer="c"} 1x3 61x19 1x600`}},

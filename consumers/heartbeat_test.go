@@ -1,0 +1,92 @@
+package consumers_test
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+func heartbeat() event.Event {
+	return event.Event{ID: uuid.NewString(), TenantID: event.SystemTenant, AggregateType: event.AggregateHeartbeat, AggregateID: 3, Type: event.Sent, Version: 1,
+		OccurredAt: time.Now(), Payload: json.RawMessage(`{"partition": 0, "interval_seconds": 60}`)}
+}
+
+// path returns how many heartbeats the instance has observed, and how old they were together.
+func (in *instance) path(t *testing.T) (n uint64, age time.Duration) {
+	t.Helper()
+	families, err := in.reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == "path_seconds" {
+			h := f.GetMetric()[0].GetHistogram()
+			return h.GetSampleCount(), time.Duration(h.GetSampleSum() * float64(time.Second))
+		}
+	}
+	t.Fatal("no metric path_seconds")
+	return 0, 0
+}
+
+// TestAHeartbeatIsReadPastAndItsAgeObserved: it becomes no row and no dead letter, whatever stands around it, and one that had to wait shows for how long.
+func TestAHeartbeatIsReadPastAndItsAgeObserved(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	in := r.run(r.system, logbook{})
+	r.publish(heartbeat(), follow(1, 2, 1), heartbeat(), follow(1, 2, 2), heartbeat())
+	r.awaitLag(0)
+	r.publish(heartbeat())
+	last := r.tails[r.cfg.StreamName(0)]
+	observed := func(want uint64) (age time.Duration) {
+		t.Helper()
+		testkit.Eventually(t, 10*time.Second, "the heartbeats to be observed", func() (bool, error) {
+			var n uint64
+			n, age = in.path(t)
+			return n == want, nil
+		})
+		return age
+	}
+	before := observed(4)
+	if before <= 0 || before > time.Minute {
+		t.Errorf("four heartbeats have taken %s together", before)
+	}
+	if lag := r.lag(); lag.Messages != 0 || lag.Seconds > 60 {
+		t.Errorf("lag behind a heartbeat alone: %+v", lag)
+	}
+	var offset uint64
+	if err := r.system.QueryRow(t.Context(), `SELECT last_processed_id FROM consumer_offsets WHERE consumer_name = $1`, name).Scan(&offset); err != nil || offset != last {
+		t.Errorf("the offset is %d, %v, want %d", offset, err, last)
+	}
+
+	if _, err := consumers.Pause(t.Context(), r.system, name, "ann", "to look"); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, 5*time.Second, "the pause to be noticed", func() (bool, error) { return in.metric(t, "consumer_paused") == 1, nil })
+	late := heartbeat()
+	r.publish(late)
+	r.awaitLag(1)
+	waited := time.Since(late.OccurredAt)
+	if _, err := consumers.Resume(t.Context(), r.system, name); err != nil {
+		t.Fatal(err)
+	}
+	if age := observed(5) - before; age < waited {
+		t.Errorf("a heartbeat that waited for %s shows %s", waited, age)
+	}
+
+	forged := heartbeat()
+	forged.TenantID = 7 // somebody's own
+	r.publish(forged, follow(1, 2, 3))
+	r.awaitLag(0)
+	if n, _ := in.path(t); n != 5 {
+		t.Errorf("%d heartbeats are observed: another tenant's counts", n)
+	}
+	r.wantLines([]line{{1, 2, 1}, {1, 2, 2}, {1, 2, 3}})
+	if n := in.metric(t, "consumer_parked_total"); n > 0 {
+		t.Errorf("%v events are parked", n)
+	}
+}

@@ -1,0 +1,40 @@
+// Package heartbeat measures the path of events. Relays write an event per partition and interval for nothing else (outbox.Heartbeat). Each station that one
+// passes observes how old it is there:
+//
+//	outbox ── relay ──▶ published ── consumer ──▶ applied, by consumer
+//
+// The ages are between two clocks, the database's and the station's. They are never negative.
+package heartbeat
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/event"
+)
+
+// The stations.
+const (
+	Published = "published" // a stream has stored it
+	Applied   = "applied"   // a consumer has committed the offset behind it
+)
+
+// Seconds is the histogram of one station. It is safe for concurrent use.
+type Seconds struct{ prometheus.Histogram }
+
+// NewSeconds returns the histogram of a station, of the consumer there; of none, consumer is empty. The rules count what is below 2.5 s as good.
+func NewSeconds(station, consumer string) Seconds {
+	return Seconds{prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "path_seconds", Help: "Time from the commit of a heartbeat to a station of its path.",
+		ConstLabels: prometheus.Labels{"station": station, "consumer": consumer},
+		Buckets:     []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600},
+	})}
+}
+
+// Observe observes a heartbeat that has reached the station at a time. It leaves other events out.
+func (s Seconds) Observe(e *event.Event, at time.Time) {
+	if e.AggregateType == event.AggregateHeartbeat && e.TenantID == event.SystemTenant {
+		s.Histogram.Observe(max(at.Sub(e.OccurredAt).Seconds(), 0))
+	}
+}

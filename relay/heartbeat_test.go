@@ -1,0 +1,179 @@
+package relay
+
+import (
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
+)
+
+// pathSeen returns how many heartbeats the relay has published, and the sum of their ages in seconds.
+func (r *Relay) pathSeen(t *testing.T) (n int, seconds float64) {
+	t.Helper()
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(r.metrics.path)
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := families[0].GetMetric()[0].GetHistogram()
+	return int(h.GetSampleCount()), h.GetSampleSum()
+}
+
+type beaten struct {
+	Partition int // whose it was when it was written
+	On        int // to which it was published
+	At        time.Time
+}
+
+func (f beaten) String() string { return fmt.Sprintf("%d on %d at %s", f.Partition, f.On, f.At) }
+
+func TestHeartbeatsPassThroughWhateverRelaysDo(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	b := testkit.NATS(t)
+	live, err := b.Connect(t).SubscribeSync(b.Config().LivePrefix + ".>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const every = 200 * time.Millisecond
+	made := func(heartbeat time.Duration) *Relay {
+		r := newRelay(t, pool, b)
+		r.cfg.Heartbeat = heartbeat // less than Validate takes
+		return r
+	}
+	beats := func() []beaten {
+		t.Helper()
+		rows, _ := pool.Query(t.Context(), `SELECT (payload->>'partition')::int, coalesce(partition, -1), occurred_at FROM outbox_messages WHERE aggregate_type = $1 ORDER BY id`, event.AggregateHeartbeat)
+		all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[beaten])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	await := func(what string, done func(all []beaten) bool) {
+		t.Helper()
+		testkit.Eventually(t, 30*time.Second, what, func() (bool, error) { return done(beats()), nil })
+	}
+
+	// Off: the row of somebody is all that is published.
+	off := start(t, made(0))
+	insertRow(t, pool, 1, "created")
+	awaitDrained(t, t.Context(), pool, 20*time.Second)
+	off()
+	if all := beats(); len(all) > 0 {
+		t.Errorf("without heartbeats there are %v", all)
+	}
+
+	// A relay freezes for longer than its lease with a heartbeat in hand, goes on writing others, and thaws.
+	frozen, thaw := make(chan struct{}), make(chan struct{})
+	a, other := made(every), made(0)
+	var once atomic.Bool
+	a.step = func(step string) {
+		if step == "before commit" && once.CompareAndSwap(false, true) {
+			close(frozen)
+			<-thaw
+		}
+	}
+	stopA := start(t, a)
+	<-frozen
+	if _, err := pool.Exec(t.Context(), `UPDATE leases SET expires_at = now() - interval '1 s', owner = ''`); err != nil {
+		t.Fatal(err)
+	}
+	stopOther := start(t, other)
+	await("a relay that writes none to publish another's", func(all []beaten) bool { return len(all) > 3 && all[3].On == 0 })
+	close(thaw)
+	if n, seconds := other.pathSeen(t); n < 3 || seconds <= 0 {
+		t.Errorf("the relay that took over has published %d heartbeats, %f s old", n, seconds)
+	}
+
+	// Two write, and the partitions are replaced meanwhile.
+	second := made(every)
+	stopSecond := start(t, second)
+	if _, err := outbox.Resize(t.Context(), pool, 4); err != nil {
+		t.Fatal(err)
+	}
+	await("two heartbeats through each of the new partitions", func(all []beaten) bool {
+		through := map[int]int{}
+		for _, h := range all {
+			through[h.On]++
+		}
+		return through[1] > 1 && through[2] > 1 && through[3] > 1 && through[4] > 1
+	})
+	stopA()
+	stopSecond()
+	awaitDrained(t, t.Context(), pool, 20*time.Second)
+	stopOther()
+
+	last := map[int]time.Time{}
+	all := beats()
+	for _, h := range all {
+		if since := h.At.Sub(last[h.Partition]); since < every {
+			t.Errorf("a heartbeat %s, %s after the last", h, since)
+		}
+		last[h.Partition] = h.At
+		if h.On != h.Partition && h.Partition != 0 {
+			t.Errorf("a heartbeat in the wrong partition: %s", h)
+		}
+	}
+	published := 0
+	for _, r := range []*Relay{a, second, other} {
+		n, _ := r.pathSeen(t)
+		published += n
+	}
+	if published < len(all)-3 || published > len(all)+3 { // one that a catch-up finds is nobody's, and one whose mark was lost is two relays'
+		t.Errorf("%d heartbeats, %d observed when they were published", len(all), published)
+	}
+	d := inspect(t, t.Context(), pool, b)
+	if d.Inversions = 0; d.any() { // they have no versions
+		t.Errorf("the stream is not what was committed: %+v", d)
+	}
+	for m, err := live.NextMsg(time.Second); ; m, err = live.NextMsg(10 * time.Millisecond) {
+		if err == nats.ErrTimeout {
+			break
+		} else if err != nil || m.Header.Get(event.HeaderType) != "tidings.post.created.v1" {
+			t.Errorf("live: %v, %v", m, err)
+			break
+		}
+	}
+}
+
+// TestHeartbeatsShowThatTheBrokerIsAway: they are written all the same, and are old when they are published.
+func TestHeartbeatsShowThatTheBrokerIsAway(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	b := testkit.NATSProcess(t)
+	r := newRelay(t, pool, b)
+	r.cfg.Heartbeat = 100 * time.Millisecond
+	start(t, r)
+	published := func(least int) (seconds float64) {
+		t.Helper()
+		testkit.Eventually(t, 30*time.Second, "heartbeats to be published", func() (bool, error) {
+			n, s := r.pathSeen(t)
+			seconds = s
+			return n >= least, nil
+		})
+		return seconds
+	}
+	published(2)
+	b.Kill(t)
+	before, _ := r.pathSeen(t)
+	written := testutil.ToFloat64(r.metrics.heartbeats)
+	testkit.Eventually(t, 20*time.Second, "ten to be written meanwhile", func() (bool, error) { return testutil.ToFloat64(r.metrics.heartbeats) >= written+10, nil })
+	if n, _ := r.pathSeen(t); n > before+1 {
+		t.Errorf("%d heartbeats were published without a broker", n-before)
+	}
+	_, young := r.pathSeen(t)
+	b.Restart(t)
+	if old := published(before+10) - young; old < 10*9/2*0.1 { // each waited for those behind it at least
+		t.Errorf("ten heartbeats that waited were %f s old together", old)
+	}
+}
