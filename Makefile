@@ -95,10 +95,11 @@ soak: ## the long fault tests: SEEDS (20) random runs, or the one of SEED; and t
 		$$(grep -rl --include='*_test.go' '^//go:build soak' . | xargs -n1 dirname | sort -u)
 
 .PHONY: up
-up: ## the fleet in Docker, on loopback ports (deploy/compose.yaml)
+up: ## the fleet in Docker, on loopback ports (deploy/compose.yaml), and what `tidings doctor` finds there
 	@test -f deploy/.env || (umask 077; secret() { od -An -N32 -tx1 /dev/urandom | tr -d ' \n'; }; \
 		printf 'POSTGRES_PASSWORD=%s\nAPI_CURSOR_KEY=%s\n' "$$(secret)" "$$(secret)" >deploy/.env)
 	$(COMPOSE) up --build --detach
+	@$(COMPOSE) run --rm --no-deps -T tidings doctor --wait 1m || test $$? -eq 1 # 1: warnings alone
 
 .PHONY: down
 down: ## stop the fleet in Docker; its data stays in the volumes

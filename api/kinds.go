@@ -63,7 +63,7 @@ func (r *router) update(ctx context.Context, set *kinds.Set) *server {
 	}
 	if err := r.build(set); err != nil {
 		r.failed = set
-		r.base.log.ErrorContext(ctx, "the routes of the kinds cannot be built: those of the kinds before stay", "err", err)
+		r.base.log.ErrorContext(ctx, "the routes of the kinds cannot be built: those of the kinds before stay", "err", err, "runbook", "KindsNotServed")
 	}
 	return r.now.Load()
 }

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"net/http"
 	"slices"
 	"strconv"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tidings/tidings/internal/tracing"
 	"github.com/tidings/tidings/store"
 )
 
@@ -83,12 +85,18 @@ func (m *metrics) begin(route, method string, status int) {
 	m.seconds.WithLabelValues(route, method)
 }
 
-func (m *metrics) observe(route, method string, status int, took time.Duration) {
-	if !slices.Contains(methods(), method) {
-		method = "other" // the client's to choose
-	}
+func (m *metrics) observe(ctx context.Context, route, method string, status int, took time.Duration) {
+	method = label(method)
 	m.requests.WithLabelValues(route, method, strconv.Itoa(status)).Inc()
-	m.seconds.WithLabelValues(route, method).Observe(took.Seconds())
+	tracing.Observe(ctx, m.seconds.WithLabelValues(route, method), took.Seconds())
+}
+
+// label is what metrics and traces call a method, which is the client's to choose.
+func label(method string) string {
+	if !slices.Contains(methods(), method) {
+		return "other"
+	}
+	return method
 }
 
 func methods() []string {

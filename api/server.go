@@ -27,6 +27,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/tracing"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
@@ -194,7 +195,8 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		id = uuid.NewString()
 	}
 	ex := &exchange{id: id, target: r.URL.RequestURI()}
-	ctx, cancel := context.WithTimeout(context.WithValue(r.Context(), exchangeKey, ex), s.cfg.RequestTimeout)
+	ctx, span := tracing.From(r.Context()).Request(r.Context(), traceParent(r.Header.Values("Traceparent")), label(r.Method))
+	ctx, cancel := context.WithTimeout(context.WithValue(ctx, exchangeKey, ex), s.cfg.RequestTimeout)
 	defer cancel()
 	r = r.WithContext(ctx)
 	rec := &recorder{ResponseWriter: w}
@@ -212,11 +214,12 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			s.recovered(rec, r, cause)
 		}
 		_, route, _ := strings.Cut(verbPattern(r.Pattern), " ")
+		tracing.EndRequest(span, label(r.Method), route, rec.code(), ex.tenant)
 		if route == "" {
 			route = "none"
 		}
 		took := time.Since(start)
-		s.metrics.observe(route, r.Method, rec.code(), took)
+		s.metrics.observe(ctx, route, r.Method, rec.code(), took)
 		s.access(ctx, r, rec, route, took, ex)
 	}()
 	refuse, room := s.gate.arrive() // before anything that costs
@@ -246,7 +249,7 @@ func (s *server) access(ctx context.Context, r *http.Request, rec *recorder, rou
 	if !s.log.Enabled(ctx, level) {
 		return
 	}
-	_, trace, _ := strings.Cut(traceParent(r.Header.Values("Traceparent")), "-")
+	_, trace, _ := strings.Cut(traceParentOf(ctx, r), "-")
 	trace, _, _ = strings.Cut(trace, "-")
 	const maxPath = 200
 	s.log.LogAttrs(ctx, level, "request", slog.String("method", r.Method), slog.String("route", route),
@@ -264,7 +267,8 @@ func (s *server) recovered(rec *recorder, r *http.Request, cause any) {
 		s.log.DebugContext(r.Context(), "answer cut short", "request_id", requestID(r.Context()), "err", cause)
 		return
 	}
-	s.log.ErrorContext(r.Context(), "handler panicked", "request_id", requestID(r.Context()), "err", cause)
+	ex := exchangeOf(r.Context())
+	s.log.ErrorContext(r.Context(), "handler panicked", "request_id", ex.id, "tenant", ex.tenant, "err", cause, "runbook", "ApiErrors")
 	s.refuse(rec, r, s.problems.problem(codeInternal, ""))
 }
 
@@ -457,11 +461,12 @@ func (s *server) toProblem(ctx context.Context, err error) error {
 		s.metrics.shed.WithLabelValues(shedWrites).Inc()
 	}
 	if logged && !clientGone(ctx, err) {
-		level := slog.LevelError
+		ex := exchangeOf(ctx)
 		if p.Code == codeUnavailable {
-			level = slog.LevelWarn
+			s.log.WarnContext(ctx, "request failed", "request_id", ex.id, "tenant", ex.tenant, "code", p.Code, "err", err)
+		} else {
+			s.log.ErrorContext(ctx, "request failed", "request_id", ex.id, "tenant", ex.tenant, "code", p.Code, "err", err, "runbook", "ApiErrors")
 		}
-		s.log.Log(ctx, level, "request failed", "request_id", requestID(ctx), "code", p.Code, "err", err)
 	}
 	if h := p.headers(); h != nil {
 		header := make(http.Header)
@@ -614,7 +619,7 @@ func (s *server) caller(r *http.Request, p tokens.Principal) (caller, error) {
 	if err != nil {
 		return caller{}, err
 	}
-	return caller{Principal: p, meta: store.Meta{Actor: actor, TraceParent: traceParent(r.Header.Values("Traceparent"))}, fresh: refs}, nil
+	return caller{Principal: p, meta: store.Meta{Actor: actor, TraceParent: traceParentOf(r.Context(), r)}, fresh: refs}, nil
 }
 
 // checkIntegers refuses integers of the query that have a second form: a sign, or zeros in front.
@@ -682,19 +687,15 @@ func (s *server) readBody(w http.ResponseWriter, r *http.Request, limit int64) e
 
 // traceParent returns the header's value if it is one of W3C Trace Context level 1, else nothing: a bad one is to be ignored.
 func traceParent(values []string) string {
-	if len(values) != 1 || len(values[0]) != 55 {
+	if len(values) != 1 || !tracing.IsTraceParent(values[0]) {
 		return ""
-	}
-	parts := strings.Split(values[0], "-")
-	if len(parts) != 4 || len(parts[0]) != 2 || len(parts[1]) != 32 || len(parts[2]) != 16 || parts[0] == "ff" {
-		return ""
-	}
-	for i, p := range parts {
-		if strings.Trim(p, "0123456789abcdef") != "" || (i == 1 || i == 2) && strings.Trim(p, "0") == "" {
-			return ""
-		}
 	}
 	return values[0]
+}
+
+// traceParentOf returns the context of the request's span; where none is made, the one that the request came with.
+func traceParentOf(ctx context.Context, r *http.Request) string {
+	return cmp.Or(tracing.TraceParent(ctx), traceParent(r.Header.Values("Traceparent")))
 }
 
 // problemResponses describes the answers with these codes, one per status.

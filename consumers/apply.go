@@ -17,6 +17,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/tracing"
 )
 
 type aggregate struct {
@@ -34,7 +35,19 @@ type outcome struct {
 	applied int
 	skipped map[string]int
 	dead    []deadLetter
+	tried   []attempt // of those applied one by one, what failed or was slow
 }
+
+// attempt is one event that was applied by itself.
+type attempt struct {
+	*delivery
+	began time.Time
+	took  time.Duration
+	fault error
+}
+
+// slowEvent is from when on an event that is applied by itself has a span of its own.
+const slowEvent = 100 * time.Millisecond
 
 type deadLetter struct {
 	*delivery
@@ -43,7 +56,7 @@ type deadLetter struct {
 
 // apply runs the batch in one transaction. ctx ending does not stop it: it has ApplyTimeout. An error that may be an event's is
 // looked for event by event. After one that took too long batches are smaller. errMoved says that the offset was not where it should be.
-func (r *reader) apply(ctx context.Context, stream broker.Stream, b *batch) error {
+func (r *reader) apply(ctx context.Context, stream broker.Stream, b *batch) (err error) {
 	c := r.c
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.ApplyTimeout)
 	defer cancel()
@@ -51,6 +64,8 @@ func (r *reader) apply(ctx context.Context, stream broker.Stream, b *batch) erro
 	if err := c.meet(ctx, b); err != nil {
 		return err
 	}
+	ctx, spans := tracing.From(ctx).ProcessOf(ctx, c.name, r.name, r.partition, len(b.deliveries), b.events)
+	defer func() { spans.End(err) }()
 	start := time.Now()
 	out, err := r.transact(ctx, stream, b, false)
 	if err != nil && mayBePoison(err) {
@@ -67,7 +82,10 @@ func (r *reader) apply(ctx context.Context, stream broker.Stream, b *batch) erro
 	for i := range b.deliveries {
 		c.metrics.path.Observe(&b.deliveries[i].event, end)
 	}
-	c.metrics.batch.Observe(took.Seconds())
+	tracing.Observe(ctx, c.metrics.batch, took.Seconds())
+	for _, a := range out.tried {
+		spans.Event(ctx, &a.event, a.began, a.took, a.fault)
+	}
 	c.metrics.applied.WithLabelValues(r.label()).Add(float64(out.applied))
 	for reason, n := range out.skipped {
 		c.metrics.skipped[reason].Add(float64(n))
@@ -76,7 +94,7 @@ func (r *reader) apply(ctx context.Context, stream broker.Stream, b *batch) erro
 	for _, d := range out.dead {
 		if d.fault != nil {
 			c.log.ErrorContext(ctx, "poison event parked, with the later ones of its aggregate", "event_id", d.event.ID, "stream", r.name, "stream_seq", d.event.Seq,
-				"tenant", d.event.TenantID, "aggregate", d.event.AggregateType, "aggregate_id", d.event.AggregateID, "err", d.fault)
+				"tenant", d.event.TenantID, "aggregate", d.event.AggregateType, "aggregate_id", d.event.AggregateID, "err", d.fault, "runbook", "ConsumerDeadLetters")
 		}
 	}
 	return nil
@@ -169,8 +187,12 @@ func (r *reader) transact(ctx context.Context, stream broker.Stream, b *batch, o
 				out.dead = append(out.dead, deadLetter{d, "an earlier event of its aggregate is parked"})
 				continue
 			case d.fault == nil && oneByOne:
+				began := time.Now()
 				if d.fault, err = try(ctx, tx, c.projection, d.event); err != nil {
 					return err
+				}
+				if took := time.Since(began); d.fault != nil || took >= slowEvent {
+					out.tried = append(out.tried, attempt{d, began, took, d.fault})
 				}
 			}
 			if d.fault != nil {

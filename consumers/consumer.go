@@ -225,7 +225,7 @@ func (c *Consumer) trouble(ctx context.Context, partition int, kind troubleKind,
 	same := known && before.kind == kind && before.err.Error() == err.Error()
 	switch stream := c.broker.StreamName(partition); {
 	case kind == stuck && !same:
-		c.log.ErrorContext(ctx, "partition stopped", "stream", stream, "err", err)
+		c.log.ErrorContext(ctx, "partition stopped", "stream", stream, "err", err, "runbook", "ConsumerPartitionStuck")
 	case kind == waiting && !same:
 		c.log.WarnContext(ctx, "partition waits for a leader of its stream", "stream", stream, "err", err)
 	case kind == failing:

@@ -50,6 +50,15 @@ type batch struct {
 	closing    []broker.Stream // the successors, when the last message closes the stream
 }
 
+// events are those that are not passed over.
+func (b *batch) events(yield func(*event.Event) bool) {
+	for i := range b.deliveries {
+		if d := &b.deliveries[i]; d.skip == "" && d.closing == nil && !yield(&d.event) {
+			return
+		}
+	}
+}
+
 // session is one way through the stream, from the offset until something ends it. Its fields belong to the goroutine that reads.
 type session struct {
 	*reader
@@ -218,7 +227,7 @@ func (s *session) take(ctx context.Context, msg jetstream.Msg, meta *jetstream.M
 	case !event.Ours(d.headers):
 		if !s.foreign {
 			s.foreign = true
-			s.c.log.WarnContext(ctx, "skipping messages that no relay of ours published", "stream", s.name, "stream_seq", seq, "subject", msg.Subject())
+			s.c.log.ErrorContext(ctx, "skipping messages that no relay of ours published", "stream", s.name, "stream_seq", seq, "subject", msg.Subject(), "runbook", "StreamForeignMessages")
 		}
 		d.skip = event.Foreign
 	default:

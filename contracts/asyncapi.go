@@ -74,7 +74,7 @@ func headersOf(t Type) map[string]any {
 			event.HeaderID:          text("The event's UUID.", uuid),
 			event.HeaderSubject:     text("The id of the "+t.Aggregate+", the aggregate.", "^-?[0-9]+$"),
 			event.HeaderTime:        map[string]any{"type": "string", "format": "date-time", "description": "When it occurred."},
-			event.HeaderTraceParent: text("W3C trace context of the request, where it had one.", ""),
+			event.HeaderTraceParent: text("W3C trace context of the event's creation, where it has one.", ""),
 			event.HeaderOutboxID:    text("The row's id in outbox_messages.", "^[0-9]+$"),
 		},
 	}

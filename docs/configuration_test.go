@@ -12,7 +12,7 @@ import (
 )
 
 // several have a default of their own in each binary, which the table gives in words.
-var several = map[string]bool{"OPS_ADDR": true, "LOG_LEVEL": true, "DATABASE_URL": true, "NATS_URL": true, "PROJECTIONS_DATABASE_URL": true}
+var several = map[string]bool{"OPS_ADDR": true, "LOG_LEVEL": true, "LOG_FORMAT": true, "DATABASE_URL": true, "NATS_URL": true, "PROJECTIONS_DATABASE_URL": true}
 
 func TestTheConfigurationTableIsWhatTheCodeReads(t *testing.T) {
 	page, err := os.ReadFile("configuration.md")

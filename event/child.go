@@ -2,6 +2,7 @@ package event
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"reflect"
 )
@@ -62,9 +63,9 @@ func (e *Event) DecodeChild(n ChildNames) (Child, error) {
 	}
 	switch {
 	case !isUUID(c.ID):
-		err = fmt.Errorf("%s is %.80q: want a UUID in lower case with hyphens", n.ID, c.ID)
+		err = fmt.Errorf("%s is no UUID in lower case with hyphens", n.ID)
 	case c.ReplyTo != "" && !isUUID(c.ReplyTo):
-		err = fmt.Errorf("parent_id is %.80q: want a UUID in lower case with hyphens", c.ReplyTo)
+		err = errors.New("parent_id is no UUID in lower case with hyphens")
 	case int64(c.Parent) != e.AggregateID:
 		err = fmt.Errorf("child %s is of %s %d, its event of %d", c.ID, n.Parent, c.Parent, e.AggregateID)
 	case c.AuthorID <= 0:

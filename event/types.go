@@ -75,13 +75,14 @@ func (id ID) String() string { return strconv.FormatInt(int64(id), 10) }
 // MarshalText makes the id a string wherever text is wanted.
 func (id ID) MarshalText() ([]byte, error) { return strconv.AppendInt(nil, int64(id), 10), nil }
 
-// UnmarshalText is ParseID.
+// UnmarshalText is ParseID with an error that does not quote what it read: errors of payloads are logged.
 func (id *ID) UnmarshalText(b []byte) error {
 	n, err := ParseID(string(b))
-	if err == nil {
-		*id = n
+	if err != nil {
+		return errors.New("an id is no decimal number from 1 to 9223372036854775807")
 	}
-	return err
+	*id = n
+	return nil
 }
 
 // TimeFormat is RFC 3339 in UTC with six digits: PostgreSQL's resolution, and sortable as text.
@@ -105,8 +106,11 @@ func (t *Time) UnmarshalJSON(b []byte) error {
 		b = strconv.AppendQuote(nil, s)
 	}
 	v, err := time.Parse(time.RFC3339Nano, string(b[1:len(b)-1]))
+	if err != nil {
+		return errors.New("a time is not in RFC 3339") // err quotes it
+	}
 	t.Time = v.UTC()
-	return err
+	return nil
 }
 
 // Follow is the payload of follow events: the pair's whole state after the write.
@@ -154,9 +158,9 @@ type Comment struct {
 func (c Comment) valid(post int64) error {
 	switch {
 	case !isUUID(c.CommentID):
-		return fmt.Errorf("comment_id is %.80q: want a UUID in lower case with hyphens", c.CommentID)
+		return errors.New("comment_id is no UUID in lower case with hyphens")
 	case c.ParentID != "" && !isUUID(c.ParentID):
-		return fmt.Errorf("parent_id is %.80q: want a UUID in lower case with hyphens", c.ParentID)
+		return errors.New("parent_id is no UUID in lower case with hyphens")
 	case int64(c.PostID) != post:
 		return fmt.Errorf("comment %s is of post %d, its event of %d", c.CommentID, c.PostID, post)
 	case c.AuthorID <= 0:

@@ -25,7 +25,7 @@ const (
 
 // upFrom is UpIn with the migrations of files.
 func upFrom(ctx context.Context, url string, set Set, files fs.FS, schema string, log *slog.Logger) (applied int, err error) {
-	cfg, err := pgx.ParseConfig(url)
+	cfg, err := postgres.ParseConfig(url)
 	if err != nil {
 		return 0, err
 	}
@@ -36,6 +36,7 @@ func upFrom(ctx context.Context, url string, set Set, files fs.FS, schema string
 	}
 	db := stdlib.OpenDB(*cfg)
 	defer func() { err = errors.Join(err, db.Close()) }()
+	log = log.With("component", "migrations")
 	for {
 		watching, stop := context.WithCancel(ctx)
 		done := make(chan struct{})
@@ -58,10 +59,10 @@ func upFrom(ctx context.Context, url string, set Set, files fs.FS, schema string
 	}
 }
 
-// blockersSQL finds whose locks the migration waits for.
+// blockersSQL finds whose locks the migration waits for. Of a statement it has what comes before the first value in quotes: a password, the text of a comment.
 const blockersSQL = `
 SELECT b.pid, coalesce(b.usename::text, ''), coalesce(b.application_name, ''), coalesce(b.state, ''),
-       coalesce(extract(epoch FROM clock_timestamp() - b.xact_start), 0)::float8, left(regexp_replace(coalesce(b.query, ''), '\s+', ' ', 'g'), 100)
+       coalesce(extract(epoch FROM clock_timestamp() - b.xact_start), 0)::float8, left(regexp_replace(regexp_replace(coalesce(b.query, ''), '[''$].*', '...'), '\s+', ' ', 'g'), 100)
   FROM pg_stat_activity m CROSS JOIN LATERAL unnest(pg_blocking_pids(m.pid)) AS by(pid) JOIN pg_stat_activity b ON b.pid = by.pid
  WHERE m.application_name = $1 AND m.datname = current_database() AND b.application_name <> $1`
 

@@ -156,18 +156,23 @@ func Check(ctx context.Context, pool *pgxpool.Pool, set Set) error {
 			return err
 		}
 	}
-	var have int64
-	err := pool.QueryRow(ctx, `SELECT coalesce(max(version_id), 0) FROM `+set.table()+` WHERE is_applied`).Scan(&have)
-	if postgres.IsUndefinedTable(err) {
-		have, err = 0, nil
-	}
+	have, err := Version(ctx, pool, set)
 	if err != nil {
-		return fmt.Errorf("read the schema version of the %s: %w", set, err)
+		return err
 	}
 	if want := Latest(set); have < want {
 		return fmt.Errorf("%s is at version %d, this program needs %d: %w", set, have, want, ErrOutdated)
 	}
 	return nil
+}
+
+// Version returns the last migration of the set that the database has, 0 without any.
+func Version(ctx context.Context, pool *pgxpool.Pool, set Set) (have int64, err error) {
+	err = pool.QueryRow(ctx, `SELECT coalesce(max(version_id), 0) FROM `+set.table()+` WHERE is_applied`).Scan(&have)
+	if err != nil && !postgres.IsUndefinedTable(err) {
+		return 0, fmt.Errorf("read the schema version of the %s: %w", set, err)
+	}
+	return have, nil
 }
 
 // awaitInterval is between looks for a database that cannot be reached.
@@ -176,6 +181,7 @@ const awaitInterval = time.Second
 // Await is Check for a process that stays: while the database cannot be reached, as during a restart or a failover, it waits. A database that
 // refuses the login is an error. It returns nil when ctx ends.
 func Await(ctx context.Context, pool *pgxpool.Pool, set Set, log *slog.Logger) error {
+	log = log.With("component", "migrations")
 	for {
 		err := Check(ctx, pool, set)
 		if ctx.Err() != nil {

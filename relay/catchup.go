@@ -115,7 +115,8 @@ func (w *writer) read(ctx context.Context, mark *outbox.Mark, last uint64) (fina
 			mark.NewTail = m.Seq
 			if !event.Ours(m.Header) {
 				w.metrics.skipped.WithLabelValues(event.Foreign).Inc()
-				w.log.WarnContext(ctx, "a message on the stream that no relay of ours wrote is passed over", "partition", w.p.Number, "stream_seq", m.Seq, "subject", m.Subject)
+				w.log.ErrorContext(ctx, "a message on the stream that no relay of ours wrote is passed over", "partition", w.p.Number, "stream_seq", m.Seq, "subject", m.Subject,
+					"runbook", "StreamForeignMessages")
 				continue
 			}
 			id, _ := strconv.ParseInt(m.Header.Get(event.HeaderOutboxID), 10, 64) // Ours has read it
@@ -167,7 +168,7 @@ func (w *writer) record(ctx context.Context, mark outbox.Mark) error {
 	w.metrics.throughput.Add(float64(len(mark.Rows) - len(repeated)))
 	for _, seq := range repeated {
 		w.metrics.skipped.WithLabelValues(event.Duplicate).Inc()
-		w.log.WarnContext(ctx, "an event is on the stream twice: the first message counts", "partition", w.p.Number, "stream_seq", seq)
+		w.log.ErrorContext(ctx, "an event is on the stream twice: the first message counts", "partition", w.p.Number, "stream_seq", seq, "runbook", "StreamForeignMessages")
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/tracing"
 	"github.com/tidings/tidings/outbox"
 )
 
@@ -40,8 +41,16 @@ func (e *brokerError) Unwrap() error { return e.err }
 
 // publish sends rows, few of them one by one, each behind the ack of the one before, many as one atomic batch, as the relay has measured to
 // be faster. It returns the mark of them. After any error the outcome is unknown, and some may be on the stream: catch up.
-func (w *writer) publish(ctx context.Context, rows []outbox.Row) (*outbox.Mark, error) {
+func (w *writer) publish(ctx context.Context, rows []outbox.Row) (_ *outbox.Mark, err error) {
 	w.at("after claim")
+	ctx, spans := tracing.From(ctx).SendTo(ctx, w.p.Stream, w.p.Number, len(rows), func(yield func(*event.Event) bool) {
+		for i := range rows {
+			if !yield(&rows[i].Event) {
+				return
+			}
+		}
+	})
+	defer func() { spans.End(err) }()
 	mark := &outbox.Mark{OldTail: w.tail, NewTail: w.tail, Rows: make([]outbox.Published, 0, len(rows))}
 	step, start := 1, time.Now()
 	if w.pace.batch(len(rows)) {
@@ -68,7 +77,7 @@ func (w *writer) publish(ctx context.Context, rows []outbox.Row) (*outbox.Mark, 
 	w.at("after ack")
 	took := time.Since(start)
 	w.pace.observe(len(rows), step, took)
-	w.metrics.seconds.WithLabelValues(stagePublish).Observe(took.Seconds())
+	tracing.Observe(ctx, w.metrics.seconds.WithLabelValues(stagePublish), took.Seconds())
 	w.metrics.batchRows.Observe(float64(len(rows)))
 	return mark, nil
 }

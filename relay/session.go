@@ -87,7 +87,7 @@ func (s *session) run(ctx context.Context) error {
 	var leases, writers sync.WaitGroup
 	leases.Go(func() {
 		if err := s.group.Run(leaseCtx); err != nil {
-			s.log.ErrorContext(leaseCtx, "leases", "err", err)
+			s.log.WarnContext(leaseCtx, "leaving the leases failed, they expire by themselves", "err", err)
 		}
 	})
 	err = s.share(ctx, work, &writers)
@@ -229,6 +229,6 @@ func (s *session) onWake(m *nats.Msg) {
 func (s *session) failed(ctx context.Context, stage string, partition int, err error) {
 	s.metrics.errors.WithLabelValues(stage).Inc()
 	if ctx.Err() == nil {
-		s.log.WarnContext(ctx, "relay "+stage+", trying again", "partition", partition, "err", err)
+		s.log.WarnContext(ctx, "a step failed, trying again", "step", stage, "partition", partition, "err", err)
 	}
 }

@@ -135,7 +135,7 @@ func (w *writer) fail(ctx context.Context, err error) error {
 	case errors.Is(err, ErrStreamRefused):
 		if w.setTrouble(w.p.Number, err) {
 			w.metrics.errors.WithLabelValues(stageCatchUp).Inc()
-			w.log.ErrorContext(ctx, "partition stopped until its stream is repaired", "partition", w.p.Number, "err", err)
+			w.log.ErrorContext(ctx, "partition stopped until its stream is repaired", "partition", w.p.Number, "err", err, "runbook", "OutboxPartitionStuck")
 		}
 		sleep(ctx, maxRetry)
 		return nil
@@ -342,12 +342,13 @@ func (w *writer) count(ctx context.Context, failures []outbox.Failure) error {
 	}
 	if dead > 0 {
 		w.nextUnpark = time.Time{}
+		w.log.ErrorContext(ctx, "outbox messages are in the DLQ, with the later ones of their aggregates", "partition", w.p.Number, "messages", dead, "runbook", "OutboxDLQNotEmpty")
 	}
 	w.metrics.dead.Add(float64(dead))
 	for _, f := range failures {
 		w.metrics.failed(&f.Row.Event)
 		w.log.WarnContext(ctx, "outbox message cannot be published", "partition", w.p.Number, "id", f.Row.OutboxID,
-			"event_id", f.Row.ID, "attempts", f.Row.Attempts+1, "err", f.Error)
+			"event_id", f.Row.ID, "tenant", f.Row.TenantID, "attempts", f.Row.Attempts+1, "err", f.Error)
 	}
 	return nil
 }
@@ -393,7 +394,7 @@ func (w *writer) lookBelow(ctx context.Context) error {
 		return nil
 	}
 	w.metrics.belowFloor.Inc()
-	w.log.ErrorContext(ctx, "a row below the floor: it is published now", "partition", w.p.Number, "id", id, "floor", floor)
+	w.log.ErrorContext(ctx, "a row below the floor: it is published now", "partition", w.p.Number, "id", id, "floor", floor, "runbook", "OutboxFoundBelowFloor")
 	w.horizon, w.looked = horizon{floor: id - 1}, id-1
 	return nil
 }

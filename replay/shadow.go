@@ -29,9 +29,9 @@ SELECT /* replay.live */ n.nspname::text FROM pg_class c JOIN pg_namespace n ON 
 
 // lock opens the connection that everything but the events goes through, and keeps others from replaying the same consumer.
 func (r *replay) lock(ctx context.Context) error {
-	cfg, err := pgx.ParseConfig(r.deps.URL)
+	cfg, err := postgres.ParseConfig(r.deps.URL)
 	if err != nil {
-		return fmt.Errorf("parse connection string: %w", err)
+		return err
 	}
 	cfg.ConnectTimeout = r.deps.Postgres.ConnectTimeout
 	cfg.RuntimeParams["application_name"] = "tidings " + r.name + suffix

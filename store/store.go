@@ -19,6 +19,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/tracing"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/versioned"
 )
@@ -79,6 +80,7 @@ type unit struct {
 // so it starts its outcomes afresh.
 func (s *Store) write(ctx context.Context, tenant int64, at place, fn func(tx *unit) error) error {
 	var events []event.Event
+	var created tracing.Creation
 	work := func(tx pgx.Tx) (postgres.Landed, error) {
 		u := unit{Tx: tx}
 		if err := fn(&u); err != nil {
@@ -88,6 +90,7 @@ func (s *Store) write(ctx context.Context, tenant int64, at place, fn func(tx *u
 		if len(events) == 0 { // nothing has changed
 			return nil, nil
 		}
+		created = tracing.From(ctx).Create(ctx, events)
 		landed := func(ctx context.Context, tx pgx.Tx) (bool, error) { return outbox.Appended(ctx, tx, events) }
 		return landed, outbox.Append(ctx, tx, events)
 	}
@@ -100,6 +103,7 @@ func (s *Store) write(ctx context.Context, tenant int64, at place, fn func(tx *u
 	if err != nil {
 		return err
 	}
+	created.End()
 	var touched uint32 // a bit per partition
 	for i := range events {
 		touched |= 1 << events[i].Slot

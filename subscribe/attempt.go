@@ -7,8 +7,10 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/tracing"
 )
 
 // handle has the function handle a message, as often as it takes, or makes it a dead letter. It returns false when ctx ended before either.
@@ -39,7 +41,7 @@ func (r *reader) handle(ctx context.Context, m *message) bool {
 			return r.bury(ctx, m, fault)
 		}
 		r.metrics.failures.Inc()
-		r.log.WarnContext(ctx, "handling an event failed, trying again", "event_id", m.event.ID, "stream", m.event.Stream, "stream_seq", m.event.Seq, "attempt", m.attempt, "err", fault)
+		r.log.WarnContext(ctx, "handling an event failed, trying again", "event_id", m.event.ID, "tenant", m.event.TenantID, "stream", m.event.Stream, "stream_seq", m.event.Seq, "attempt", m.attempt, "err", fault)
 		sleep(ctx, r.pause(m.attempt))
 	}
 	return r.bury(ctx, m, err)
@@ -64,6 +66,9 @@ func (r *reader) invoke(m *message) error {
 	ctx, cancel := context.WithTimeout(r.handling, r.timeout)
 	done := make(chan error, 1)
 	e, attempt := m.event, m.attempt
+	if creation := tracing.Parse(e.TraceParent); creation.IsValid() {
+		ctx = trace.ContextWithRemoteSpanContext(ctx, creation)
+	}
 	go func() { done <- guard(func() error { return r.call(ctx, &e, attempt) }) }()
 	defer cancel()
 	select {

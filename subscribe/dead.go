@@ -92,7 +92,7 @@ func (r *reader) bury(ctx context.Context, m *message, why error) bool {
 	}
 	r.trouble(ctx, r.deadStream(), nil)
 	r.metrics.dead.Inc()
-	r.log.ErrorContext(ctx, "an event is a dead letter now", "event_id", m.event.ID, "stream", stream, "stream_seq", seq, "attempts", m.attempt, "err", why)
+	r.log.ErrorContext(ctx, "an event is a dead letter now", "event_id", m.event.ID, "tenant", m.event.TenantID, "stream", stream, "stream_seq", seq, "attempts", m.attempt, "err", why, "runbook", "SubscriberDeadLetters")
 	if err := m.TermWithReason("a dead letter of " + r.deadStream()); err != nil {
 		r.log.WarnContext(ctx, "ending the delivery of a dead letter failed, it may come again", "event_id", m.event.ID, "err", err)
 	}

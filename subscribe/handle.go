@@ -29,6 +29,9 @@ type Event[T any] struct {
 // back the later events of its aggregate in this instance, no others. An event becomes a dead letter (HandlerDeadLetters) after Attempts, after an error marked
 // Permanent, and when its payload is not what its type says.
 //
+// The context of fn has the span context of the event's creation, where the event has one: a span that fn starts is its child, and trace.LinkFromContext makes a link
+// instead. Package client sends it along.
+//
 // Instances of the same name share the work by durable JetStream consumers, one per stream, NAME-KIND-EVENT. New streams of a resize are begun when those before them
 // are done. The package comment says which order is kept.
 //
@@ -82,7 +85,7 @@ func newSubscriber(s *settings, js jetstream.JetStream, eventType string, call f
 	if of == "*" {
 		durable = s.name + "-" + kind
 	}
-	s.log = s.log.With("subscriber", durable)
+	s.log = s.log.With("component", "subscriber", "subscriber", durable)
 	return &subscriber{
 		settings: s, js: js, durable: durable, filter: event.TypeFilter(s.streams.Prefix, kind, of), call: call, slots: make(chan struct{}, s.concurrency), stuck: make(chan error, 1),
 		troubles: make(map[string]error), readers: make(map[string]*reader), done: make(map[string]bool), known: make(map[string]time.Time),
@@ -241,7 +244,7 @@ func (s *subscriber) recognize(ctx context.Context, st broker.Stream) {
 	s.mu.Unlock()
 	if again {
 		s.log.ErrorContext(ctx, "the stream was made anew, reading it from its beginning; what the one before still had is not handled", "stream", st.Name,
-			"before", before, "now", st.Created)
+			"before", before, "now", st.Created, "runbook", "SubscriberStreamLost")
 	}
 }
 
@@ -258,7 +261,7 @@ func (s *subscriber) gone(ctx context.Context, there map[int]bool) {
 			r.stop()
 		}
 		if !s.done[name] {
-			s.log.ErrorContext(ctx, "the stream is gone; what it still had is not handled", "stream", name)
+			s.log.ErrorContext(ctx, "the stream is gone; what it still had is not handled", "stream", name, "runbook", "SubscriberStreamLost")
 		}
 		delete(s.troubles, name)
 	}

@@ -11,11 +11,13 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"go.opentelemetry.io/otel"
 
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/tracing"
 	"github.com/tidings/tidings/migrations"
 )
 
@@ -31,6 +33,9 @@ type Apply func(ctx context.Context, tx pgx.Tx, batch []event.Event) error
 //
 // An error of apply rolls the batch back. The database's own trouble is tried again. Otherwise Project applies event by event, and parks the one that fails, with the
 // later ones of its aggregate (DeadLetters). So does a panic. After ErrStuck the process should end: the function still runs.
+//
+// Where the program has a TracerProvider (otel.SetTracerProvider), a batch with an event of a sampled trace has a span with links to the creations, which the context of
+// apply has.
 //
 // It returns ErrName, ErrTables, ErrNoStreams and ErrStuck.
 func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string, apply Apply, opts ...Option) error {
@@ -58,7 +63,8 @@ func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string
 		return err
 	}
 	s.health.set(consumer.Ready)
-	run, stop := context.WithCancel(ctx)
+	provider := otel.GetTracerProvider() // of the program: it makes no spans unless the program has set one
+	run, stop := context.WithCancel(tracing.With(ctx, tracing.New(provider, provider, false, tracing.MaxLinks)))
 	defer stop()
 	done := make(chan error, 1)
 	go func() { done <- consumer.Run(run) }()

@@ -75,7 +75,7 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 		if s, _, err := upkeep.Read(ctx, truth); err != nil {
 			return err
 		} else if err := s.Outlives(cfg.Projector.Broker.MaxAge); err != nil {
-			log.Warn("stream and archive", "err", err)
+			log.Error("the archive is dropped before the stream", "err", err, "runbook", "ArchiveTooShort")
 		}
 		g.Go(func() error { return catalog.Run(ctx) })
 		g.Go(func() error { return remover.Run(ctx) })

@@ -34,9 +34,9 @@ var rules = []rule{
 	{pkg: "cmd/*/*", may: []string{"*", "*/*", "*/*/*"}, libs: []string{pgx, nats}},
 
 	{pkg: "api", libs: []string{huma, pgx}, // pgx.Tx goes through its hands: reads of a projection are one transaction, the caller's
-		may: []string{"store", "tokens", "kinds", "contracts", "outbox", "projections", "projections/*", "versioned", "event", "internal/postgres",
+		may: []string{"store", "tokens", "kinds", "contracts", "outbox", "projections", "projections/*", "versioned", "event", "internal/postgres", "internal/tracing",
 			"consumers"}}, // how far a projection has come, for as_of
-	{pkg: "store", may: []string{"kinds", "outbox", "versioned", "event", "internal/postgres"}, libs: []string{pgx}},
+	{pkg: "store", may: []string{"kinds", "outbox", "versioned", "event", "internal/postgres", "internal/tracing"}, libs: []string{pgx}},
 	{pkg: "tokens", may: []string{"store", "internal/postgres"}, libs: []string{pgx}}, // store: what a name may be
 	{pkg: "versioned", may: []string{"internal/postgres"}, libs: []string{pgx}},
 	{pkg: "kinds", may: []string{"versioned", "event", "internal/postgres"}, libs: []string{pgx}}, // pgx: where an installation keeps its kinds
@@ -46,9 +46,9 @@ var rules = []rule{
 	{pkg: "client/clienttest", may: []string{"client", "cmd/tidings/cli", "kinds", "tokens", "internal/pglocal", "internal/postgres"}, libs: []string{pgx}}, // runs `tidings dev` for tests of others
 	{pkg: "outbox", may: []string{"event", "internal/postgres"}, libs: []string{pgx}},
 	{pkg: "coldstore", may: []string{"outbox", "event", "internal/postgres"}, libs: []string{pgx, blob}},
-	{pkg: "relay", may: []string{"outbox", "event", "internal/lease", "internal/broker", "internal/heartbeat"}, libs: []string{nats, pgx}}, // pgx: it hands the pool to outbox
-	{pkg: "consumers", may: []string{"kinds", "event", "internal/lease", "internal/broker", "internal/heartbeat", "internal/postgres"}, libs: []string{pgx, nats}},
-	{pkg: "subscribe", may: []string{"consumers", "kinds", "migrations", "event", "internal/lease", "internal/broker", "internal/postgres"}, libs: []string{pgx, nats}}, // the face of consumers for others
+	{pkg: "relay", may: []string{"outbox", "event", "internal/lease", "internal/broker", "internal/heartbeat", "internal/tracing"}, libs: []string{nats, pgx}}, // pgx: it hands the pool to outbox
+	{pkg: "consumers", may: []string{"kinds", "event", "internal/lease", "internal/broker", "internal/heartbeat", "internal/postgres", "internal/tracing"}, libs: []string{pgx, nats}},
+	{pkg: "subscribe", may: []string{"consumers", "kinds", "migrations", "event", "internal/lease", "internal/broker", "internal/postgres", "internal/tracing"}, libs: []string{pgx, nats}}, // the face of consumers for others
 	{pkg: "replay", may: []string{"kinds", "consumers", "projections", "migrations", "outbox", "event", "internal/lease", "internal/broker", "internal/postgres"}, libs: []string{pgx, nats}},
 	{pkg: "erasure", may: []string{"kinds", "store", "outbox", "consumers", "projections", "event", "internal/broker", "internal/postgres"},
 		libs: []string{pgx, nats}}, // it goes through every store
@@ -62,6 +62,7 @@ var rules = []rule{
 
 	{pkg: "internal/broker", may: []string{"event"}, libs: []string{nats, srv}}, // event says on which subjects; the only one that knows the server
 	{pkg: "internal/heartbeat", may: []string{"event"}},
+	{pkg: "internal/tracing", may: []string{"event"}},                                                        // in the programs of others: OpenTelemetry's API, never its SDK
 	{pkg: "internal/testkit", may: []string{"internal/*", "migrations", "kinds"}, libs: []string{pgx, nats}}, // its databases are migrated
 	{pkg: "internal/load", may: []string{"client"}},                                                          // a user of the API
 	{pkg: "internal/*", may: []string{"internal/*"}, libs: []string{pgx}},

@@ -1,8 +1,10 @@
 package broker
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -35,11 +37,11 @@ func Connect(cfg Config, name string, log *slog.Logger, opts ...nats.Option) (*n
 			}
 		}),
 		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
-			about := []any{"err", err}
+			subject := ""
 			if sub != nil {
-				about = append(about, "subject", sub.Subject)
+				subject = sub.Subject
 			}
-			log.Error("NATS reports an error", about...)
+			log.Error("NATS reports an error", "subject", subject, "err", err, "runbook", "NATSReportsAnError")
 		}),
 	}
 	if cfg.Credentials != "" {
@@ -52,6 +54,10 @@ func Connect(cfg Config, name string, log *slog.Logger, opts ...nats.Option) (*n
 		all = append(all, nats.ClientCert(cfg.TLSCert, cfg.TLSKey))
 	}
 	nc, err := nats.Connect(cfg.servers(), append(all, opts...)...)
+	var malformed *url.Error
+	if errors.As(err, &malformed) { // its text has the URL, in which nobody can say which part is the password
+		return nil, errors.New("connect to NATS: NATS_URL is no list of URLs; a character of its password may need an escape")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("connect to NATS: %w", err)
 	}

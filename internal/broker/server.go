@@ -132,7 +132,7 @@ func (l serverLog) Warnf(format string, args ...any) {
 
 func (l serverLog) Errorf(format string, args ...any) {
 	if l.log != nil {
-		l.log.Error("NATS server", "err", fmt.Sprintf(format, args...))
+		l.log.Error("NATS server", "err", fmt.Sprintf(format, args...), "runbook", "NATSReportsAnError")
 	}
 }
 

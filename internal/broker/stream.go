@@ -302,7 +302,7 @@ func Declare(ctx context.Context, js jetstream.JetStream, cfg Config, p Partitio
 		return Stream{}, err
 	}
 	for _, limit := range kept {
-		log.WarnContext(ctx, "the stream keeps a larger limit than this process is configured with; `tidings stream configure` lowers it", "stream", name, "limit", limit)
+		log.InfoContext(ctx, "the stream keeps a larger limit than this process is configured with; `tidings stream configure` lowers it", "stream", name, "limit", limit)
 	}
 	return describe(cfg, stream.CachedInfo())
 }

@@ -80,7 +80,10 @@ func (helpLookuper) Lookup(string) (string, bool) { return "", false }
 func (h helpLookuper) print(_ context.Context, cfg any) error {
 	fmt.Fprintf(h.to, "%s: one of the binaries of Tidings. It reads its environment (docs/configuration.md says what each variable does) and runs until SIGTERM.\n\n", h.name)
 	w := tabwriter.NewWriter(h.to, 0, 0, 2, ' ', 0)
-	variables(w, reflect.TypeOf(cfg).Elem(), map[string]bool{})
+	seen := map[string]bool{}
+	variables(w, reflect.TypeOf(cfg).Elem(), seen)
+	variables(w, reflect.TypeFor[TraceConfig](), seen)
+	variables(w, reflect.TypeFor[LogConfig](), seen) // Main's own
 	return errors.Join(w.Flush(), errHelp)
 }
 

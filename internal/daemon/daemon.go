@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/sethvargo/go-envconfig"
-	"golang.org/x/sys/unix"
 )
 
 // Main runs a binary and exits the process: with 0 when run returns nil, else with 1 after one log line. ctx ends at the first
@@ -43,15 +42,25 @@ func execute(ctx context.Context, name string, env envconfig.Lookuper, stderr io
 		}
 		return 0
 	}
-	level, _ := env.Lookup("LOG_LEVEL")
-	log, err := NewLogger(stderr, level)
+	var cfg LogConfig
+	cfg.Level, _ = env.Lookup("LOG_LEVEL")
+	cfg.Format, _ = env.Lookup("LOG_FORMAT")
+	log, flush, err := NewLogger(stderr, cfg)
 	if err != nil {
 		fmt.Fprintf(stderr, "%s: %v\n", name, err)
 		return 1
 	}
+	defer flush()
 	log = log.With("binary", name)
 	slog.SetDefault(log)
+	log = log.With("component", "daemon")
 	log.Info("starting", "version", Version())
+	ctx, stopTracing, err := Trace(ctx, env, name, log, nil)
+	if err != nil {
+		log.Error("ended", "err", err, "runbook", "ProcessEnded")
+		return 1
+	}
+	defer stopTracing()
 
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -65,7 +74,7 @@ func execute(ctx context.Context, name string, env envconfig.Lookuper, stderr io
 	case ctx.Err() != nil && errors.Is(err, context.Canceled):
 		return 0 // the stop that was asked for
 	default:
-		log.Error("ended", "err", err)
+		log.Error("ended", "err", err, "runbook", "ProcessEnded")
 		return 1
 	}
 }
@@ -75,25 +84,4 @@ func Delay(ctx context.Context, d time.Duration) (later context.Context, cancel 
 	later, cancel = context.WithCancel(context.WithoutCancel(ctx))
 	context.AfterFunc(ctx, func() { time.AfterFunc(d, cancel) })
 	return later, cancel
-}
-
-// NewLogger returns a logger that writes to w: text when w is a terminal, else JSON, in both durations as people write them (1.5s) and errors by Plain. level is debug, info, warn or error, and
-// info when empty.
-func NewLogger(w io.Writer, level string) (*slog.Logger, error) {
-	var at slog.Level
-	if level != "" {
-		if err := at.UnmarshalText([]byte(level)); err != nil {
-			return nil, fmt.Errorf("LOG_LEVEL is %q: want debug, info, warn or error", level)
-		}
-	}
-	opts := &slog.HandlerOptions{Level: at, ReplaceAttr: readable}
-	if f, ok := w.(*os.File); ok && isTerminal(f) {
-		return slog.New(slog.NewTextHandler(w, opts)), nil
-	}
-	return slog.New(slog.NewJSONHandler(w, opts)), nil
-}
-
-func isTerminal(f *os.File) bool {
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
 }

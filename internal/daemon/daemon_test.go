@@ -130,11 +130,11 @@ func TestMainExit(t *testing.T) {
 }
 
 func TestUnknownLogLevelIsRefused(t *testing.T) {
-	if _, err := daemon.NewLogger(io.Discard, "loud"); err == nil || !strings.Contains(err.Error(), "LOG_LEVEL") {
+	if _, _, err := daemon.NewLogger(io.Discard, daemon.LogConfig{Level: "loud"}); err == nil || !strings.Contains(err.Error(), "LOG_LEVEL") {
 		t.Errorf("error %v, want one that names LOG_LEVEL", err)
 	}
 	var b bytes.Buffer
-	log, err := daemon.NewLogger(&b, "warn")
+	log, _, err := daemon.NewLogger(&b, daemon.LogConfig{Level: "warn"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -252,7 +252,7 @@ func TestTakenAddressIsAnError(t *testing.T) {
 // TestLogLinesAreForPeople: durations as people write them, and no error that needs nats.go's source to be understood.
 func TestLogLinesAreForPeople(t *testing.T) {
 	var b strings.Builder
-	log, err := daemon.NewLogger(&b, "info")
+	log, _, err := daemon.NewLogger(&b, daemon.LogConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}

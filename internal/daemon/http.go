@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	stdlog "log"
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 )
 
@@ -29,7 +31,8 @@ func serve(ctx context.Context, l *connections, h http.Handler, log *slog.Logger
 		MaxHeaderBytes:    64 << 10,
 		ConnState:         l.follow,
 		ConnContext:       withConn,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		BaseContext:       func(net.Listener) context.Context { return context.WithoutCancel(ctx) }, // what spans go by (tracing.From)
+		ErrorLog:          stdlog.New(serverErrors{log}, "", 0),
 		// OPTIONS * is the handler's too.
 		DisableGeneralOptionsHandler: true,
 	}
@@ -54,6 +57,14 @@ func serve(ctx context.Context, l *connections, h http.Handler, log *slog.Logger
 		return fmt.Errorf("stop HTTP on %s: %w", l.Addr(), err)
 	}
 	return nil
+}
+
+// serverErrors has the HTTP server's own lines as attributes of one message.
+type serverErrors struct{ log *slog.Logger }
+
+func (s serverErrors) Write(line []byte) (int, error) {
+	s.log.Warn("HTTP server", "detail", strings.TrimSpace(string(line)))
+	return len(line), nil
 }
 
 // Listen opens a port for Serve, encrypted when certFile is not empty.

@@ -66,7 +66,7 @@ func (c *certificate) current() *tls.Certificate {
 		c.log.Info("took a new TLS certificate", "file", c.certFile)
 	case err.Error() != c.failed:
 		c.failed = err.Error()
-		c.log.Error("the new TLS certificate cannot be used, the last one stays", "err", err)
+		c.log.Error("the new TLS certificate cannot be used, the last one stays", "err", err, "runbook", "CertificateExpires")
 	}
 	return c.loaded
 }

@@ -117,7 +117,7 @@ func (c *blockedCollector) Collect(ch chan<- prometheus.Metric) {
 		waiting[b.PID] = true
 		if b.Seconds > blockedLong && !named[b.By.PID] { // who is in the way of many is named once
 			named[b.By.PID] = true
-			c.log.WarnContext(ctx, b.String())
+			c.log.WarnContext(ctx, "a session waits for a lock", "pid", b.PID, "blocked_by", b.By.PID, "detail", b.String())
 		}
 	}
 	ch <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(len(waiting)))

@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"maps"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -47,6 +49,32 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
+// ParseConfig is pgx.ParseConfig with errors that do not have the connection string: where it is malformed nobody can say which part is the password
+// (pgconn.ParseConfigError). A slash in a password makes the rest of it part of the database's name, so such names are malformed too.
+func ParseConfig(url string) (*pgx.ConnConfig, error) {
+	cfg, err := pgx.ParseConfig(url)
+	if err != nil {
+		return nil, unreadable(err)
+	}
+	if strings.Contains(cfg.Database, "@") {
+		return nil, errors.New("the connection string cannot be read: the database's name has an @; in a password, / is written %2F and @ is written %40")
+	}
+	return cfg, nil
+}
+
+func unreadable(err error) error {
+	var bad *pgconn.ParseConfigError
+	if !errors.As(err, &bad) {
+		return err
+	}
+	text := bad.Error()
+	text = text[strings.LastIndex(text, "`: ")+len("`: "):]
+	if reason, _, ok := strings.Cut(text, " ("); ok && strings.HasPrefix(text, "failed to parse") {
+		text = reason + "; a character of its password may need an escape"
+	}
+	return errors.New("the connection string cannot be read: " + text)
+}
+
 // Open returns a pool whose connections act as role and call themselves name (application_name). It does not connect: the
 // first use does, and Ping tells. Each new connection proves that it is what was asked for: ErrUnmigrated, ErrPooler and ErrUnproven say what is wrong.
 func Open(ctx context.Context, url string, cfg Config, role Role, name string) (*pgxpool.Pool, error) {
@@ -58,9 +86,12 @@ func OpenWith(ctx context.Context, url string, cfg Config, role Role, name strin
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
+	if _, err := ParseConfig(url); err != nil {
+		return nil, err
+	}
 	pc, err := pgxpool.ParseConfig(url)
 	if err != nil {
-		return nil, fmt.Errorf("parse connection string: %w", err)
+		return nil, unreadable(err)
 	}
 	pc.MaxConns = int32(cfg.MaxConns)
 	pc.ConnConfig.ConnectTimeout = cfg.ConnectTimeout

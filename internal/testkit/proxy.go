@@ -18,8 +18,17 @@ type Proxy struct {
 	refuse  bool
 	delay   time.Duration // each way
 	stalled bool
-	links   map[*link]bool // true when the link is lost: it stays open and passes nothing any more
+	links   map[*link]lost
 }
+
+// lost is what a link does not pass any more. It stays open.
+type lost int
+
+const (
+	nothing lost = iota
+	answers      // of the server
+	everything
+)
 
 // link is one connection through the proxy.
 type link struct {
@@ -47,7 +56,7 @@ func NewProxy(t testing.TB, target string) *Proxy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &Proxy{target: target, listener: l, changed: make(chan struct{}), links: map[*link]bool{}}
+	p := &Proxy{target: target, listener: l, changed: make(chan struct{}), links: map[*link]lost{}}
 	p.passing.Go(p.accept)
 	t.Cleanup(func() {
 		_ = l.Close() // accept ends with its error
@@ -84,10 +93,10 @@ func (p *Proxy) open(client net.Conn) {
 		l.close()
 		return
 	}
-	p.links[l] = false
+	p.links[l] = nothing
 	p.mu.Unlock()
-	p.passing.Go(func() { p.pass(l, l.server, l.client) })
-	p.pass(l, l.client, l.server)
+	p.passing.Go(func() { p.pass(l, l.server, l.client, answers) })
+	p.pass(l, l.client, l.server, everything)
 	<-l.done
 	p.mu.Lock()
 	delete(p.links, l)
@@ -100,13 +109,13 @@ type chunk struct {
 	read time.Time
 }
 
-// pass carries what from says to to, delayed but not slowed down.
-func (p *Proxy) pass(l *link, from, to net.Conn) {
+// pass carries what from says to to, delayed but not slowed down, until so much is lost.
+func (p *Proxy) pass(l *link, from, to net.Conn, until lost) {
 	chunks := make(chan chunk, 256)
 	p.passing.Go(func() {
 		defer l.close()
 		for c := range chunks {
-			if !p.hold(l, c.read) {
+			if !p.hold(l, c.read, until) {
 				return
 			}
 			if _, err := to.Write(c.data); err != nil {
@@ -132,10 +141,10 @@ func (p *Proxy) pass(l *link, from, to net.Conn) {
 }
 
 // hold returns when a chunk that was read then may go on, and false when its link has ended instead.
-func (p *Proxy) hold(l *link, read time.Time) bool {
+func (p *Proxy) hold(l *link, read time.Time, until lost) bool {
 	for {
 		p.mu.Lock()
-		wait, held, changed := time.Until(read.Add(p.delay)), p.stalled || p.links[l], p.changed
+		wait, held, changed := time.Until(read.Add(p.delay)), p.stalled || p.links[l] >= until, p.changed
 		p.mu.Unlock()
 		if !held && wait <= 0 {
 			return true
@@ -178,10 +187,15 @@ func (p *Proxy) Slow(d time.Duration) { p.change(func() { p.delay = d }) }
 func (p *Proxy) Stall() { p.change(func() { p.stalled = true }) }
 
 // Lose stalls the connections that there are for ever; new ones are passed.
-func (p *Proxy) Lose() {
+func (p *Proxy) Lose() { p.lose(everything) }
+
+// LoseAnswers is Lose of what the server says: what clients say still arrives.
+func (p *Proxy) LoseAnswers() { p.lose(answers) }
+
+func (p *Proxy) lose(what lost) {
 	p.change(func() {
 		for l := range p.links {
-			p.links[l] = true
+			p.links[l] = what
 		}
 	})
 }

@@ -84,6 +84,12 @@ SELECT format('nobody reads the replication slot %s, and the server keeps %s of 
               pg_size_pretty(coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0))),
        format('start its reader, or SELECT pg_drop_replication_slot(%L)', slot_name)
   FROM pg_replication_slots WHERE NOT active AND NOT pg_is_in_recovery() ORDER BY slot_name`},
+	{"standby-horizon", Warning, `
+SELECT format('%s holds back %s transactions: dead rows that are younger cannot be removed', who, held),
+       'end the long transaction on the standby, or turn hot_standby_feedback off there'
+  FROM (SELECT format('the reader of the replication slot %s', slot_name) AS who, greatest(age(xmin), age(catalog_xmin)) AS held FROM pg_replication_slots WHERE active
+         UNION ALL SELECT format('the standby %s', application_name), age(backend_xmin) FROM pg_stat_replication) h
+ WHERE held > 10000000 ORDER BY who`},
 	{"dead-rows", Warning, `
 SELECT format('%s has %s dead rows and %s live ones', relid::regclass, n_dead_tup, n_live_tup), format('find what holds the horizon (old-transaction, replication-slot), then VACUUM %s', relid::regclass)
   FROM pg_stat_user_tables WHERE schemaname = current_schema() AND n_dead_tup > 20000 AND n_dead_tup > 2 * n_live_tup ORDER BY n_dead_tup DESC`},

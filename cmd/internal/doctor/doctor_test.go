@@ -126,8 +126,10 @@ func TestEveryCheckFindsItsIllness(t *testing.T) {
 		CREATE FUNCTION shadow.pg_is_in_recovery() RETURNS boolean LANGUAGE sql AS 'SELECT true';;
 		CREATE FUNCTION shadow.current_setting(name text) RETURNS text LANGUAGE sql AS $$ SELECT CASE name WHEN 'server_version_num' THEN '140099' ELSE pg_catalog.current_setting(name) END $$`)
 	ill("hidden-sessions", "GRANT pg_monitor TO plain", 0, login(t, db, func(cfg *pgxpool.Config) { cfg.ConnConfig.User, cfg.ConnConfig.Password = "plain", "plain" }))
+	exec(t, pool, `CREATE VIEW shadow.pg_replication_slots AS SELECT 'standby2'::name AS slot_name, true AS active, '2'::xid AS xmin, NULL::xid AS catalog_xmin, NULL::pg_lsn AS restart_lsn`)
 	shadowed := login(t, db, func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["search_path"] = "shadow,pg_catalog,public" })
 	ill("standby", "primary", 0, shadowed)
+	ill("standby-horizon", "slot standby2 holds back 2147483647 transactions", 0, shadowed)
 	ill("postgres-version", "older than 15", 0, shadowed)
 	exec(t, pool, `ALTER ROLE plain SET synchronous_commit = off;;GRANT pg_monitor TO plain`)
 	ill("synchronous-commit", "plain", 0, login(t, db, func(cfg *pgxpool.Config) { cfg.ConnConfig.User, cfg.ConnConfig.Password = "plain", "plain" }))

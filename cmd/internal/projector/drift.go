@@ -121,11 +121,16 @@ func (d *Drift) look(ctx context.Context) error {
 			return err
 		}
 	}
+	var differences []string
 	for diff := range found {
 		if d.suspected[diff] {
-			d.drift.Inc()
-			d.log.ErrorContext(ctx, "the projection is not what the truth makes it", "difference", diff.String())
+			differences = append(differences, diff.String())
 		}
+	}
+	if n := len(differences); n > 0 {
+		d.drift.Add(float64(n))
+		const named = 20
+		d.log.ErrorContext(ctx, "the projection is not what the truth makes it", "count", n, "differences", differences[:min(n, named)], "runbook", "ProjectionDrift")
 	}
 	d.forget(next)
 	return nil

@@ -13,7 +13,7 @@ func Command() *cobra.Command {
 		Long: `Measures the system. With DATABASE_URL set it works in a database of its own there, else it starts its servers; all are durable.
 One JSON object per case goes to stdout, progress to stderr.`,
 	}
-	cmd.AddCommand(relayCommand(), latencyCommand(), projectCommand(), subscribeCommand(), readCommand(), writeCommand(), overloadCommand(), neighboursCommand(), archiveCommand(), sizesCommand(), childCommand())
+	cmd.AddCommand(relayCommand(), latencyCommand(), projectCommand(), subscribeCommand(), readCommand(), writeCommand(), overloadCommand(), neighboursCommand(), archiveCommand(), sizesCommand(), traceCommand(), childCommand())
 	return cmd
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
@@ -64,6 +65,11 @@ func childCommand() *cobra.Command {
 			if err := envconfig.Process(ctx, &cfg); err != nil {
 				return err
 			}
+			ctx, stop, err := daemon.Trace(ctx, envconfig.OsLookuper(), args[0], slog.Default(), nil)
+			if err != nil {
+				return err
+			}
+			defer stop()
 			reg, role := prometheus.NewRegistry(), postgres.RoleSystem
 			if args[0] == partAPI {
 				role = postgres.RoleAPI

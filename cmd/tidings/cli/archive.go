@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -119,9 +120,9 @@ run shows that and asks. Threads that were moved can be taken back: archive undo
 		},
 	}
 	c.Flags().StringSliceVar(&only, "job", nil, "run this `job` alone; may be repeated (default: every job)")
-	c.Flags().BoolVar(&dryRun, "dry-run", false, "only say what a run would do")
-	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object per job")
-	c.Flags().StringVar(&reason, "reason", "", "why, kept with the runs")
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "say what the command would do, and change nothing")
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per job and line")
+	c.Flags().StringVar(&reason, "reason", "", "why, kept with what was done")
 	sure = p.destructive(c)
 	dataFlag(c, &data)
 	return c
@@ -177,10 +178,7 @@ func (p Process) jobs(ctx context.Context, d databases, settings func(context.Co
 	if err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: &cfg, Lookuper: p.Env}); err != nil {
 		return nil, &usageError{fmt.Errorf("read the environment: %w", err)}
 	}
-	log, err := daemon.NewLogger(p.Stderr, "warn") // what stays although it is old is said there
-	if err != nil {
-		return nil, err
-	}
+	log := daemon.CommandLogger(p.Stderr, slog.LevelWarn) // what stays although it is old is said there
 	now, err := truthKinds(ctx, d.truth)
 	if err != nil {
 		return nil, err
@@ -557,7 +555,7 @@ rows in those months. Without any of these it keeps the whole archive. What is g
 			return p.table(holdRows([]outbox.ArchiveHold{added})...)
 		},
 	}
-	c.Flags().Int64Var(&h.TenantID, "tenant", 0, "only rows of this tenant")
+	c.Flags().Int64Var(&h.TenantID, "tenant", 0, "only of this tenant")
 	c.Flags().StringVar(&from, "from", "", "from this `month` on, such as 2030-01")
 	c.Flags().StringVar(&to, "to", "", "up to and with this `month`")
 	addActor(c, &h.CreatedBy, &h.Reason)
@@ -596,7 +594,7 @@ func (p Process) holdListCommand() *cobra.Command {
 		},
 	}
 	c.Flags().BoolVar(&all, "all", false, "also those that were released")
-	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object per hold")
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per hold and line")
 	dataFlag(c, &data)
 	return c
 }

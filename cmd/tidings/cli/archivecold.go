@@ -297,7 +297,7 @@ func (p Process) coldRestoreCommand() *cobra.Command {
 	}
 	c.Flags().StringVar(&f.month, "month", "", "the `month`, such as 2026-08")
 	c.Flags().StringVar(&from, "from", "", "file:///DIR or s3://BUCKET?region=R, instead of the places that the database knows")
-	c.Flags().StringVar(&actor, "actor", "", "who does it, kept with the hold (default: the user of this system)")
+	c.Flags().StringVar(&actor, "actor", "", "who does it, kept with what was done (default: the user of this system)")
 	f.add(c)
 	return c
 }

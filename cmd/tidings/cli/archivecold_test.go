@@ -24,6 +24,9 @@ func TestArchiveExportVerifyRestore(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `UPDATE outbox_ranges SET archived_at = now() - interval '25 hours' WHERE archived_at IS NOT NULL`); err != nil {
+		t.Fatal(err)
+	}
 	dir := t.TempDir()
 	env := map[string]string{"DATABASE_URL": db.URL}
 	if code, _, stderr := run(t, env, "", "archive", "settings", "outbox_archive_export_url=file://"+dir, "--yes"); code != exitOK {
@@ -43,14 +46,23 @@ func TestArchiveExportVerifyRestore(t *testing.T) {
 		{"restore --month 2021-08 --from nowhere", exitInput, "--from: it is"},
 		{"restore --month 2021-08", exitError, "no export of the month"},
 		{"export --month 2021-09", exitError, "no rows of it"},
+		{"DOCTOR", exitAgain, `tidings archive export --month 2021-08`},
 		{"export --all", exitOK, "2021-08  1           1,500"},
+		{"DOCTOR", exitAgain, "unheld-partition"},
 		{"export --all", exitOK, "MONTH  RANGE FROM  ROWS  MIB  EXPORTED  VERIFIED  NOTE  EXPORT\n"},
 		{"export --month 2021-08 --json", exitOK, `"rows":1500`},
 		{"exports", exitOK, "2021-08  1           1,500"},
 		{"verify", exitOK, "2021-08  1           1,500  ok     same "},
 		{"verify --month 2021-08 --json", exitOK, `"table":"same"`},
 	} {
-		code, stdout, stderr := run(t, env, "", append([]string{"archive"}, strings.Fields(c.args)...)...)
+		args := append([]string{"archive"}, strings.Fields(c.args)...)
+		if c.args == "DOCTOR" {
+			args = []string{"doctor"}
+		}
+		code, stdout, stderr := run(t, env, "", args...)
+		if found := strings.Contains(stdout, "archive-export"); args[0] == "doctor" && (found != strings.Contains(c.says, "export") || strings.Contains(stdout, "schema-newer")) {
+			t.Errorf("doctor says %s", stdout)
+		}
 		if code != c.code || !strings.Contains(stdout+stderr, c.says) {
 			t.Errorf("%s: exit code %d, want %d and %q:\n%s%s", c.args, code, c.code, c.says, stdout, stderr)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
@@ -46,10 +47,7 @@ command goes on from there.`,
 				return err
 			}
 			defer d.close()
-			log, err := daemon.NewLogger(p.Stderr, "warn")
-			if err != nil {
-				return err
-			}
+			log := daemon.CommandLogger(p.Stderr, slog.LevelWarn)
 			now, err := truthKinds(c.Context(), d.truth)
 			if err != nil {
 				return err

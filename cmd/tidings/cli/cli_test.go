@@ -45,9 +45,10 @@ func run(t *testing.T, env map[string]string, stdin string, args ...string) (cod
 
 // dev is a `tidings dev` in a child process, with a data directory and ports of its own.
 type dev struct {
-	dir string
-	env []string
-	cmd *exec.Cmd
+	dir  string
+	args []string // further ones
+	env  []string
+	cmd  *exec.Cmd
 
 	done   chan struct{} // the process has ended
 	err    error         // how, once done
@@ -66,7 +67,7 @@ func newDev(t *testing.T, env ...string) *dev {
 	for _, kv := range os.Environ() { // the machine's own servers are not for this test
 		name, _, _ := strings.Cut(kv, "=")
 		switch name {
-		case "DATABASE_URL", "PROJECTIONS_DATABASE_URL", "NATS_URL", "DEV_TOKEN", "API_ADDR", "OPS_ADDR", "LOG_LEVEL":
+		case "DATABASE_URL", "PROJECTIONS_DATABASE_URL", "NATS_URL", "DEV_TOKEN", "API_ADDR", "OPS_ADDR", "LOG_LEVEL", "LOG_FORMAT":
 		default:
 			d.env = append(d.env, kv)
 		}
@@ -117,7 +118,7 @@ const startWithin = 30 * time.Second
 // launch starts the process and does not wait until it is ready.
 func (d *dev) launch(t *testing.T) (ready <-chan struct{}) {
 	t.Helper()
-	d.cmd = exec.Command(os.Args[0], "dev", "--data", d.dir)
+	d.cmd = exec.Command(os.Args[0], append([]string{"dev", "--data", d.dir}, d.args...)...)
 	d.cmd.Env = d.env
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGINT} // a test binary that is killed leaves nothing behind
 	d.cmd.Stderr = writerFunc(func(b []byte) (int, error) {

@@ -25,7 +25,7 @@ import (
 // harmless are the commands that destroy nothing that does not come back. A command that is in neither list fails the test: decide.
 var harmless = []string{
 	"archive export", "archive exports", "archive hold add", "archive hold list", "archive restore", "archive status", "archive undo", "archive verify",
-	"bench archive", "bench child", "bench latency", "bench neighbours", "bench overload", "bench project", "bench read", "bench relay", "bench sizes", "bench subscribe", "bench write",
+	"bench archive", "bench child", "bench latency", "bench neighbours", "bench overload", "bench project", "bench read", "bench relay", "bench sizes", "bench subscribe", "bench trace", "bench write",
 	"consume", "contracts write", "dev", "doctor", "dlq consumer list", "dlq consumer retry", "dlq consumer show", "dlq outbox list", "dlq outbox retry", "dlq outbox show", "events find",
 	"history author", "history child", "history comment", "history edge", "history follow", "history thread", "kinds diff", "kinds history", "kinds list", "kinds show",
 	"load", "migrate", "outbox list", "outbox retry", "outbox show", "partitions list", "pause", "resume", "status", "token create", "token identify", "token list", "verify", "version",

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
@@ -18,7 +19,7 @@ import (
 // consumeConfig is the environment of consume.
 type consumeConfig struct {
 	OpsAddr   string `env:"OPS_ADDR, default=127.0.0.1:9186"`
-	LogLevel  string `env:"LOG_LEVEL"`
+	Log       daemon.LogConfig
 	Projector projector.Config
 }
 
@@ -38,16 +39,23 @@ at once and share the partitions. It reads the environment of followercounts, an
 			if err := daemon.Configure(c.Context(), p.Env, &cfg); err != nil {
 				return &usageError{fmt.Errorf("read the environment: %w", err)}
 			}
-			log, err := daemon.NewLogger(p.Stderr, cfg.LogLevel)
+			log, flush, err := daemon.NewLogger(p.Stderr, cfg.Log)
 			if err != nil {
 				return &usageError{err}
 			}
-			slog.SetDefault(log.With("binary", consumer))
-			return projector.Run(c.Context(), cfg.OpsAddr, cfg.Projector, func(now func() *kinds.Set) projections.Projection {
+			defer flush()
+			log = log.With("binary", consumer)
+			slog.SetDefault(log)
+			ctx, stop, err := daemon.Trace(c.Context(), p.Env, consumer, log, nil)
+			if err != nil {
+				return &usageError{err}
+			}
+			defer stop()
+			return projector.Run(ctx, cfg.OpsAddr, cfg.Projector, func(now func() *kinds.Set) projections.Projection {
 				return fleet.Projections(now)[slices.Index(fleet.Names(), consumer)]
 			}, prometheus.NewRegistry())
 		},
 	}
-	c.Flags().StringVar(&consumer, "consumer", "", "which one")
+	c.Flags().StringVar(&consumer, "consumer", "", "the consumer: "+strings.Join(fleet.Names(), ", "))
 	return c
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sethvargo/go-envconfig"
 	"github.com/spf13/cobra"
+	"go.opentelemetry.io/otel/exporters/stdout/stdouttrace"
 
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/cmd/internal/projector"
@@ -42,7 +43,7 @@ type devConfig struct {
 	NATSURL                string `env:"NATS_URL"`
 	OpsAddr                string `env:"OPS_ADDR, default=127.0.0.1:9180"`
 	Token                  string `env:"DEV_TOKEN"`
-	LogLevel               string `env:"LOG_LEVEL, default=warn"`
+	Log                    daemon.LogConfig
 	Postgres               postgres.Config
 	Broker                 broker.Config
 	API                    api.Config
@@ -50,16 +51,20 @@ type devConfig struct {
 	Consumers              consumers.Config
 	Verify                 projector.VerifyConfig
 	Upkeep                 upkeep.Config
+
+	traceFile string
 }
 
 func (p Process) devCommand() *cobra.Command {
-	var dir string
+	var dir, spans string
 	c := &cobra.Command{
 		Use:   "dev",
 		Short: "Run everything in one process",
 		Long: `Dev runs the API, the relay and the consumers in this process, with a PostgreSQL and a NATS server of its own, which listen on
 loopback. With DATABASE_URL or NATS_URL set it uses those instead. Data, token and ports are kept in the data directory:
-the next start goes on with them, also after dev was killed. Ctrl-C stops everything.`,
+the next start goes on with them, also after dev was killed. Ctrl-C stops everything.
+
+With --trace it writes a span per line of JSON for what happens to each request and its events; tidings events find --id ID --trace shows the path of one.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			var cfg devConfig
@@ -82,9 +87,14 @@ the next start goes on with them, also after dev was killed. Ctrl-C stops everyt
 			if err != nil {
 				return fmt.Errorf("absolute path of %s: %w", dir, err)
 			}
-			log, err := daemon.NewLogger(p.Stderr, cfg.LogLevel)
+			cfg.Log.Level, cfg.Log.Format = or(cfg.Log.Level, "warn"), or(cfg.Log.Format, "text") // it runs before a person's eyes
+			log, flush, err := daemon.NewLogger(p.Stderr, cfg.Log)
 			if err != nil {
 				return &usageError{err}
+			}
+			defer flush()
+			if cfg.traceFile, err = traceFile(spans, dir); err != nil {
+				return err
 			}
 			err = p.dev(c.Context(), cfg, dir, log)
 			if c.Context().Err() != nil && errors.Is(err, context.Canceled) {
@@ -93,7 +103,9 @@ the next start goes on with them, also after dev was killed. Ctrl-C stops everyt
 			return err
 		},
 	}
-	c.Flags().StringVar(&dir, "data", "", "data `directory` (default: /var/lib/tidings/dev as root, else tidings/dev in $XDG_DATA_HOME or ~/.local/share)")
+	c.Flags().StringVar(&dir, "data", "", "the `directory` of its data (default: /var/lib/tidings/dev as root, else tidings/dev in $XDG_DATA_HOME or ~/.local/share)")
+	c.Flags().StringVar(&spans, "trace", "", "write spans to this `file`")
+	c.Flags().Lookup("trace").NoOptDefVal = traceDefault
 	return c
 }
 
@@ -104,6 +116,12 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 		return err
 	}
 	defer func() { stopErr = errors.Join(stopErr, unlock(lock)) }()
+
+	ctx, stopTracing, err := p.trace(ctx, cfg.traceFile, log)
+	if err != nil {
+		return err
+	}
+	defer func() { stopErr = errors.Join(stopErr, stopTracing()) }()
 
 	// Ports first: what is most often wrong is told at once.
 	apiListener, err := listen("API_ADDR", cfg.API.Addr)
@@ -123,7 +141,7 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 		return err
 	}
 	in := instance{API: httpURL(apiListener.Addr()), Ops: httpURL(opsAddr), Token: state.Token, DatabaseURL: cfg.DatabaseURL,
-		ProjectionsDatabaseURL: cfg.ProjectionsDatabaseURL, NATSURL: cfg.NATSURL, PID: os.Getpid()}
+		ProjectionsDatabaseURL: cfg.ProjectionsDatabaseURL, NATSURL: cfg.NATSURL, Trace: cfg.traceFile, PID: os.Getpid()}
 
 	var last []part // what the parts rest on: watched while they run
 	if in.DatabaseURL == "" {
@@ -154,7 +172,7 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 	}
 	cfg.Broker.URL = in.NATSURL
 
-	if err := in.migrate(ctx); err != nil {
+	if err := in.migrate(ctx, log); err != nil {
 		return err
 	}
 	if cfg.API.CursorKey == "" {
@@ -163,6 +181,27 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 	w := &wiring{cfg: cfg, in: in, reg: reg, ops: ops, log: log}
 	defer w.close()
 	return p.runAll(ctx, w, apiListener, dir, last)
+}
+
+// trace has spans made, for the file unless it is empty, else as the environment says.
+func (p Process) trace(ctx context.Context, file string, log *slog.Logger) (context.Context, func() error, error) {
+	if file == "" {
+		ctx, stop, err := daemon.Trace(ctx, p.Env, "dev", log, nil)
+		return ctx, func() error { stop(); return nil }, err
+	}
+	f, err := openSpans(file)
+	if err != nil {
+		return ctx, nil, err
+	}
+	exporter, err := stdouttrace.New(stdouttrace.WithWriter(f))
+	if err != nil {
+		return ctx, nil, errors.Join(fmt.Errorf("write spans: %w", err), f.Close())
+	}
+	ctx, stop, err := daemon.Trace(ctx, p.Env, "dev", log, exporter)
+	if err != nil {
+		return ctx, nil, errors.Join(err, f.Close())
+	}
+	return ctx, func() error { stop(); return f.Close() }, nil
 }
 
 // runAll runs the parts until ctx ends or one of them does, and those that they rest on with the last ones.
@@ -196,10 +235,10 @@ func watch(ctx context.Context, pg *pglocal.Server, dir string) error {
 }
 
 // migrate brings both databases up to this program.
-func (in instance) migrate(ctx context.Context) error {
-	if _, err := migrations.Up(ctx, in.DatabaseURL, migrations.Truth, slog.Default()); err != nil {
+func (in instance) migrate(ctx context.Context, log *slog.Logger) error {
+	if _, err := migrations.Up(ctx, in.DatabaseURL, migrations.Truth, log); err != nil {
 		return err
 	}
-	_, err := migrations.Up(ctx, in.ProjectionsDatabaseURL, migrations.Projections, slog.Default())
+	_, err := migrations.Up(ctx, in.ProjectionsDatabaseURL, migrations.Projections, log)
 	return err
 }

@@ -24,14 +24,14 @@ import (
 
 // dlqFlags are the flags of the commands on the outbox's DLQ.
 type dlqFlags struct {
-	data                 string
-	filter               outbox.DLQFilter
-	olderThan, newerThan string
-	limit                int
-	all, dryRun          bool
-	sure                 *asking
-	actor, reason        string
-	asJSON               bool
+	data          string
+	filter        outbox.DLQFilter
+	since, until  string
+	limit         int
+	all, dryRun   bool
+	sure          *asking
+	actor, reason string
+	asJSON        bool
 }
 
 // deadMessage is a line of `tidings dlq outbox list --json`, and with its payload what show prints.
@@ -89,8 +89,8 @@ func (f *dlqFlags) add(c *cobra.Command, limit int) {
 	c.Flags().StringVar(&f.filter.AggregateType, "aggregate-type", "", "only of this aggregate type")
 	c.Flags().Int64Var(&f.filter.AggregateID, "aggregate-id", 0, "only of the aggregates with this id")
 	c.Flags().StringVar(&f.filter.EventType, "type", "", "only of this event type")
-	c.Flags().StringVar(&f.olderThan, "older-than", "", "only what died before: a duration ago such as 24h, a date, or a time in RFC 3339")
-	c.Flags().StringVar(&f.newerThan, "newer-than", "", "only what died since, in the same forms")
+	c.Flags().StringVar(&f.since, "since", "", "only what died since: a duration ago such as 24h, a date, or a time in RFC 3339")
+	c.Flags().StringVar(&f.until, "until", "", "only what died before, in the same forms")
 	c.Flags().IntVar(&f.limit, "limit", limit, "messages at most, the lowest ids first")
 	c.Flags().BoolVar(&f.all, "all", false, "no limit; without a filter, the whole DLQ")
 	f.addOutput(c)
@@ -103,7 +103,7 @@ func (f *dlqFlags) addOutput(c *cobra.Command) {
 
 // addAct adds the flags of what changes something.
 func (f *dlqFlags) addAct(c *cobra.Command) {
-	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "only say what it would do")
+	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "say what the command would do, and change nothing")
 	addActor(c, &f.actor, &f.reason)
 }
 
@@ -136,7 +136,7 @@ func (f *dlqFlags) parse(c *cobra.Command, args []string, now time.Time) error {
 	for _, flag := range []struct {
 		name, value string
 		to          *time.Time
-	}{{"--older-than", f.olderThan, &f.filter.DeadBefore}, {"--newer-than", f.newerThan, &f.filter.DeadAfter}} {
+	}{{"--until", f.until, &f.filter.DeadBefore}, {"--since", f.since, &f.filter.DeadAfter}} {
 		if flag.value == "" {
 			continue
 		}

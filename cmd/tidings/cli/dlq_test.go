@@ -63,8 +63,8 @@ func TestDLQOutboxListAndShow(t *testing.T) {
 	for args, want := range map[string][]string{
 		"":                        {"1", "2", "3", "4"},
 		"--tenant 2":              {"2", "4"},
-		"--older-than 150m":       {"3", "4"},
-		"--newer-than 150m":       {"1", "2"},
+		"--until 150m":            {"3", "4"},
+		"--since 150m":            {"1", "2"},
 		"--aggregate-type thread": nil,
 		"--aggregate-type post --aggregate-id 7 --limit 3": {"1", "2", "3"},
 		"--all --tenant 1": {"1", "3"},
@@ -115,7 +115,7 @@ func TestDLQOutboxRetryAndDiscard(t *testing.T) {
 		"discard without a word":        {"discard --yes", "", exitInput, "wants ids, a filter, or --all"},
 		"an id that is none":            {"retry 1x", "", exitInput, `"1x" is not an id`},
 		"ids and a filter":              {"retry 1 --tenant 1", "", exitInput, "not both"},
-		"a time that is none":           {"retry --older-than soon", "", exitInput, `"soon" is no duration`},
+		"a time that is none":           {"retry --until soon", "", exitInput, `"soon" is no duration`},
 		"no limit and one":              {"retry --all --limit 5", "", exitInput, "exclude each other"},
 		"a limit of 0":                  {"list --limit 0", "", exitInput, "--limit"},
 		"an id that is not there":       {"retry 5000", "", exitError, "not in the DLQ: 5000"},
@@ -150,7 +150,7 @@ func TestDLQOutboxRetryAndDiscard(t *testing.T) {
 	if code != exitOK || len(did) != 1 || did[0]["action"] != "discard" || did[0]["actor"] != me.Username || did[0]["dry_run"] != false || did[0]["new_id"] != nil {
 		t.Errorf("a discard: exit code %d: %s", code, stdout)
 	}
-	if code, _, stderr := tidings("", "discard", "--older-than", "1200h", "--yes", "--actor", "bob"); code != exitOK || !strings.Contains(stderr, "Discarded 7 messages.") {
+	if code, _, stderr := tidings("", "discard", "--until", "1200h", "--yes", "--actor", "bob"); code != exitOK || !strings.Contains(stderr, "Discarded 7 messages.") {
 		t.Errorf("a discard by age: exit code %d: %s", code, stderr)
 	}
 	if code, _, stderr := tidings("", "retry", "--tenant", "2", "--limit", "2", "--actor", "bob"); code != exitOK ||

@@ -56,12 +56,12 @@ func TestDLQConsumerListAndShow(t *testing.T) {
 	parkFollows(t, db.Pool(t, postgres.RoleSystem), 6)
 	env := map[string]string{"DATABASE_URL": db.URL}
 	for args, want := range map[string][]string{
-		"":                          {"1", "2", "3", "4", "5", "6"},
-		"--first":                   {"1", "2", "3"},
-		"--consumer threadcache":    nil,
-		"--tenant 2":                nil,
-		"--older-than 210m":         {"4", "5", "6"},
-		"--newer-than 210m --first": {"1", "2", "3"},
+		"":                       {"1", "2", "3", "4", "5", "6"},
+		"--first":                {"1", "2", "3"},
+		"--consumer threadcache": nil,
+		"--tenant 2":             nil,
+		"--until 210m":           {"4", "5", "6"},
+		"--since 210m --first":   {"1", "2", "3"},
 		"--aggregate-type follow --aggregate-id 2 --all":               {"2", "5"},
 		"--type created --consumer followercounts --limit 4":           {"1", "2", "3", "4"},
 		"--type created --consumer followercounts --first --limit 500": {"1", "2", "3"},

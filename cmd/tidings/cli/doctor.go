@@ -4,15 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/cmd/internal/doctor"
+	"github.com/tidings/tidings/cmd/internal/upkeep"
+	"github.com/tidings/tidings/coldstore"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/jobs"
 	"github.com/tidings/tidings/migrations"
+	"github.com/tidings/tidings/outbox"
 )
 
 // errWarnings and errIllness end doctor, whose output has said what they stand for.
@@ -24,26 +29,45 @@ var (
 func (p Process) doctorCommand() *cobra.Command {
 	var (
 		data   string
+		wait   time.Duration
 		asJSON bool
 	)
 	c := &cobra.Command{
 		Use:   "doctor",
 		Short: "Look for what is wrong, or soon will be, and say how to mend it",
 		Long: `Doctor looks at PostgreSQL (settings that lose data, old transactions, replication slots, dead rows, row security, roles, connections, clocks), at
-NATS (version, limits, streams that somebody changed) and at the fleet (partitions that nobody holds, refused streams, lags, dead letters, jobs, locks). It changes
+NATS (version, limits, streams that somebody changed) and at the fleet (partitions that nobody holds, refused streams, lags, dead letters, jobs, locks, months of the archive without an export). It changes
 nothing. Each finding comes with the command that mends it. The exit code is 0 without findings, 1 with warnings alone and 3 with errors.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			all, err := p.diagnose(c.Context(), data)
+			all, err := awaitHealth(c.Context(), wait, func(ctx context.Context) ([]doctor.Finding, error) { return p.diagnose(ctx, data) })
 			if err != nil {
 				return err
 			}
 			return p.printFindings(all, asJSON)
 		},
 	}
-	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object per finding")
+	c.Flags().DurationVar(&wait, "wait", 0, "how long to wait for a fleet that starts, until nothing is an error any more")
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per finding and line")
 	dataFlag(c, &data)
 	return c
+}
+
+// awaitHealth returns the first findings without an error, or those at the end of wait.
+func awaitHealth(ctx context.Context, wait time.Duration, diagnose func(context.Context) ([]doctor.Finding, error)) ([]doctor.Finding, error) {
+	for until := time.Now().Add(wait); ; {
+		all, err := diagnose(ctx)
+		ill := err != nil || slices.ContainsFunc(all, func(f doctor.Finding) bool { return f.Severity == doctor.Error })
+		var usage *usageError
+		if !ill || !time.Now().Before(until) || errors.As(err, &usage) {
+			return all, err
+		}
+		select {
+		case <-ctx.Done():
+			return all, err
+		case <-time.After(time.Second):
+		}
+	}
 }
 
 // diagnose returns the findings, errors first.
@@ -62,16 +86,18 @@ func (p Process) diagnose(ctx context.Context, data string) ([]doctor.Finding, e
 	}
 	all := fleetFindings(st)
 	if y.truth != nil {
-		found, err := doctor.Database(ctx, y.truth, serverTruth)
+		found, err := truthFindings(ctx, y.truth)
 		if err != nil {
 			return nil, err
 		}
 		all = append(all, found...)
-		runs, _, err := jobs.LastRuns(ctx, y.truth)
+	}
+	if y.projections != nil {
+		found, err := schemaFindings(ctx, y.projections, migrations.Projections)
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, jobFindings(runs)...)
+		all = append(all, found...)
 	}
 	if y.projections != nil && (y.truth == nil || !sameDatabase(y.truth, y.projections)) {
 		found, err := doctor.Database(ctx, y.projections, serverProjections)
@@ -95,6 +121,47 @@ func (p Process) diagnose(ctx context.Context, data string) ([]doctor.Finding, e
 	}
 	slices.SortStableFunc(all, func(a, b doctor.Finding) int { return rank(a.Severity) - rank(b.Severity) })
 	return all, nil
+}
+
+// truthFindings looks at the truth's server, and at what is in the truth alone.
+func truthFindings(ctx context.Context, truth *pgxpool.Pool) ([]doctor.Finding, error) {
+	all, err := doctor.Database(ctx, truth, serverTruth)
+	if err != nil {
+		return nil, err
+	}
+	runs, _, err := jobs.LastRuns(ctx, truth)
+	if err != nil {
+		return nil, err
+	}
+	settings, _, err := upkeep.Read(ctx, truth)
+	if err != nil {
+		return nil, err
+	}
+	cold := coldstore.New(truth, "", nil, nil, nil)
+	exported, err := cold.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	due, err := cold.Due(ctx)
+	if err != nil {
+		return nil, err
+	}
+	schema, err := schemaFindings(ctx, truth, migrations.Truth)
+	if err != nil {
+		return nil, err
+	}
+	return slices.Concat(all, schema, jobFindings(runs), exportFindings(settings.OutboxExportURL, len(exported) > 0, due, time.Now())), nil
+}
+
+// schemaFindings says whether the schema is of a newer release than this program. Of an older one no command works (migrations.ErrOutdated).
+func schemaFindings(ctx context.Context, pool *pgxpool.Pool, set migrations.Set) ([]doctor.Finding, error) {
+	have, err := migrations.Version(ctx, pool, set)
+	want := migrations.Latest(set)
+	if err != nil || have <= want {
+		return nil, err
+	}
+	return []doctor.Finding{{Severity: doctor.Warning, Check: "schema-newer", Where: "schema of the " + string(set), Mend: "upgrade this program, and what else is of its release: docs/runbook/VersionsDiffer.md",
+		What: fmt.Sprintf("it is at version %d, and this program knows %d: a newer release migrated it", have, want)}}, nil
 }
 
 func rank(s doctor.Severity) int {
@@ -187,6 +254,39 @@ func jobFindings(runs []jobs.LastRun) (all []doctor.Finding) {
 		}
 	}
 	return all
+}
+
+// exportLate is how long after its move to the archive a range has an export: a day is many runs of the job.
+const exportLate = 24 * time.Hour
+
+// exportFindings says which months of the archive have ranges without an export. Nothing is wrong where the archive was never exported, and none is wanted.
+func exportFindings(url string, exported bool, due []outbox.Range, now time.Time) (all []doctor.Finding) {
+	if url == "" && !exported {
+		return nil
+	}
+	ranges := map[string]int64{}
+	for _, r := range due {
+		if now.Sub(r.ArchivedAt) > exportLate {
+			ranges[r.FirstAt.UTC().Format("2006-01")]++
+		}
+	}
+	for _, month := range slices.Sorted(maps.Keys(ranges)) {
+		f := doctor.Finding{Severity: doctor.Warning, Check: "archive-export", Where: "archive of " + month,
+			What: fmt.Sprintf("%s without an export: the database keeps what it would have dropped", rangesText(ranges[month])), Mend: "tidings archive export --month " + month}
+		if url == "" {
+			f.What = fmt.Sprintf("%s without an export, and exports are off: they are dropped without one", rangesText(ranges[month]))
+			f.Mend = "tidings archive settings outbox_archive_export_url=URL --reason WHY"
+		}
+		all = append(all, f)
+	}
+	return all
+}
+
+func rangesText(n int64) string {
+	if n == 1 {
+		return "1 range"
+	}
+	return count(n) + " ranges"
 }
 
 func (p Process) printFindings(all []doctor.Finding, asJSON bool) error {

@@ -1,12 +1,14 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -62,6 +64,65 @@ func TestEveryCheckOfTheFleetFindsItsIllness(t *testing.T) {
 	}
 }
 
+func TestADoctorWaitsForAFleetThatStarts(t *testing.T) {
+	starting := []doctor.Finding{{Severity: doctor.Warning}, {Severity: doctor.Error}}
+	for _, c := range []struct {
+		wait, startsIn time.Duration
+		took           time.Duration
+		findings       int
+	}{
+		{0, time.Minute, 0, 2}, {time.Minute, 0, 0, 1}, {time.Minute, 3500 * time.Millisecond, 4 * time.Second, 1}, {2 * time.Second, 3 * time.Second, 2 * time.Second, 2},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			began := time.Now()
+			all, err := awaitHealth(t.Context(), c.wait, func(context.Context) ([]doctor.Finding, error) {
+				if since := time.Since(began); since < c.startsIn/2 {
+					return nil, errors.New("no schema")
+				} else if since < c.startsIn {
+					return starting, nil
+				}
+				return starting[:1], nil
+			})
+			if took := time.Since(began); took != c.took || c.wait > 0 && (err != nil || len(all) != c.findings) {
+				t.Errorf("%+v: after %s %v, %v", c, took, all, err)
+			}
+		})
+	}
+}
+
+// TestADoctorFindsMonthsWithoutAnExport looks at ranges as coldstore.Store.Due returns them.
+func TestADoctorFindsMonthsWithoutAnExport(t *testing.T) {
+	now := time.Date(2030, 6, 15, 0, 0, 0, 0, time.UTC)
+	due := []outbox.Range{
+		{FirstAt: time.Date(2030, 5, 31, 23, 0, 0, 0, time.UTC), ArchivedAt: now.Add(-exportLate - 1)}, {FirstAt: time.Date(2030, 5, 2, 0, 0, 0, 0, time.UTC), ArchivedAt: now.AddDate(0, 0, -9)},
+		{FirstAt: time.Date(2030, 4, 2, 0, 0, 0, 0, time.UTC), ArchivedAt: now.AddDate(0, 0, -30)}, {FirstAt: now, ArchivedAt: now.Add(-exportLate)},
+	}
+	for _, c := range []struct {
+		name, url string
+		exported  bool
+		due       []outbox.Range
+		want      []string // where, and part of the rest
+	}{
+		{"the archive was never exported", "", false, due, nil},
+		{"everything has an export", "file:///x", true, nil, nil},
+		{"the export of a young range is on its way", "file:///x", true, due[3:], nil},
+		{"two months have none", "file:///x", false, due, []string{"archive of 2030-04: 1 range without an export: ", "--month 2030-04", "archive of 2030-05: 2 ranges without", "--month 2030-05"}},
+		{"exports were turned off", "", true, due[2:], []string{"archive of 2030-04: 1 range without an export, and exports are off", "outbox_archive_export_url="}},
+	} {
+		var said string
+		all := exportFindings(c.url, c.exported, c.due, now)
+		for _, f := range all {
+			said += f.Where + ": " + f.What + " " + f.Mend + "\n"
+			if f.Check != "archive-export" || f.Severity != doctor.Warning {
+				t.Errorf("%s: %+v", c.name, f)
+			}
+		}
+		if slices.ContainsFunc(c.want, func(s string) bool { return !strings.Contains(said, s) }) || len(all) != len(c.want)/2 {
+			t.Errorf("%s: %s", c.name, said)
+		}
+	}
+}
+
 // TestADoctorsCommandsExist: what a finding tells to run is a command of this program, or a page of the documents.
 func TestADoctorsCommandsExist(t *testing.T) {
 	st := systemState{Outbox: &outbox.Stats{LagSeconds: 99, Retrying: 1, DLQDepth: 1}, Blocked: []postgres.Blocked{{}}, Unheld: []unheldState{{Kind: "x"}},
@@ -93,6 +154,12 @@ func TestDoctorEndsByWhatItFinds(t *testing.T) {
 		t.Fatal(err)
 	}
 	env := map[string]string{"DATABASE_URL": db.URL, "NATS_URL": n.URL, "NATS_STREAM": cfg.Stream, "NATS_SUBJECT_PREFIX": cfg.Prefix, "NATS_LIVE_PREFIX": cfg.LivePrefix}
+	owner := db.Pool(t, postgres.RoleOwner)
+	for _, set := range []string{"truth", "projections"} {
+		if _, err := owner.Exec(t.Context(), `INSERT INTO tidings_`+set+`_migrations (version_id, is_applied) VALUES (99999, true)`); err != nil {
+			t.Fatal(err)
+		}
+	}
 	code, stdout, stderr := run(t, env, "", "doctor", "--json")
 	var checks []string
 	for line := range strings.Lines(stdout) {
@@ -102,10 +169,10 @@ func TestDoctorEndsByWhatItFinds(t *testing.T) {
 		}
 		checks = append(checks, f.Check)
 	}
-	if code != exitAgain || !slices.Contains(checks, "unheld-partition") || slices.Contains(checks, "no-stream") {
+	if code != exitAgain || !slices.Contains(checks, "unheld-partition") || slices.Contains(checks, "no-stream") || strings.Count(stdout, `"schema-newer"`) != 2 {
 		t.Errorf("exit code %d, findings %v: %s", code, checks, stderr)
 	}
-	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `DROP TABLE tidings_truth_migrations`); err != nil {
+	if _, err := owner.Exec(t.Context(), `DROP TABLE tidings_truth_migrations`); err != nil {
 		t.Fatal(err)
 	}
 	if code, stdout, _ := run(t, env, "", "doctor"); code != exitAgain || !strings.Contains(stdout, "tidings migrate") {

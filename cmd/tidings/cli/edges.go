@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/store"
 )
@@ -64,13 +65,13 @@ are removed, each with its own version and event. It may be stopped: the archive
 			return p.table(rows...)
 		},
 	}
-	c.Flags().Int64Var(&tenant, "tenant", 0, "whose object")
+	c.Flags().Int64Var(&tenant, "tenant", 0, "the tenant")
 	c.Flags().StringVar(&r.Object, "object", kinds.Author, "which object the id is of, as kinds name it")
 	c.Flags().Int64Var(&r.ID, "id", 0, "the object's id")
-	c.Flags().StringSliceVar(&names, "kind", nil, "only of these kinds; by default of all")
+	c.Flags().StringSliceVar(&names, "kind", nil, "only of this `kind`; may be repeated (default: every kind)")
 	c.Flags().StringVar(&direction, "direction", string(store.DirectionBoth), "edges that lead from the object, to it, or both")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	c.Flags().StringVar(&r.Actor, "actor", "", "who does it, in the events and the histories (default: the user of this system)")
+	c.Flags().StringVar(&r.Actor, "actor", "", "who does it, kept with what was done (default: the user of this system)")
 	c.Flags().StringVar(&r.Reason, "reason", "", "why, kept with what was done")
 	sure = p.destructive(c)
 	dataFlag(c, &data)
@@ -129,7 +130,7 @@ func (p Process) removeEdges(ctx context.Context, data string, tenant int64, r s
 	if m, err = s.RequestRemoval(ctx, tenant, r); err != nil {
 		return m, err
 	}
-	log := slog.New(slog.NewTextHandler(p.Stderr, nil)) // both say how far it is: a logger has a lock
+	log := daemon.CommandLogger(p.Stderr, slog.LevelInfo) // both say how far it is: a logger has a lock
 	remover, err := store.NewRemover(truth, nil, func() *kinds.Set { return now }, log, prometheus.NewRegistry())
 	if err != nil {
 		return m, err

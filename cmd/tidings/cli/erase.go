@@ -70,9 +70,9 @@ after any interruption, the same command goes on. It says the same of archived f
 			return errors.Join(p.printErasure(report), err)
 		},
 	}
-	c.Flags().Int64Var(&o.TenantID, "tenant", 0, "whose author")
+	c.Flags().Int64Var(&o.TenantID, "tenant", 0, "the tenant")
 	c.Flags().Int64Var(&o.AuthorID, "author", 0, "whose children and edges")
-	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "only count what there is")
+	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "say what the command would do, and change nothing")
 	c.Flags().DurationVar(&o.Wait, "wait", 10*time.Minute, "how long to wait for the relay and the consumers, in all")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	addActor(c, &o.Actor, &o.Reason)

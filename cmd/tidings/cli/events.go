@@ -41,6 +41,7 @@ type foundEvent struct {
 	LastError     string          `json:"last_error,omitempty"`
 	TraceParent   string          `json:"traceparent,omitempty"`
 	Payload       json.RawMessage `json:"payload,omitempty"`
+	Path          []step          `json:"path,omitempty"` // with --trace
 }
 
 func foundEventOf(f outbox.Found, streams map[int]string) foundEvent {
@@ -62,9 +63,9 @@ var uuidForm = regexp.MustCompile(`^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-
 
 func (p Process) eventsFindCommand() *cobra.Command {
 	var (
-		data, id, aggregate, since, until string
-		asJSON                            bool
-		q                                 outbox.FindQuery
+		data, id, aggregate, since, until, spans string
+		asJSON                                   bool
+		q                                        outbox.FindQuery
 	)
 	c := &cobra.Command{
 		Use:   "find",
@@ -74,11 +75,23 @@ func (p Process) eventsFindCommand() *cobra.Command {
 The archive and the DLQ are searched in every way. The outbox itself is searched by outbox id, by event id, and by time (events that occurred within
 ten minutes of being written). By aggregate it is not: the stream has what is young there. An event that only an export has is found after tidings archive restore.
 A message on the stream names its outbox id in Tidings-Outbox-Id. The aggregate of comments is their post (comment/42), that of follows
-who is followed (follow/42).`,
+who is followed (follow/42).
+
+With --id, --trace shows the event's path with times: the request, its creation, the publish, and the consumers' work, as far as tidings dev --trace has written spans of it.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := parseFind(&q, id, aggregate, since, until, time.Now()); err != nil {
 				return &usageError{err}
+			}
+			var file string
+			if spans != "" {
+				if id == "" {
+					return &usageError{errors.New("--trace wants --id")}
+				}
+				var err error
+				if file, err = p.pathFile(spans, data); err != nil {
+					return err
+				}
 			}
 			d, err := p.databases(c.Context(), data, "events")
 			if err != nil {
@@ -103,7 +116,7 @@ who is followed (follow/42).`,
 				streams[part.Number] = part.Stream
 			}
 			more := len(found) > limit
-			if err := p.printFound(found[:min(len(found), limit)], streams, asJSON, q.Payload); err != nil {
+			if err := p.printFound(found[:min(len(found), limit)], streams, file, asJSON, q.Payload); err != nil {
 				return err
 			}
 			if len(found) == 0 {
@@ -118,11 +131,13 @@ who is followed (follow/42).`,
 	c.Flags().StringVar(&id, "id", "", "an outbox id, or the UUID of an event")
 	c.Flags().StringVar(&aggregate, "aggregate", "", "an aggregate, as `TYPE/ID`; with --tenant")
 	c.Flags().Int64Var(&q.TenantID, "tenant", 0, "only of this tenant")
-	c.Flags().StringVar(&since, "since", "", "that occurred since: a duration ago such as 24h, a date, or a time in RFC 3339")
-	c.Flags().StringVar(&until, "until", "", "that occurred before, in the same forms")
+	c.Flags().StringVar(&since, "since", "", "only what occurred since: a duration ago such as 24h, a date, or a time in RFC 3339")
+	c.Flags().StringVar(&until, "until", "", "only what occurred before, in the same forms")
 	c.Flags().IntVar(&q.Limit, "limit", 50, "events at most, 1 to 10000: the earliest by time, else the lowest ids")
 	c.Flags().BoolVar(&q.Payload, "payload", false, "show payloads too")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per event and line")
+	c.Flags().StringVar(&spans, "trace", "", "show the path of the event too, from this `file` of spans, or that of dev")
+	c.Flags().Lookup("trace").NoOptDefVal = traceDefault
 	dataFlag(c, &data)
 	return c
 }
@@ -176,15 +191,24 @@ func parseFind(q *outbox.FindQuery, id, aggregate, since, until string, now time
 	return nil
 }
 
-func (p Process) printFound(found []outbox.Found, streams map[int]string, asJSON, payload bool) error {
+// printFound prints events, with their paths where file has spans.
+func (p Process) printFound(found []outbox.Found, streams map[int]string, file string, asJSON, payload bool) error {
 	header := []string{"WHERE", "ID", "EVENT", "TENANT", "AGGREGATE", "TYPE", "SLOT", "OCCURRED", "PUBLISHED", "STREAM", "SEQUENCE"}
 	if payload {
 		header = append(header, "PAYLOAD")
 	}
 	rows := [][]string{header}
+	var paths []foundEvent
 	for _, f := range found {
+		e := foundEventOf(f, streams)
+		if file != "" {
+			if err := addPath(&e, file); err != nil {
+				return err
+			}
+			paths = append(paths, e)
+		}
 		if asJSON {
-			if err := p.writeJSON(foundEventOf(f, streams)); err != nil {
+			if err := p.writeJSON(e); err != nil {
 				return err
 			}
 			continue
@@ -206,5 +230,13 @@ func (p Process) printFound(found []outbox.Found, streams map[int]string, asJSON
 	if asJSON {
 		return nil
 	}
-	return p.table(rows...)
+	if err := p.table(rows...); err != nil {
+		return err
+	}
+	for _, e := range paths {
+		if err := p.printPath(e, file); err != nil {
+			return err
+		}
+	}
+	return nil
 }

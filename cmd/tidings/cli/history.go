@@ -68,7 +68,7 @@ func historyOf(f historyFlags, anyKind bool, use, short string, args int, show f
 		c.Flags().StringVar(&f.kind, "kind", f.kind, "the `kind`")
 	}
 	c.Flags().Int64Var(&f.tenant, "tenant", 0, "the tenant")
-	c.Flags().IntVar(&f.limit, "limit", 100, "versions to show at most")
+	c.Flags().IntVar(&f.limit, "limit", 100, "versions at most")
 	c.Flags().BoolVar(&f.asJSON, "json", false, "print one JSON object")
 	dataFlag(c, &f.data)
 	return c

@@ -28,6 +28,7 @@ type instance struct {
 	DatabaseURL            string `json:"database_url"`
 	ProjectionsDatabaseURL string `json:"projections_database_url"`
 	NATSURL                string `json:"nats_url"`
+	Trace                  string `json:"trace,omitempty"` // file of spans
 	PID                    int    `json:"pid"`
 }
 

@@ -166,7 +166,7 @@ stdin. docs/kinds.md describes the file. Repeat the command after a failure: it 
 			return p.sayApplied(done, r.DryRun)
 		},
 	}
-	c.Flags().BoolVar(&r.DryRun, "dry-run", false, "say what would change, and whether it is possible, and change nothing")
+	c.Flags().BoolVar(&r.DryRun, "dry-run", false, "say what the command would do, and change nothing")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	addActor(c, &r.Actor, &r.Reason)
 	sure = p.destructive(c)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/migrations"
 )
 
@@ -36,10 +37,11 @@ the lock or you press Ctrl-C, and the log names the sessions that are in the way
 				return err
 			}
 			var m migrated
-			if m.Truth, err = migrations.Up(c.Context(), s.DatabaseURL, migrations.Truth, slog.Default()); err != nil {
+			log := daemon.CommandLogger(p.Stderr, slog.LevelInfo)
+			if m.Truth, err = migrations.Up(c.Context(), s.DatabaseURL, migrations.Truth, log); err != nil {
 				return err
 			}
-			if m.Projections, err = migrations.Up(c.Context(), s.ProjectionsDatabaseURL, migrations.Projections, slog.Default()); err != nil {
+			if m.Projections, err = migrations.Up(c.Context(), s.ProjectionsDatabaseURL, migrations.Projections, log); err != nil {
 				return err
 			}
 			if asJSON {

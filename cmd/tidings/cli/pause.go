@@ -2,9 +2,11 @@ package cli
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/tidings/tidings/cmd/internal/fleet"
 	"github.com/tidings/tidings/consumers"
 )
 
@@ -88,7 +90,7 @@ func (p Process) resumeCommand() *cobra.Command {
 }
 
 func addPauseFlags(c *cobra.Command, consumer *string, asJSON *bool, data *string) {
-	c.Flags().StringVar(consumer, "consumer", "", "the consumer, with all its instances")
+	c.Flags().StringVar(consumer, "consumer", "", "the consumer: "+strings.Join(fleet.Names(), ", "))
 	c.Flags().BoolVar(asJSON, "json", false, "print one JSON object")
 	dataFlag(c, data)
 }

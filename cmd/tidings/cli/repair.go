@@ -68,7 +68,7 @@ does nothing: wait until the brokers have elected one. Rows that were discarded 
 			return err
 		},
 	}
-	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "say exactly what the same command would do without it, and change nothing")
+	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "say what the command would do, and change nothing")
 	c.Flags().BoolVar(&o.DeleteUnknown, "delete-unknown", false, "delete messages that have no row")
 	c.Flags().BoolVar(&o.DeleteForeign, "delete-foreign", false, "read all streams, and delete messages that no relay wrote")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")

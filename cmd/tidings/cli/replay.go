@@ -89,9 +89,9 @@ An interrupted replay changes nothing; run it again. The login of PROJECTIONS_DA
 			return p.printReplay(report)
 		},
 	}
-	c.Flags().StringVar(&consumer, "consumer", "", "whose tables: "+strings.Join(fleet.Names(), ", "))
+	c.Flags().StringVar(&consumer, "consumer", "", "the consumer: "+strings.Join(fleet.Names(), ", "))
 	c.Flags().StringVar(&from, "from", string(replay.Auto), "stream, truth, or auto: the stream if it has every event")
-	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "only say what would be done")
+	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "say what the command would do, and change nothing")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	sure = p.destructive(c)
 	dataFlag(c, &data)

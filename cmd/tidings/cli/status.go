@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/url"
 	"slices"
 	"strings"
@@ -129,10 +130,7 @@ func (p Process) someSystem(ctx context.Context, data, name string) (_ *system, 
 			return nil, err
 		}
 	}
-	log, err := daemon.NewLogger(p.Stderr, "error")
-	if err != nil {
-		return nil, err
-	}
+	log := daemon.CommandLogger(p.Stderr, slog.LevelError)
 	if y.projections != nil {
 		y.kinds = kinds.NewCatalog(y.projections, kinds.Projections, log)
 		if err := y.kinds.Load(ctx); err != nil {

@@ -139,7 +139,7 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().Int64Var(&spec.TenantID, "tenant", 0, "the tenant whose rows it reads and writes")
+	c.Flags().Int64Var(&spec.TenantID, "tenant", 0, "the tenant")
 	c.Flags().StringVar(&spec.Name, "name", "", "its name: the actor of writes that name none")
 	c.Flags().StringSliceVar(&spec.Roles, "roles", []string{tokens.RoleRead, tokens.RoleWrite}, "some of "+strings.Join(tokens.Roles(), ","))
 	c.Flags().StringVar(&expires, "expires", "", "when it ends: a duration such as 720h, a date, or a time in RFC 3339 (default: never)")
@@ -364,7 +364,7 @@ func (p Process) tokenRevokeCommand() *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().Int64Var(&t.TenantID, "tenant", 0, "the tenant that the token is of")
+	c.Flags().Int64Var(&t.TenantID, "tenant", 0, "the tenant")
 	c.Flags().StringVar(&t.Name, "name", "", "the token's name")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	sure = p.destructive(c)

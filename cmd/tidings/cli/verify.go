@@ -98,9 +98,9 @@ mend and what it would leave, and changes nothing.`,
 		},
 	}
 	c.Flags().BoolVar(&repair, "repair", false, "first mend what differs")
-	c.Flags().BoolVar(&dry, "dry-run", false, "with --repair: say what it would mend, and change nothing")
+	c.Flags().BoolVar(&dry, "dry-run", false, "with --repair: say what the command would do, and change nothing")
 	c.Flags().DurationVar(&wait, "wait", 30*time.Second, "how long to wait for what lags")
-	c.Flags().IntVar(&limit, "limit", 20, "differences to name for each projection; all are counted")
+	c.Flags().IntVar(&limit, "limit", 20, "differences at most that are named, of each projection; all are counted")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	dataFlag(c, &data)
 	return c

@@ -1,0 +1,239 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+// secret begins whatever a log must not have.
+const secret = "Zq7secret"
+
+// TestNoLogLineHasASecret loads and beats a dev that logs all it can, and reads its log.
+func TestNoLogLineHasASecret(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts servers")
+	}
+	pg, nc := testkit.PostgresProcess(t), testkit.NATSProcess(t)
+	db := pg.DB(t)
+	if _, err := db.Pool(t, postgres.RoleSystem).Exec(t.Context(), `RESET ROLE; CREATE ROLE owner LOGIN SUPERUSER PASSWORD '`+secret+`-password'`); err != nil {
+		t.Fatal(err)
+	}
+	withPassword := func(server string) string {
+		u, err := url.Parse(server)
+		if err != nil {
+			t.Fatal(err)
+		}
+		u.User = url.UserPassword("owner", secret+"-password") // NATS takes any
+		return u.String()
+	}
+	cursorKey := strings.Repeat("7ec4e7", 12)
+	d := newDev(t, "DATABASE_URL="+withPassword(db.URL), "NATS_URL="+withPassword(nc.URL), "DEV_TOKEN="+secret+"-token", "API_CURSOR_KEY="+cursorKey,
+		"API_ACCESS_LOG=true", "LOG_LEVEL=debug", "LOG_FORMAT=json", "NATS_PING_INTERVAL=500ms")
+	d.start(t)
+	began := time.Now()
+	secrets := map[string]bool{secret: true, cursorKey: true}
+	b := &beating{t: t, d: d, secrets: secrets}
+
+	b.useTheAPI()
+	pool := db.Pool(t, postgres.RoleSystem)
+	for i, row := range []struct{ aggregate, event, payload string }{
+		{"post", "not a token", `{"body": "` + secret + `-a"}`},
+		{"follow", "created", `{"follower_id": "` + secret + `-b", "followee_id": "2", "version": 1}`},
+		{"follow", "created", `{"follower_id": "3", "followee_id": "2", "status": "` + secret + `-c", "version": 1, "created_at": "` + secret + `-d"}`},
+		{"post", "created", `{"body": "` + secret + `-e", "version": "` + secret + `-f"}`},
+		{"comment", "created", `{"comment_id": "` + secret + `-g", "body": {"` + secret + `-h": "` + secret + `-i"}}`},
+	} {
+		if _, err := pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, attempts)
+			VALUES (1, $1, $2, $3, $4::jsonb, 10)`, row.aggregate, 900+i, row.event, row.payload); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := nc.Connect(t).PublishMsg(&nats.Msg{Subject: "events.0.follow.created.t1", Data: []byte(secret + "-foreign"), Header: nats.Header{"X": {secret + "-header"}}}); err != nil {
+		t.Fatal(err)
+	}
+	b.await("outbox messages are in the DLQ", "poison event parked", "no relay of ours")
+
+	for server, away := range map[string]struct{ kill, restart func(testing.TB) }{"PostgreSQL": {pg.Kill, pg.Restart}, "NATS": {nc.Kill, nc.Restart}} {
+		away.kill(t)
+		b.write(8)
+		b.await(map[string]string{"PostgreSQL": "lease heartbeat, trying again", "NATS": "lost NATS, reconnecting"}[server])
+		away.restart(t)
+	}
+	testkit.Eventually(t, arriveWithin, "writes are taken again", func() (bool, error) { return b.write(1) == http.StatusCreated, nil })
+	b.useTheAPI()
+	d.stop(t)
+	b.read(time.Since(began))
+}
+
+// beating is what is done to a dev, and what its log must not have.
+type beating struct {
+	t       *testing.T
+	d       *dev
+	secrets map[string]bool
+}
+
+// useTheAPI writes, reads and errs in all ways that have a secret.
+func (b *beating) useTheAPI() {
+	t, d := b.t, b.d
+	key := http.Header{"Idempotency-Key": {secret + "-idempotency"}}
+	var got map[string]any
+	if status, h := d.request(t, http.MethodPost, "/v1/posts/1/comments", `{"author_id":"1","body":"`+secret+`-body"}`, key, &got); status != http.StatusCreated {
+		t.Fatalf("a comment: status %d, %v", status, got)
+	} else {
+		b.secrets[h.Get("Tidings-Token")] = true
+	}
+	for i := range 3 {
+		d.request(t, http.MethodPost, "/v1/posts/1/comments", fmt.Sprintf(`{"author_id":"1","body":"%s-%d"}`, secret, i), nil, nil)
+	}
+	var page struct{ Next string }
+	testkit.Eventually(t, arriveWithin, "a page has a cursor", func() (bool, error) {
+		d.request(t, http.MethodGet, "/v1/posts/1/comments?limit=2", "", nil, &page)
+		return page.Next != "", nil
+	})
+	b.secrets[page.Next] = true
+	for _, r := range []struct {
+		method, path, body string
+		header             http.Header
+		status             int
+	}{
+		{http.MethodGet, "/v1/posts/1/comments?limit=2&cursor=" + page.Next, "", nil, 200},
+		{http.MethodGet, "/v1/posts/1/comments?cursor=" + secret + "-cursor", "", nil, 400},
+		{http.MethodGet, "/v1/users/1/counts", "", http.Header{"Tidings-Token": {secret + "-write"}}, 400},
+		{http.MethodPost, "/v1/posts/1/comments", `{"author_id":"1","body":"another ` + secret + `"}`, key, 422},
+		{http.MethodPost, "/v1/posts/1/comments", `{"author_id":"1","body":"` + secret, nil, 400},
+		{http.MethodPost, "/v1/posts/1/comments", `{"author_id":{"` + secret + `":1}}`, nil, 400},
+		{http.MethodPost, "/v1/posts/1/comments", `{"author_id":"1","body":"` + strings.Repeat(secret, 20_000) + `"}`, nil, 413},
+	} {
+		if status, _ := d.request(t, r.method, r.path, r.body, r.header, nil); status != r.status {
+			t.Errorf("%s %s with %.80s: status %d, want %d", r.method, r.path, r.body, status, r.status)
+		}
+	}
+	for _, authorization := range []string{"Bearer " + secret + "-wrong", "Basic " + secret, secret} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, d.instance(t).API+"/v1/users/1/counts", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", authorization)
+		req.Close = true
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _ = resp.Body.Close(); resp.StatusCode != http.StatusUnauthorized {
+			t.Errorf("%s: %s", authorization, resp.Status)
+		}
+	}
+}
+
+// write writes at once from several clients and returns the last status.
+func (b *beating) write(clients int) (status int) {
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	for range clients {
+		all.Go(func() {
+			got, _ := b.d.request(b.t, http.MethodPost, "/v1/posts/2/comments", `{"author_id":"2","body":"`+secret+`-again"}`, nil, nil)
+			mu.Lock()
+			defer mu.Unlock()
+			status = got
+		})
+	}
+	all.Wait()
+	return status
+}
+
+// await waits until the log has lines with all of these messages.
+func (b *beating) await(messages ...string) {
+	b.t.Helper()
+	testkit.Eventually(b.t, arriveWithin, fmt.Sprintf("the log has %q", messages), func() (bool, error) {
+		log := b.d.errors()
+		return !slices.ContainsFunc(messages, func(m string) bool { return !strings.Contains(log, m) }), nil
+	})
+}
+
+// read reads the log: no secret, each line structured, and no warning more often than it may be.
+func (b *beating) read(took time.Duration) {
+	t := b.t
+	said := map[string]int{}
+	for line := range strings.Lines(b.d.errors()) {
+		for s := range b.secrets {
+			if strings.Contains(strings.ToLower(line), strings.ToLower(s)) {
+				t.Errorf("%q is in %s", s, line)
+			}
+		}
+		var l struct {
+			Level, Msg, Component, Consumer, Kind, Runbook string
+			RequestID                                      string `json:"request_id"`
+			Tenant                                         int64
+			Status                                         int
+		}
+		if err := json.Unmarshal([]byte(line), &l); err != nil || l.Level == "" || l.Msg == "" || l.Component == "" {
+			t.Errorf("not structured, or without a component (%v): %s", err, line)
+		}
+		if l.Level == "ERROR" && l.Runbook == "" {
+			t.Errorf("no page: %s", line)
+		}
+		if l.Msg == "request" && (l.RequestID == "" || l.Tenant == 0 && l.Status != http.StatusUnauthorized && l.Status < 500) {
+			t.Errorf("a request without its id or its tenant: %s", line)
+		}
+		if l.Level == "WARN" || l.Level == "ERROR" {
+			said[fmt.Sprint(l.Level, l.Msg, l.Component, l.Consumer, l.Kind)]++
+		}
+	}
+	most := 2 + int(took/(10*time.Second)) // the first, and what waits at the end
+	for _, m := range slices.Sorted(maps.Keys(said)) {
+		if said[m] > most {
+			t.Errorf("%d times in %s: %s", said[m], took, m)
+		}
+	}
+	t.Logf("%d messages of warnings and errors in %s", len(said), took)
+}
+
+// A server's address is named in errors, and its password is not.
+func TestNoErrorOfACommandHasAPassword(t *testing.T) {
+	for name, env := range map[string]map[string]string{
+		"nobody listens":               {"DATABASE_URL": "postgres://u:" + secret + "@127.0.0.1:1/x"},
+		"a port that is none":          {"DATABASE_URL": "postgres://u:" + secret + "@127.0.0.1:port/x"},
+		"a password with a slash":      {"DATABASE_URL": "postgres://u:1/" + secret + "@127.0.0.1:1/x"},
+		"NATS, with a slash":           {"NATS_URL": "nats://u:" + secret + "/1@127.0.0.1:1"},
+		"a password that is not coded": {"DATABASE_URL": "postgres://u:" + secret + "%zz/@127.0.0.1:1/x"},
+		"a setting that is none":       {"DATABASE_URL": "postgres://u:" + secret + "@127.0.0.1:1/x?sslmode=" + "maybe"},
+		"words":                        {"DATABASE_URL": "host=127.0.0.1 port=1 password=" + secret + " user"},
+		"words in quotes":              {"DATABASE_URL": "host=127.0.0.1 port=1 password='" + secret},
+		"another scheme":               {"DATABASE_URL": "mysql://u:" + secret + "@127.0.0.1:1/x"},
+		"NATS":                         {"NATS_URL": "nats://u:" + secret + "@127.0.0.1:1"},
+		"NATS at a port that is none":  {"NATS_URL": "nats://u:" + secret + "@127.0.0.1:port"},
+		"NATS, not coded":              {"NATS_URL": "nats://u:" + secret + "%zz@127.0.0.1:1"},
+		"a cursor key":                 {"API_CURSOR_KEY": secret},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			all := maps.Clone(env)
+			if all["DATABASE_URL"] == "" {
+				all["DATABASE_URL"] = "postgres://u:" + secret + "@127.0.0.1:1/x"
+			}
+			all["POSTGRES_CONNECT_TIMEOUT"], all["NATS_TIMEOUT"], all["API_ADDR"], all["OPS_ADDR"], all["DEV_TOKEN"] = "200ms", "200ms", "127.0.0.1:0", "127.0.0.1:0", secret
+			for _, command := range []string{"status", "migrate", "doctor", "token list --tenant 1", "dev --data " + t.TempDir()} {
+				code, stdout, stderr := run(t, all, "", strings.Fields(command)...)
+				if code == exitOK || stdout+stderr == "" {
+					t.Errorf("%s: exit code %d, %s", command, code, stderr)
+				}
+				if strings.Contains(stdout+stderr, secret) {
+					t.Errorf("%s says %s%s", command, stdout, stderr)
+				}
+			}
+		})
+	}
+}

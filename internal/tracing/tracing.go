@@ -1,0 +1,272 @@
+package tracing
+
+import (
+	"context"
+	"encoding/hex"
+	"iter"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/codes"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/tidings/tidings/event"
+)
+
+// MaxLinks is how many links a span has at most, unless a Tracer is made with another number: the default of OpenTelemetry's SDKs.
+const MaxLinks = 128
+
+// Tracer makes spans. It is safe for concurrent use. A nil one makes none.
+type Tracer struct {
+	traces trace.Tracer // decides by the sampler which traces are recorded
+	linked trace.Tracer // records: of batches with an event that is sampled
+	parent bool
+	links  int
+}
+
+// New returns a Tracer. traces samples requests, and events that begin a trace; linked makes the spans of batches that have an event of a sampled trace, and
+// should record them all. With parent, batches have a span per event in the event's own trace, and no links. Of one batch at most links events are looked at.
+func New(traces, linked trace.TracerProvider, parent bool, links int) *Tracer {
+	version := trace.WithSchemaURL(semconv.SchemaURL)
+	return &Tracer{traces: traces.Tracer(scope, version), linked: linked.Tracer(scope, version), parent: parent, links: links}
+}
+
+type key struct{}
+
+// With returns a context in which t makes the spans.
+func With(ctx context.Context, t *Tracer) context.Context { return context.WithValue(ctx, key{}, t) }
+
+// From returns the Tracer of a context; nil where there is none.
+func From(ctx context.Context) *Tracer {
+	t, _ := ctx.Value(key{}).(*Tracer)
+	return t
+}
+
+// Parse reads a W3C traceparent. What is none is an invalid span context.
+func Parse(s string) (sc trace.SpanContext) {
+	if !IsTraceParent(s) {
+		return sc
+	}
+	id, _ := trace.TraceIDFromHex(s[3:35])
+	span, _ := trace.SpanIDFromHex(s[36:52])
+	var flags trace.TraceFlags
+	if sampled(s) {
+		flags = trace.FlagsSampled
+	}
+	return trace.NewSpanContext(trace.SpanContextConfig{TraceID: id, SpanID: span, TraceFlags: flags, Remote: true})
+}
+
+// IsTraceParent reports whether s is a traceparent of W3C Trace Context level 1.
+func IsTraceParent(s string) bool {
+	if len(s) != 55 || s[2] != '-' || s[35] != '-' || s[52] != '-' || s[:2] == "ff" {
+		return false
+	}
+	zero := [2]bool{true, true}
+	for i := range len(s) {
+		c := s[i]
+		switch {
+		case i == 2 || i == 35 || i == 52:
+			continue
+		case (c < '0' || c > '9') && (c < 'a' || c > 'f'):
+			return false
+		case c != '0' && i > 2 && i < 35:
+			zero[0] = false
+		case c != '0' && i > 35 && i < 52:
+			zero[1] = false
+		}
+	}
+	return !zero[0] && !zero[1]
+}
+
+// sampled looks at the flag of what may be a traceparent.
+func sampled(s string) bool {
+	if len(s) != 55 {
+		return false
+	}
+	c := s[54]
+	if c >= 'a' {
+		c -= 'a' - 10 - '0'
+	}
+	return (c-'0')&1 == 1
+}
+
+// TraceParent returns the traceparent of the span in ctx; "" where there is none.
+func TraceParent(ctx context.Context) string { return format(trace.SpanContextFromContext(ctx)) }
+
+func format(sc trace.SpanContext) string {
+	if !sc.IsValid() {
+		return ""
+	}
+	b := []byte("00-00000000000000000000000000000000-0000000000000000-00")
+	id, span := sc.TraceID(), sc.SpanID()
+	hex.Encode(b[3:], id[:])
+	hex.Encode(b[36:], span[:])
+	if sc.IsSampled() {
+		b[54] = '1'
+	}
+	return string(b)
+}
+
+// Request begins the span of a request with the traceparent that came with it, or none.
+func (t *Tracer) Request(ctx context.Context, traceparent, method string) (context.Context, trace.Span) {
+	if t == nil {
+		return ctx, noop.Span{}
+	}
+	return t.traces.Start(trace.ContextWithRemoteSpanContext(ctx, Parse(traceparent)), requestName(method, ""), trace.WithSpanKind(trace.SpanKindServer))
+}
+
+// EndRequest ends the span of a request. method and route are of a bounded set; route is "" of none, tenant 0 of none.
+func EndRequest(span trace.Span, method, route string, status int, tenant int64) {
+	if !span.IsRecording() {
+		return
+	}
+	span.SetName(requestName(method, route))
+	span.SetAttributes(requestAttributes(method, route, status, tenant)...)
+	if status >= 500 {
+		span.SetStatus(codes.Error, "")
+	}
+	span.End()
+}
+
+// Creation are the spans of events that are being written.
+type Creation struct {
+	events []event.Event
+	spans  []trace.Span // by event; nil of those that are not recorded
+}
+
+// Create begins a span for each event in the trace of its TraceParent, or a new trace, and makes the span's context its TraceParent. An event whose trace is not
+// sampled keeps what it has.
+func (t *Tracer) Create(ctx context.Context, events []event.Event) (c Creation) {
+	if t == nil {
+		return c
+	}
+	for i := range events {
+		e := &events[i]
+		if e.TraceParent != "" && !sampled(e.TraceParent) {
+			continue
+		}
+		parent := Parse(e.TraceParent)
+		if e.TraceParent != "" && !parent.IsValid() {
+			continue
+		}
+		_, span := t.traces.Start(trace.ContextWithRemoteSpanContext(ctx, parent), createName(e), trace.WithSpanKind(trace.SpanKindProducer))
+		e.TraceParent = format(span.SpanContext())
+		if !span.IsRecording() {
+			continue
+		}
+		if c.spans == nil {
+			c.events, c.spans = events, make([]trace.Span, len(events))
+		}
+		c.spans[i] = span
+	}
+	return c
+}
+
+// End ends the spans of events that are committed, and have their ids. Of those that are not, nothing is recorded: no such event exists.
+func (c Creation) End() {
+	for i, span := range c.spans {
+		if span != nil {
+			span.SetAttributes(createAttributes(&c.events[i])...)
+			span.End()
+		}
+	}
+}
+
+// Batch are the spans of events that are sent or processed together. The zero Batch has none.
+type Batch struct {
+	t     *Tracer
+	place place
+	spans []trace.Span
+	ids   []string // of the spans' events, when each has one
+}
+
+// SendTo begins the spans of a publish of count events.
+func (t *Tracer) SendTo(ctx context.Context, stream string, partition, count int, events iter.Seq[*event.Event]) (context.Context, Batch) {
+	return t.batch(ctx, place{operation: Send, stream: stream, partition: partition}, count, events)
+}
+
+// ProcessOf begins the spans of a consumer's transaction with count events.
+func (t *Tracer) ProcessOf(ctx context.Context, consumer, stream string, partition, count int, events iter.Seq[*event.Event]) (context.Context, Batch) {
+	return t.batch(ctx, place{operation: Process, stream: stream, partition: partition, consumer: consumer}, count, events)
+}
+
+// batch returns ctx with the batch's span, or its first one.
+func (t *Tracer) batch(ctx context.Context, p place, count int, events iter.Seq[*event.Event]) (context.Context, Batch) {
+	if t == nil {
+		return ctx, Batch{}
+	}
+	var links []trace.Link
+	var ids []string
+	for e := range events {
+		if !sampled(e.TraceParent) {
+			continue
+		}
+		if sc := Parse(e.TraceParent); sc.IsValid() {
+			links, ids = append(links, trace.Link{SpanContext: sc}), append(ids, e.ID)
+		}
+		if len(links) == t.links {
+			break
+		}
+	}
+	if len(links) == 0 {
+		return ctx, Batch{}
+	}
+	b := Batch{t: t, place: p}
+	attributes := trace.WithAttributes(p.attributes(count)...)
+	if !t.parent {
+		ctx, span := t.linked.Start(ctx, p.name(), trace.WithNewRoot(), trace.WithSpanKind(p.kind()), trace.WithLinks(links...), attributes)
+		b.spans = []trace.Span{span}
+		return ctx, b
+	}
+	b.ids = ids
+	for i, l := range links {
+		_, span := t.linked.Start(trace.ContextWithRemoteSpanContext(ctx, l.SpanContext), p.name(), trace.WithSpanKind(p.kind()), attributes)
+		span.SetAttributes(messageID(&event.Event{ID: ids[i]}))
+		b.spans = append(b.spans, span)
+	}
+	return trace.ContextWithSpan(ctx, b.spans[0]), b
+}
+
+// Event records that one event of the batch took long, or failed for err.
+func (b Batch) Event(ctx context.Context, e *event.Event, began time.Time, took time.Duration, err error) {
+	for i, span := range b.spans {
+		if b.ids != nil && b.ids[i] != e.ID {
+			continue
+		}
+		options := []trace.SpanStartOption{trace.WithTimestamp(began), trace.WithSpanKind(b.place.kind()), trace.WithAttributes(append(b.place.attributes(1), messageID(e))...)}
+		if sc := Parse(e.TraceParent); b.ids == nil && sc.IsSampled() {
+			options = append(options, trace.WithLinks(trace.Link{SpanContext: sc}))
+		}
+		_, child := b.t.linked.Start(trace.ContextWithSpan(ctx, span), b.place.name(), options...)
+		fail(child, err)
+		child.End(trace.WithTimestamp(began.Add(took)))
+	}
+}
+
+// End ends the spans. err is why the batch failed, or may have.
+func (b Batch) End(err error) {
+	for _, span := range b.spans {
+		fail(span, err)
+		span.End()
+	}
+}
+
+func fail(span trace.Span, err error) {
+	if err != nil {
+		span.SetAttributes(errorType(err))
+		span.SetStatus(codes.Error, "")
+	}
+}
+
+// Observe observes v, with the trace of ctx as its exemplar when that is sampled.
+func Observe(ctx context.Context, o prometheus.Observer, v float64) {
+	if sc := trace.SpanContextFromContext(ctx); sc.IsSampled() {
+		if with, ok := o.(prometheus.ExemplarObserver); ok {
+			with.ObserveWithExemplar(v, prometheus.Labels{"trace_id": sc.TraceID().String()})
+			return
+		}
+	}
+	o.Observe(v)
+}
