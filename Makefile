@@ -96,8 +96,11 @@ soak: ## the long fault tests: SEEDS (20) random runs, or the one of SEED; and t
 
 .PHONY: up
 up: ## the fleet in Docker, on loopback ports (deploy/compose.yaml), and what `tidings doctor` finds there
-	@test -f deploy/.env || (umask 077; secret() { od -An -N32 -tx1 /dev/urandom | tr -d ' \n'; }; \
-		printf 'POSTGRES_PASSWORD=%s\nAPI_CURSOR_KEY=%s\n' "$$(secret)" "$$(secret)" >deploy/.env)
+	@umask 077; touch deploy/.env; secret() { od -An -N32 -tx1 /dev/urandom | tr -d ' \n'; }; \
+		add() { grep -q "^$$1=" deploy/.env || printf '%s=%s\n' "$$1" "$$2$$(secret)" >>deploy/.env; }; \
+		add API_CURSOR_KEY; add POSTGRES_PASSWORD; \
+		for name in API RELAY FOLLOWERCOUNTS THREADCACHE VERIFY ARCHIVER OPERATOR; do add POSTGRES_PASSWORD_$$name; done; \
+		for name in RELAY API CONSUMER OPERATOR; do add NATS_PASSWORD_$$name p; done
 	$(COMPOSE) up --build --detach
 	@$(COMPOSE) run --rm --no-deps -T tidings doctor --wait 1m || test $$? -eq 1 # 1: warnings alone
 

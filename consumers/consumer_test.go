@@ -67,6 +67,7 @@ type rig struct {
 	url    string
 	owner  *pgxpool.Pool
 	system *pgxpool.Pool
+	worker *pgxpool.Pool // as the role that consumers have
 	cfg    broker.Config
 	js     jetstream.JetStream
 	open   []broker.Stream // that have not ended
@@ -86,9 +87,9 @@ func newRig(t testing.TB, db *testkit.DB, b *testkit.Broker, partitions ...int) 
 
 func newRigOn(t testing.TB, db *testkit.DB, js jetstream.JetStream, cfg broker.Config, n int) *rig {
 	t.Helper()
-	r := &rig{t: t, url: db.URL, owner: db.Pool(t, postgres.RoleOwner), system: db.Pool(t, postgres.RoleSystem), cfg: cfg, js: js, tails: map[string]uint64{}}
+	r := &rig{t: t, url: db.URL, owner: db.Pool(t, postgres.RoleOwner), system: db.Pool(t, postgres.RoleSystem), worker: db.Pool(t, postgres.RoleConsumer), cfg: cfg, js: js, tails: map[string]uint64{}}
 	r.exec(`CREATE TABLE testlog (id bigserial, follower_id bigint, followee_id bigint, version bigint CHECK (version < 1000))`)
-	r.exec(`GRANT ALL ON testlog, testlog_id_seq TO tidings_system`)
+	r.exec(`GRANT ALL ON testlog, testlog_id_seq TO tidings_consumer`)
 	for i := range n {
 		r.declare(broker.Partition{Number: i, FirstSlot: i * event.Slots / n, LastSlot: (i+1)*event.Slots/n - 1})
 	}
@@ -201,6 +202,9 @@ func (r *rig) runWith(cfg consumers.Config, js jetstream.JetStream, pool *pgxpoo
 func (r *rig) start(cfg consumers.Config, deps consumers.Deps, p consumers.Projection) *instance {
 	r.t.Helper()
 	in := &instance{reg: prometheus.NewRegistry()}
+	if deps.Pool == r.system {
+		deps.Pool = r.worker
+	}
 	deps.Streams = consumers.Streams{Name: r.cfg.Stream, Prefix: r.cfg.Prefix, Timeout: r.cfg.Timeout}
 	deps.Registry, deps.Log = in.reg, testkit.Logger(r.t)
 	var err error
@@ -430,14 +434,14 @@ func TestADamagedEnvelopeIsParked(t *testing.T) {
 
 func TestTheDatabasesOwnTroubleIsNotPoison(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
-	r.exec(`REVOKE ALL ON testlog FROM tidings_system`)
+	r.exec(`REVOKE ALL ON testlog FROM tidings_consumer`)
 	r.publish(follow(1, 3, 1))
 	in := r.run(r.system, logbook{})
 	testkit.Eventually(t, 10*time.Second, "two failures", func() (bool, error) { return in.metric(t, "consumer_failures_total") >= 2, nil })
 	if err := in.Ready(context.Background()); err == nil {
 		t.Error("ready though nothing can be applied")
 	}
-	r.exec(`GRANT ALL ON testlog TO tidings_system`)
+	r.exec(`GRANT ALL ON testlog TO tidings_consumer`)
 	r.awaitLag(0)
 	r.wantLines([]line{{1, 3, 1}})
 	if dead := r.deadLetters(); len(dead) > 0 {
@@ -690,7 +694,7 @@ func (c *cutter) pool(t testing.TB, url string) *pgxpool.Pool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg.ConnConfig.RuntimeParams["role"] = string(postgres.RoleSystem)
+	cfg.ConnConfig.RuntimeParams["role"] = string(postgres.RoleConsumer)
 	dial := cfg.ConnConfig.DialFunc
 	cfg.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c.mu.Lock()

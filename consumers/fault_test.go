@@ -64,7 +64,7 @@ func child() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	pool, err := postgres.Open(ctx, c.DatabaseURL, postgres.Config{MaxConns: 8, ConnectTimeout: 2 * time.Second}, postgres.RoleSystem, name)
+	pool, err := postgres.Open(ctx, c.DatabaseURL, postgres.Config{MaxConns: 8, ConnectTimeout: 2 * time.Second}, postgres.RoleConsumer, name)
 	if err != nil {
 		panic(err)
 	}
@@ -291,7 +291,7 @@ func TestACommitWhoseAnswerIsLostIsNotRepeated(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg.ConnConfig.RuntimeParams["role"] = string(postgres.RoleSystem)
+	cfg.ConnConfig.RuntimeParams["role"] = string(postgres.RoleConsumer)
 	dial := cfg.ConnConfig.DialFunc
 	cfg.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		conn, err := dial(ctx, network, addr)

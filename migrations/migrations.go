@@ -86,7 +86,7 @@ func up(ctx context.Context, db *sql.DB, set Set, files fs.FS) (int, error) {
 		return n, err
 	}
 	for _, s := range sets {
-		if _, err := db.ExecContext(ctx, fmt.Sprintf(rightsSQL, s.table())); err != nil {
+		if _, err := db.ExecContext(ctx, fmt.Sprintf(rightsSQL, s.table(), s.worker())); err != nil {
 			return n, err
 		}
 	}
@@ -122,6 +122,14 @@ func UpConsumers(ctx context.Context, pool *pgxpool.Pool) (err error) {
 	return nil
 }
 
+// worker is the role of the processes that work on the set's tables, beside the API and the archiver.
+func (s Set) worker() postgres.Role {
+	if s == Truth {
+		return postgres.RoleRelay
+	}
+	return postgres.RoleConsumer
+}
+
 // rightsSQL grants what Check reads, and takes away what would let a login put its own object before one that a function of the owner's names:
 // temporary objects, and lasting ones where the schema is open to everybody (public was, before PostgreSQL 15). A repair of the stream needs a
 // temporary table. Up runs it every time, because neither a dump nor a clone of the database has the rights on the database itself. If the
@@ -130,7 +138,7 @@ func UpConsumers(ctx context.Context, pool *pgxpool.Pool) (err error) {
 const rightsSQL = `
 DO $$ BEGIN
   PERFORM pg_advisory_xact_lock(x'74647267'::bigint); -- "tdrg"
-  GRANT SELECT ON %s TO tidings_api, tidings_system;
+  GRANT SELECT ON %s TO tidings_api, tidings_system, %s;
   EXECUTE format('REVOKE CREATE ON SCHEMA %%I FROM PUBLIC', current_schema());
   EXECUTE format('REVOKE TEMPORARY ON DATABASE %%I FROM PUBLIC', current_database());
   EXECUTE format('GRANT TEMPORARY ON DATABASE %%I TO tidings_system', current_database());

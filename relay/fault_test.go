@@ -91,7 +91,7 @@ func child() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	pool, err := postgres.Open(ctx, c.DatabaseURL, postgres.Config{MaxConns: c.MaxConns, ConnectTimeout: 2 * time.Second}, postgres.RoleSystem, "relay")
+	pool, err := postgres.Open(ctx, c.DatabaseURL, postgres.Config{MaxConns: c.MaxConns, ConnectTimeout: 2 * time.Second}, postgres.RoleRelay, "relay")
 	if err != nil {
 		panic(err)
 	}

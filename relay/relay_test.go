@@ -37,8 +37,10 @@ func testConfig() Config {
 		PublishTimeout: 2 * time.Second, CheckInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: time.Second}}
 }
 
+// newRelay returns a relay on the database of pool, as the role that relays have.
 func newRelay(t *testing.T, pool *pgxpool.Pool, b *testkit.Broker) *Relay {
 	t.Helper()
+	pool = (&testkit.DB{URL: pool.Config().ConnString()}).Pool(t, postgres.RoleRelay)
 	r, err := New(testConfig(), pool, b.Config(), testkit.Logger(t), prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
@@ -448,7 +450,7 @@ func TestMarksThatTheDatabaseLosesAreFoundAgainBeforeAnythingIsPublished(t *test
 	db := testkit.Postgres(t)
 	pool, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
 	b := testkit.NATS(t)
-	own, err := postgres.Open(t.Context(), db.URL, postgres.Config{MaxConns: 8, ConnectTimeout: 2 * time.Second}, postgres.RoleSystem, "relay under test")
+	own, err := postgres.Open(t.Context(), db.URL, postgres.Config{MaxConns: 8, ConnectTimeout: 2 * time.Second}, postgres.RoleRelay, "relay under test")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -35,7 +35,7 @@ type Event[T any] struct {
 // Instances of the same name share the work by durable JetStream consumers, one per stream, NAME-KIND-EVENT. New streams of a resize are begun when those before them
 // are done. The package comment says which order is kept.
 //
-// It returns ErrName, ErrType, ErrNoStreams, and ErrStuck when all places (Concurrency) are taken by calls that do not return, or some have not returned after Drain.
+// It returns ErrName, ErrType, ErrNoStreams, ErrClosed, and ErrStuck when all places (Concurrency) are taken by calls that do not return, or some have not returned after Drain.
 func Handle[T any](ctx context.Context, nc *nats.Conn, name, eventType string, fn func(context.Context, Event[T]) error, opts ...Option) error {
 	s, err := settingsOf(name, opts)
 	if err != nil {
@@ -109,6 +109,7 @@ func (s *subscriber) run(ctx context.Context) (err error) {
 	handling, end := context.WithCancel(context.WithoutCancel(ctx)) // of the functions
 	defer end()
 	s.read(reading, handling, &readers, source{stream: s.deadStream(), subject: s.deadSubject(retryLetter), again: true})
+	closed := watch(reading, s.js.Conn())
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	for ctx.Err() == nil && err == nil {
@@ -116,6 +117,7 @@ func (s *subscriber) run(ctx context.Context) (err error) {
 		select {
 		case <-ctx.Done():
 		case err = <-s.stuck:
+		case err = <-closed:
 		case <-tick.C:
 		}
 	}

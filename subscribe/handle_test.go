@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -522,5 +523,44 @@ func TestASubscriberReadsWhatAServiceAppendsFromATimeOn(t *testing.T) {
 	}
 	if err := w.stop(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestAConnectionThatIsClosedForGoodEndsTheSubscriber: the user's connection has nats.go's defaults, so a password that was wrong twice closes it.
+func TestAConnectionThatIsClosedForGoodEndsTheSubscriber(t *testing.T) {
+	r := newRig(t, 1)
+	pool := r.logged()
+	if err := subscribe.Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	for name, subscriber := range map[string]func(context.Context, *nats.Conn, *subscribe.Health) error{
+		"Handle": func(ctx context.Context, nc *nats.Conn, h *subscribe.Health) error {
+			return subscribe.Handle(ctx, nc, "mailer", "follow.*", func(context.Context, subscribe.Event[event.Edge]) error { return nil }, subscribe.Report(h), subscribe.Log(testkit.Logger(t)))
+		},
+		"Project": func(ctx context.Context, nc *nats.Conn, h *subscribe.Health) error {
+			return subscribe.Project(ctx, nc, pool, "search", func(context.Context, pgx.Tx, []event.Event) error { return nil }, subscribe.Report(h), subscribe.Log(testkit.Logger(t)))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			nc, err := nats.Connect(r.b.URL)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var h subscribe.Health
+			w := r.start(func(ctx context.Context) error { return subscriber(ctx, nc, &h) })
+			r.await("it is ready", func() (bool, error) { err := h.Ready(t.Context()); return err == nil, err })
+			nc.Close()
+			select {
+			case <-w.done:
+			case <-time.After(20 * time.Second):
+				t.Errorf("still running 20 s after its connection was closed, ready: %v", h.Ready(t.Context()))
+			}
+			if err := w.stop(); !errors.Is(err, subscribe.ErrClosed) {
+				t.Errorf("it returned %v", err)
+			}
+			if err := subscriber(t.Context(), nc, &h); !errors.Is(err, subscribe.ErrClosed) {
+				t.Errorf("with a connection that is closed already it returned %v", err)
+			}
+		})
 	}
 }

@@ -28,6 +28,9 @@ var (
 	ErrNoStreams = errors.New("subscribe: there are no streams of events")
 	// ErrTables reports a database without the tables that a projection needs, or with those of an older release. Call Migrate.
 	ErrTables = errors.New("subscribe: the tables are missing or older than this release; call subscribe.Migrate")
+	// ErrClosed reports a connection to NATS that its client has given up for good. Connect with nats.IgnoreAuthErrorAbort() and nats.MaxReconnects(-1), which leave few reasons for
+	// that, and restart the process.
+	ErrClosed = broker.ErrClosed
 	// ErrStuck reports a function of yours that did not return after its context had ended. Its event was not acknowledged. The goroutine is lost, so end the process.
 	ErrStuck = errors.New("subscribe: a function did not return after its context had ended; restart the process")
 )
@@ -167,7 +170,9 @@ func (s *settings) lookUp(ctx context.Context, js jetstream.JetStream) ([]broker
 			return nil, fmt.Errorf("%w: %s has none of the names %s-<number>", ErrNoStreams, js.Conn().ConnectedUrlRedacted(), s.streams.Name)
 		case err == nil, ctx.Err() != nil:
 			return all, nil
-		case !broker.IsTransient(err) || errors.Is(err, nats.ErrConnectionClosed):
+		case errors.Is(err, nats.ErrConnectionClosed):
+			return nil, ErrClosed
+		case !broker.IsTransient(err):
 			return nil, err
 		}
 		s.health.set(func(context.Context) error { return err })
@@ -178,6 +183,17 @@ func (s *settings) lookUp(ctx context.Context, js jetstream.JetStream) ([]broker
 		case <-tick.C:
 		}
 	}
+}
+
+// watch returns what gets ErrClosed when the connection is closed for good before ctx ends.
+func watch(ctx context.Context, nc *nats.Conn) <-chan error {
+	closed := make(chan error, 1)
+	go func() {
+		if err := broker.Watch(ctx, nc); err != nil {
+			closed <- err
+		}
+	}()
+	return closed
 }
 
 // Health says how a subscriber is. The zero value is ready for use, by several goroutines.

@@ -37,7 +37,7 @@ type Apply func(ctx context.Context, tx pgx.Tx, batch []event.Event) error
 // Where the program has a TracerProvider (otel.SetTracerProvider), a batch with an event of a sampled trace has a span with links to the creations, which the context of
 // apply has.
 //
-// It returns ErrName, ErrTables, ErrNoStreams and ErrStuck.
+// It returns ErrName, ErrTables, ErrNoStreams, ErrClosed and ErrStuck.
 func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string, apply Apply, opts ...Option) error {
 	s, err := settingsOf(name, opts)
 	if err != nil {
@@ -68,12 +68,18 @@ func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string
 	defer stop()
 	done := make(chan error, 1)
 	go func() { done <- consumer.Run(run) }()
-	select {
-	case err := <-done:
-		return err
-	case err := <-p.stuck:
-		s.health.set(func(context.Context) error { return err })
-		return err
+	watched := watch(run, nc)
+	for {
+		select {
+		case closed := <-watched:
+			err = closed
+			stop()
+		case ended := <-done:
+			return errors.Join(err, ended)
+		case err := <-p.stuck:
+			s.health.set(func(context.Context) error { return err })
+			return err
+		}
 	}
 }
 

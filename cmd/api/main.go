@@ -90,6 +90,7 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	drained, end := context.WithCancel(context.WithoutCancel(ctx)) // what the requests in flight still need
 	g.Go(func() error { return ops.Run(drained) })
 	g.Go(func() error { return waker.Run(drained) })
+	g.Go(func() error { return broker.Watch(ctx, nc) })
 	serving, stop := daemon.Delay(ctx, cfg.API.StopDelay)
 	defer stop()
 	g.Go(func() error { return broker.Listen(serving, nc, cfg.Broker, event.AggregateFollow, pages, log) })

@@ -36,7 +36,7 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 		return err
 	}
 	log, reg := slog.Default(), prometheus.NewRegistry()
-	pool, err := postgres.Open(ctx, cfg.DatabaseURL, cfg.Postgres, postgres.RoleSystem, "relay")
+	pool, err := postgres.Open(ctx, cfg.DatabaseURL, cfg.Postgres, postgres.RoleRelay, "relay")
 	if err != nil {
 		return err
 	}

@@ -25,7 +25,7 @@ func main() {
 }
 
 func run(ctx context.Context) error {
-	nc, err := nats.Connect(os.Getenv("NATS_URL"), nats.Name("mailer"), nats.MaxReconnects(-1))
+	nc, err := nats.Connect(os.Getenv("NATS_URL"), nats.Name("mailer"), nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort())
 	if err != nil {
 		return err
 	}

@@ -54,7 +54,7 @@ func run(ctx context.Context) error {
 	if len(os.Args) > 1 {
 		return find(ctx, pool, strings.Join(os.Args[1:], " "))
 	}
-	nc, err := nats.Connect(os.Getenv("NATS_URL"), nats.Name("search"), nats.MaxReconnects(-1))
+	nc, err := nats.Connect(os.Getenv("NATS_URL"), nats.Name("search"), nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort())
 	if err != nil {
 		return err
 	}

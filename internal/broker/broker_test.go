@@ -3,8 +3,11 @@ package broker_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -394,6 +397,56 @@ func TestMissingPermissionIsLogged(t *testing.T) {
 	}
 }
 
+// TestAPasswordThatIsWrongForAWhileIsWaitedOut: nats.go gives a connection up after two refusals unless it is told not to.
+func TestAPasswordThatIsWrongForAWhileIsWaitedOut(t *testing.T) {
+	conf := func(password string) string {
+		return fmt.Sprintf("authorization { users: [{user: u, password: %q}] }", password)
+	}
+	b := testkit.NATSWith(t, conf("old"))
+	var out lockedBuffer
+	connect := func(password string) *nats.Conn {
+		cfg := b.Config()
+		cfg.URL = strings.Replace(b.URL, "nats://", "nats://u:"+password+"@", 1)
+		nc, err := broker.Connect(cfg, "test", slog.New(slog.NewTextHandler(&out, nil)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(nc.Close)
+		return nc
+	}
+	old, early := connect("old"), connect("new") // of a process that knew the password before the server did
+	watched := make(chan error, 1)
+	go func() { watched <- broker.Watch(t.Context(), old) }()
+	b.Reload(t, conf("other"))
+	for _, nc := range []*nats.Conn{old, early} {
+		testkit.Eventually(t, 20*time.Second, "four attempts", func() (bool, error) {
+			if nc.IsClosed() {
+				t.Fatalf("closed after %d attempts: %v", nc.Stats().Reconnects, nc.LastError())
+			}
+			return nc.Stats().Reconnects >= 4, nil
+		})
+	}
+	if n := strings.Count(strings.ToLower(out.String()), "authorization violation"); n != 2 {
+		t.Errorf("%d lines of errors for two connections that were refused again and again:\n%s", n, out.String())
+	}
+	b.Reload(t, conf("old"))
+	testkit.Eventually(t, 20*time.Second, "the old password works again", func() (bool, error) { return old.IsConnected(), nil })
+	b.Reload(t, conf("new"))
+	testkit.Eventually(t, 20*time.Second, "the new password works", func() (bool, error) { return early.IsConnected(), nil })
+	select {
+	case err := <-watched:
+		t.Errorf("closed: %v", err)
+	default:
+	}
+	old.Close()
+	if err := <-watched; !errors.Is(err, broker.ErrClosed) {
+		t.Errorf("the end of a connection is reported as %v", err)
+	}
+	if err := broker.Watch(t.Context(), old); !errors.Is(err, broker.ErrClosed) {
+		t.Errorf("a connection that has ended is reported as %v", err)
+	}
+}
+
 type lockedBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -515,5 +568,81 @@ func TestConnectionIsEncryptedAndBothSidesAreChecked(t *testing.T) {
 	if _, err := broker.Connect(broker.Config{URL: good.URL, TLSCA: "absent.pem", Stream: "E", Prefix: "a", LivePrefix: "b", Replicas: 1, MaxBytes: -1, Timeout: 1, Ping: time.Second},
 		"test", slog.New(slog.DiscardHandler)); err == nil {
 		t.Error("an authority that cannot be read was ignored")
+	}
+}
+
+// TestCredentialsThatExpireAreReplacedInTheFile: in operator mode. A connection whose credentials have expired is back once the file has others.
+func TestCredentialsThatExpireAreReplacedInTheFile(t *testing.T) {
+	a, err := broker.NewAccount()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := testkit.NATSWith(t, a.Server)
+	cfg := b.Config()
+	p, err := broker.Principal{Role: broker.Relay}.Complete()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.InboxPrefix, cfg.Credentials = p.InboxPrefix(), filepath.Join(t.TempDir(), "relay.creds")
+	write := func(expires time.Duration) {
+		creds, err := broker.Credentials(cfg, p, a.Seed+"\n", expires)
+		if err == nil {
+			err = os.WriteFile(cfg.Credentials, creds, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(2 * time.Second) // whole seconds count
+	var out lockedBuffer
+	nc, err := broker.Connect(cfg, "test", slog.New(slog.NewTextHandler(&out, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := broker.Declare(t.Context(), js, cfg, broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, 20*time.Second, "four attempts with credentials that have expired", func() (bool, error) {
+		if nc.IsClosed() {
+			t.Fatalf("closed: %v", nc.LastError())
+		}
+		return nc.Stats().Reconnects >= 4, nil
+	})
+	write(time.Hour)
+	testkit.Eventually(t, 20*time.Second, "the connection to be back", func() (bool, error) { return nc.IsConnected(), nil })
+	if _, err := js.Publish(t.Context(), "events.0.t1.follow.created", nil, jetstream.WithExpectLastSequence(0)); err != nil {
+		t.Error(err)
+	}
+	if strings.Contains(out.String(), "violation") && strings.Contains(out.String(), "ermission") {
+		t.Error(out.String())
+	}
+	if err := js.DeleteStream(t.Context(), "EVENTS-0"); err == nil {
+		t.Error("the relay's credentials delete streams")
+	}
+}
+
+func TestAPrincipalThatIsNoneIsRefused(t *testing.T) {
+	for name, p := range map[string]broker.Principal{
+		"without a role":                   {},
+		"of no role":                       {Role: "admin"},
+		"a name with a dot":                {Role: broker.Relay, Name: "a.b"},
+		"a name with a wildcard":           {Role: broker.Relay, Name: "a*"},
+		"a relay of a tenant":              {Role: broker.Relay, Tenant: 7},
+		"a consumer with a durable":        {Role: broker.Consumer, Durable: "x"},
+		"a negative tenant":                {Role: broker.Subscriber, Tenant: -1},
+		"a durable with a wildcard":        {Role: broker.Subscriber, Durable: "*"},
+		"a durable that is a number":       {Role: broker.Subscriber, Durable: "1"}, // an acknowledgment has numbers behind the name
+		"a filter that is all":             {Role: broker.Subscriber, Filter: ">"},
+		"a filter that begins with a star": {Role: broker.Subscriber, Filter: "*.created"},
+		"a filter of three":                {Role: broker.Subscriber, Filter: "a.b.c"},
+	} {
+		if got, err := p.Complete(); err == nil {
+			t.Errorf("%s: %+v", name, got)
+		}
 	}
 }

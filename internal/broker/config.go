@@ -12,6 +12,7 @@ import (
 type Config struct {
 	URL         string        `env:"NATS_URL, default=nats://127.0.0.1:4222"` // of one or more servers, separated by commas
 	Credentials string        `env:"NATS_CREDENTIALS"`                        // path of a credentials file; none when empty
+	InboxPrefix string        `env:"NATS_INBOX_PREFIX, default=_INBOX"`       // of the subjects on which answers come; of the login's own, so that no other sees them
 	TLSCA       string        `env:"NATS_TLS_CA"`                             // path of the certificates, PEM, that the servers' are checked with; the system's when empty
 	TLSCert     string        `env:"NATS_TLS_CERT"`                           // path of the client's certificate, PEM, for servers that want one
 	TLSKey      string        `env:"NATS_TLS_KEY"`                            // path of its key
@@ -27,6 +28,7 @@ type Config struct {
 
 var (
 	streamName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,255}$`)
+	inbox      = regexp.MustCompile(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$`)
 	token      = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 )
 
@@ -39,6 +41,9 @@ func (c Config) Validate() error {
 	}
 	if (c.TLSCert == "") != (c.TLSKey == "") {
 		bad("NATS_TLS_CERT and NATS_TLS_KEY: want both or none")
+	}
+	if c.InboxPrefix != "" && !inbox.MatchString(c.InboxPrefix) {
+		bad("NATS_INBOX_PREFIX is %q: want tokens of letters, digits, - and _ with dots between them", c.InboxPrefix)
 	}
 	if !streamName.MatchString(c.Stream) {
 		bad("NATS_STREAM is %q: want letters, digits, - and _", c.Stream)

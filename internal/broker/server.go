@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -22,6 +23,7 @@ type ServerConfig struct {
 	MaxStore int64        // bytes on disk; 0 for three quarters of what is free
 	Log      *slog.Logger // for the server's warnings and errors; nil for none
 	Cluster  *Cluster     // what it is a member of; nil when it is alone
+	File     string       // path of a configuration file for all else: users and their permissions; none when empty
 }
 
 // Cluster says how a server finds the others of its cluster.
@@ -33,7 +35,10 @@ type Cluster struct {
 }
 
 // Server is a NATS server with JetStream in this process.
-type Server struct{ s *server.Server }
+type Server struct {
+	s   *server.Server
+	cfg ServerConfig
+}
 
 // startTimeout bounds the start: a store of millions of messages is read in seconds.
 const startTimeout = time.Minute
@@ -44,28 +49,9 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 	if cfg.Dir == "" {
 		return nil, errors.New("start NATS: no directory for its store")
 	}
-	opts := &server.Options{
-		ServerName:         "tidings-" + rand.Text(),
-		Host:               cfg.Host,
-		Port:               cfg.Port,
-		JetStream:          true,
-		StoreDir:           cfg.Dir,
-		SyncAlways:         !cfg.LazySync,
-		JetStreamMaxMemory: 256 << 20, // streams in memory are none of ours; ordered consumers keep a little there
-		JetStreamMaxStore:  cfg.MaxStore,
-		NoSigs:             true,
-		NoLog:              cfg.Log == nil,
-	}
-	if opts.Host == "" {
-		opts.Host = "127.0.0.1"
-	}
-	if opts.Port == 0 {
-		opts.Port = server.RANDOM_PORT
-	}
-	if c := cfg.Cluster; c != nil {
-		opts.ServerName = c.Server
-		opts.Cluster = server.ClusterOpts{Name: "tidings", Host: opts.Host, Port: c.Port, Advertise: c.Advertise, NoAdvertise: true}
-		opts.Routes = server.RoutesFromStr(strings.Join(c.Routes, ","))
+	opts, err := cfg.options()
+	if err != nil {
+		return nil, fmt.Errorf("start NATS: %w", err)
 	}
 	s, err := server.NewServer(opts)
 	if err != nil {
@@ -79,7 +65,46 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 		s.WaitForShutdown()
 		return nil, fmt.Errorf("start NATS on %s:%d with its store in %s: %w", opts.Host, opts.Port, cfg.Dir, err)
 	}
-	return &Server{s: s}, nil
+	return &Server{s: s, cfg: cfg}, nil
+}
+
+// options are the server's.
+func (cfg ServerConfig) options() (opts *server.Options, err error) {
+	opts = &server.Options{}
+	if cfg.File != "" {
+		if opts, err = server.ProcessConfigFile(cfg.File); err != nil {
+			return nil, err
+		}
+	}
+	opts.ServerName = "tidings-" + rand.Text()
+	opts.Host = cmp.Or(cfg.Host, "127.0.0.1")
+	opts.Port = cmp.Or(cfg.Port, server.RANDOM_PORT)
+	opts.JetStream = true
+	opts.StoreDir = cfg.Dir
+	opts.SyncAlways = !cfg.LazySync
+	opts.JetStreamMaxMemory = 256 << 20 // streams in memory are none of ours; ordered consumers keep a little there
+	opts.JetStreamMaxStore = cfg.MaxStore
+	opts.NoSigs = true
+	opts.NoLog = cfg.Log == nil
+	if c := cfg.Cluster; c != nil {
+		opts.ServerName = c.Server
+		opts.Cluster = server.ClusterOpts{Name: "tidings", Host: opts.Host, Port: c.Port, Advertise: c.Advertise, NoAdvertise: true}
+		opts.Routes = server.RoutesFromStr(strings.Join(c.Routes, ","))
+	}
+	return opts, nil
+}
+
+// Reload reads ServerConfig.File again: who is no user any more, or has another password, is cut off.
+func (s *Server) Reload() error {
+	opts, err := s.cfg.options()
+	if err != nil {
+		return fmt.Errorf("reload NATS: %w", err)
+	}
+	opts.ServerName = s.s.Name()
+	if err := s.s.ReloadOptions(opts); err != nil {
+		return fmt.Errorf("reload NATS: %w", err)
+	}
+	return nil
 }
 
 // awaitReady waits for JetStream: a server that accepts connections may still be reading its store. A cluster's member may wait for others.

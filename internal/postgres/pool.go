@@ -20,10 +20,13 @@ type Role string
 
 // The roles that the migrations make. RoleOwner is the login of the connection string.
 const (
-	RoleOwner  Role = ""
-	RoleAPI    Role = "tidings_api"
-	RoleSystem Role = "tidings_system"
-	RoleWriter Role = "tidings_writer"
+	RoleOwner    Role = ""
+	RoleAPI      Role = "tidings_api"
+	RoleRelay    Role = "tidings_relay"    // of the truth
+	RoleConsumer Role = "tidings_consumer" // of the projections
+	RoleReader   Role = "tidings_reader"
+	RoleSystem   Role = "tidings_system" // may all that the last three may
+	RoleWriter   Role = "tidings_writer"
 )
 
 // Config is the environment that every pool shares. The connection strings are apart, because the truth and the projections

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -81,6 +82,29 @@ func NATS(t testing.TB) *Broker {
 	t.Cleanup(func() { b.in.Shutdown() })
 	b.setURL(b.in.URL())
 	return b
+}
+
+// NATSWith returns a server of the test's own in this process with a configuration of users and their permissions. Its URL has no user in it.
+func NATSWith(t testing.TB, conf string) *Broker {
+	t.Helper()
+	skipIfShort(t)
+	dir := t.TempDir()
+	b := &Broker{serve: broker.ServerConfig{Dir: filepath.Join(dir, "store"), File: filepath.Join(dir, "nats.conf"), LazySync: true, Log: Logger(t)}}
+	check(t, "configure NATS", os.WriteFile(b.serve.File, []byte(conf), 0o600))
+	var err error
+	if b.in, err = broker.StartServer(b.serve); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.in.Shutdown() })
+	b.setURL(b.in.URL())
+	return b
+}
+
+// Reload gives the server another configuration. Only for NATSWith.
+func (b *Broker) Reload(t testing.TB, conf string) {
+	t.Helper()
+	check(t, "configure NATS", os.WriteFile(b.serve.File, []byte(conf), 0o600))
+	check(t, "configure NATS", b.in.Reload())
 }
 
 // NATSProcess returns a server of the test's own in a child process, which the test may kill, freeze and restart. It syncs

@@ -170,20 +170,24 @@ CREATE UNIQUE INDEX projection_kinds_head_idx ON projection_kinds (tenant_id, na
 
 -- ==== Roles ====
 
--- The same as in the truth, where they are explained.
+-- The same as in the truth, where they are explained, and
+--   tidings_consumer  the consumers: write read tables and offsets of all tenants
 -- +goose StatementBegin
 DO $$
 DECLARE r text;
 BEGIN
-  FOREACH r IN ARRAY ARRAY['tidings_api', 'tidings_system', 'tidings_reader'] LOOP
+  FOREACH r IN ARRAY ARRAY['tidings_system', 'tidings_api', 'tidings_consumer', 'tidings_reader'] LOOP
     IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = r) THEN
       BEGIN
         EXECUTE format('CREATE ROLE %I NOLOGIN', r);
       EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
       END;
     END IF;
-    IF r <> 'tidings_reader' AND NOT pg_has_role(current_user, r, 'MEMBER') THEN
+    IF r IN ('tidings_api', 'tidings_system') AND NOT pg_has_role(current_user, r, 'MEMBER') THEN
       EXECUTE format('GRANT %I TO %I', r, current_user);
+    END IF;
+    IF r IN ('tidings_consumer', 'tidings_reader') AND NOT pg_has_role('tidings_system', r, 'MEMBER') THEN
+      EXECUTE format('GRANT %I TO tidings_system', r);
     END IF;
   END LOOP;
 END $$;
@@ -203,13 +207,19 @@ BEGIN
     EXECUTE format('CREATE POLICY system ON %I TO tidings_system USING (true) WITH CHECK (true)', t);
     EXECUTE format('CREATE POLICY reader ON %I FOR SELECT TO tidings_reader USING (true)', t);
   END LOOP;
+  FOREACH t IN ARRAY ARRAY['consumer_dead_letters', 'projection_kinds'] LOOP
+    EXECUTE format('CREATE POLICY consumer ON %I TO tidings_consumer USING (true) WITH CHECK (true)', t);
+  END LOOP;
 END $$;
 -- +goose StatementEnd
 
 -- ==== Rights ====
 
 GRANT SELECT ON consumer_dead_letters, consumer_offsets TO tidings_api;
-GRANT USAGE ON SEQUENCE history_version_id TO tidings_system;
+GRANT USAGE ON SEQUENCE history_version_id TO tidings_consumer, tidings_system;
+GRANT SELECT ON projection_kinds, consumer_pauses TO tidings_consumer;
+GRANT SELECT, INSERT ON consumer_dead_letters TO tidings_consumer;
+GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_offsets, leases, lease_members TO tidings_consumer;
 GRANT SELECT ON projection_kinds TO tidings_api;
 GRANT SELECT, INSERT, UPDATE ON projection_kinds TO tidings_system;
 GRANT SELECT, INSERT ON consumer_dead_letter_actions TO tidings_system; -- an audit: nobody changes it
@@ -233,10 +243,10 @@ BEGIN
   EXECUTE format($p$CREATE POLICY tenant ON %I TO tidings_api
     USING (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)
     WITH CHECK (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)$p$, name);
-  EXECUTE format('CREATE POLICY system ON %I TO tidings_system USING (true) WITH CHECK (true)', name);
+  EXECUTE format('CREATE POLICY consumer ON %I TO tidings_consumer USING (true) WITH CHECK (true)', name);
   EXECUTE format('CREATE POLICY reader ON %I FOR SELECT TO tidings_reader USING (true)', name);
   EXECUTE format('GRANT SELECT, INSERT, UPDATE ON %I TO tidings_api', name);
-  EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON %I TO tidings_system', name);
+  EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON %I TO tidings_consumer', name);
   EXECUTE format('GRANT SELECT ON %I TO tidings_reader', name);
 END $$;
 -- +goose StatementEnd
@@ -295,9 +305,9 @@ BEGIN
     EXECUTE format($p$CREATE POLICY tenant ON %I TO tidings_api
       USING (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)
       WITH CHECK (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)$p$, t);
-    EXECUTE format('CREATE POLICY system ON %I TO tidings_system USING (true) WITH CHECK (true)', t);
+    EXECUTE format('CREATE POLICY consumer ON %I TO tidings_consumer USING (true) WITH CHECK (true)', t);
     EXECUTE format('CREATE POLICY reader ON %I FOR SELECT TO tidings_reader USING (true)', t);
-    EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON %I TO tidings_system', t);
+    EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON %I TO tidings_consumer', t);
     EXECUTE format('GRANT SELECT ON %I TO tidings_reader', t);
   END LOOP;
   EXECUTE format('GRANT SELECT ON %I TO tidings_api', history);

@@ -504,23 +504,27 @@ CREATE UNIQUE INDEX erasures_unfinished_idx ON erasures (tenant_id, author_id) W
 
 -- Roles are global to the server: another database of it may have made them already, or may be making them now.
 --   tidings_api     the API: the tenant of its transaction
---   tidings_system  the relay, the archiver and the commands: all tenants
+--   tidings_relay   the relay: claims messages of all tenants, and changes of a message only what became of it
+--   tidings_system  the archiver and the commands: all tenants; it may all that the relay, the consumers and the reader may
 --   tidings_writer  direct SQL writers (docs/upstream.md)
---   tidings_reader  a person who looks at rows (docs/runbook/looking-at-rows.md): reads every table of every tenant and writes none. A table that is
+--   tidings_reader  consumers that compare with the truth, and a person who looks at rows (docs/runbook/looking-at-rows.md): reads every table of every tenant and writes none. A table that is
 --                   made later grants it SELECT, and has a policy for it where it has row-level security.
 -- +goose StatementBegin
 DO $$
 DECLARE r text;
 BEGIN
-  FOREACH r IN ARRAY ARRAY['tidings_api', 'tidings_system', 'tidings_writer', 'tidings_reader'] LOOP
+  FOREACH r IN ARRAY ARRAY['tidings_system', 'tidings_api', 'tidings_relay', 'tidings_writer', 'tidings_reader'] LOOP
     IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = r) THEN
       BEGIN
         EXECUTE format('CREATE ROLE %I NOLOGIN', r);
       EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
       END;
     END IF;
-    IF r <> 'tidings_reader' AND NOT pg_has_role(current_user, r, 'MEMBER') THEN
+    IF r IN ('tidings_api', 'tidings_system', 'tidings_writer') AND NOT pg_has_role(current_user, r, 'MEMBER') THEN
       EXECUTE format('GRANT %I TO %I', r, current_user);
+    END IF;
+    IF r IN ('tidings_relay', 'tidings_reader') AND NOT pg_has_role('tidings_system', r, 'MEMBER') THEN
+      EXECUTE format('GRANT %I TO tidings_system', r);
     END IF;
   END LOOP;
 END $$;
@@ -547,6 +551,9 @@ BEGIN
                            'outbox_messages', 'outbox_messages_dlq', 'outbox_dlq_actions', 'outbox_messages_archive'] LOOP
     EXECUTE format('CREATE POLICY writer ON %I TO tidings_writer USING (true) WITH CHECK (true)', t);
   END LOOP;
+  FOREACH t IN ARRAY ARRAY['outbox_messages', 'outbox_messages_dlq', 'outbox_messages_archive'] LOOP
+    EXECUTE format('CREATE POLICY relay ON %I TO tidings_relay USING (true) WITH CHECK (true)', t);
+  END LOOP;
 END $$;
 -- +goose StatementEnd
 
@@ -554,7 +561,7 @@ END $$;
 
 GRANT SELECT, INSERT, UPDATE ON edges, child_keys, threads TO tidings_api;
 GRANT DELETE ON child_keys TO tidings_api; -- the key of a create that is refused after all is given back
-GRANT SELECT ON outbox_messages_archive, api_tokens, threads_purged, kinds TO tidings_api;
+GRANT SELECT ON outbox_messages_archive, threads_purged, kinds TO tidings_api; -- not api_tokens: find_token and changed_tokens say what it may know
 GRANT SELECT, INSERT, UPDATE ON kinds, archive_settings TO tidings_system; -- every version stays
 GRANT SELECT ON outbox_messages TO tidings_api;
 GRANT INSERT (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, trace_id, event_id)
@@ -569,6 +576,13 @@ GRANT INSERT (tenant_id, object, object_id, kinds, direction, actor, trace_paren
 -- The API brings threads back and archives none.
 GRANT SELECT ON archived_threads TO tidings_api, tidings_writer;
 GRANT UPDATE (state, returned_at, returned_by) ON archived_threads TO tidings_api;
+
+-- The relay changes what became of a message, and never the message. One that fails for good it moves to the DLQ.
+GRANT SELECT, DELETE, UPDATE (processed_at, stream_seq, partition, attempts, last_error, available_at, behind) ON outbox_messages TO tidings_relay;
+GRANT SELECT, INSERT ON outbox_messages_dlq TO tidings_relay;
+GRANT SELECT ON outbox_messages_archive, outbox_ranges, outbox_messages_id_seq TO tidings_relay;
+GRANT SELECT, UPDATE (stream, created, tail_seq, floor_id, final_seq) ON outbox_partitions TO tidings_relay;
+GRANT SELECT, INSERT, UPDATE, DELETE ON leases, lease_members TO tidings_relay;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON edges, child_keys, archived_threads, child_archive_walk, threads, threads_purged,
   api_tokens, outbox_messages, outbox_messages_dlq, outbox_messages_archive, outbox_messages_kept, outbox_archive_exports, outbox_partitions, leases, lease_members,

@@ -49,7 +49,7 @@ type Drift struct {
 	settled   time.Time                       // when all that was written before was on the stream
 }
 
-// NewDrift returns the comparison of p. Both pools act as the system role. It starts nothing.
+// NewDrift returns the comparison of p. The pools act as RoleReader and RoleConsumer, or a role that may more. It starts nothing.
 func NewDrift(cfg VerifyConfig, truth, projected *pgxpool.Pool, js jetstream.JetStream, b broker.Config, p projections.Projection, reg prometheus.Registerer, log *slog.Logger) (*Drift, error) {
 	reg = prometheus.WrapRegistererWith(prometheus.Labels{"consumer": p.Name()}, reg)
 	d := &Drift{

@@ -44,7 +44,8 @@ func (c Config) Validate() error {
 }
 
 // Run applies events to the projection that make returns for the kinds that are in force, until ctx ends, and answers on opsAddr with its metrics
-// and those of reg. It waits for servers that cannot be reached, and refuses a database without the newest migrations. Any number of them may run
+// and those of reg. It waits for servers that cannot be reached, and refuses a database without the newest migrations. It returns broker.ErrClosed
+// when the connection to NATS is closed for good. Any number of them may run
 // at once and share the work.
 func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Config, make func(now func() *kinds.Set) P, reg *prometheus.Registry) error {
 	if err := cfg.Validate(); err != nil {
@@ -53,7 +54,7 @@ func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Conf
 	var catalog *kinds.Catalog
 	projection, log := make(func() *kinds.Set { return catalog.Now() }), slog.Default()
 	name := projection.Name()
-	pool, err := postgres.Open(ctx, cfg.ProjectionsDatabaseURL, cfg.Postgres, postgres.RoleSystem, name)
+	pool, err := postgres.Open(ctx, cfg.ProjectionsDatabaseURL, cfg.Postgres, postgres.RoleConsumer, name)
 	if err != nil {
 		return err
 	}
@@ -90,7 +91,7 @@ func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Conf
 
 	g, ctx := errgroup.WithContext(ctx)
 	if cfg.DatabaseURL != "" {
-		truth, err := postgres.Open(ctx, cfg.DatabaseURL, cfg.Postgres, postgres.RoleSystem, name+" verify")
+		truth, err := postgres.Open(ctx, cfg.DatabaseURL, cfg.Postgres, postgres.RoleReader, name+" verify")
 		if err != nil {
 			return err
 		}
@@ -104,6 +105,7 @@ func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Conf
 	}
 	reg.MustRegister(daemon.NewCertificates(certificates))
 	g.Go(func() error { return ops.Run(ctx) })
+	g.Go(func() error { return broker.Watch(ctx, nc) })
 	g.Go(func() error {
 		if err := migrations.Await(ctx, pool, migrations.Projections, log); err != nil {
 			return err

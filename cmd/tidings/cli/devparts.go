@@ -108,7 +108,7 @@ func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, er
 		return nil, err
 	}
 	w.kinds = kinds.NewCatalog(w.projections, kinds.Projections, w.log)
-	consuming := []part{{"wake", waker.Run}, {"kinds", w.kinds.Run}, {"kinds of the truth", w.truthKinds.Run}, {"live", func(ctx context.Context) error {
+	consuming := []part{{"nats", func(ctx context.Context) error { return broker.Watch(ctx, w.nc) }}, {"wake", waker.Run}, {"kinds", w.kinds.Run}, {"kinds of the truth", w.truthKinds.Run}, {"live", func(ctx context.Context) error {
 		return broker.Listen(ctx, w.nc, w.cfg.Broker, event.AggregateFollow, pages, w.log)
 	}}}
 	for _, projection := range fleet.Projections(w.kinds.Now) {

@@ -1,8 +1,10 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
+	"os"
 
 	"github.com/spf13/cobra"
 
@@ -12,13 +14,15 @@ import (
 
 // migrated is what `tidings migrate --json` prints.
 type migrated struct {
-	Truth       int `json:"truth"`       // migrations applied now
-	Projections int `json:"projections"` // likewise
+	Truth       int `json:"truth"`            // migrations applied now
+	Projections int `json:"projections"`      // likewise
+	Logins      int `json:"logins,omitempty"` // made, or given their password and role
 }
 
 func (p Process) migrateCommand() *cobra.Command {
 	var (
 		data   string
+		logins string
 		asJSON bool
 	)
 	c := &cobra.Command{
@@ -27,6 +31,9 @@ func (p Process) migrateCommand() *cobra.Command {
 		Long: `Migrate applies what is missing of both schemas: the truth in DATABASE_URL, the projections in PROJECTIONS_DATABASE_URL or, where
 that is not set, in the same database. The login must own the tables and be allowed to create roles. Running it twice, or from
 two places at once, is safe. ` + "`tidings dev`" + ` migrates by itself.
+
+With --logins it then makes a login for each line of the file: NAME ROLE PASSWORD, with a role of api, relay, consumer, reader, system and writer (docs/security.md).
+A login that exists gets the password and the one role. Logins that the file does not name stay as they are.
 
 No statement waits longer than half a second for a lock, because everybody who uses the table waits behind it. It is tried again each second until it gets
 the lock or you press Ctrl-C, and the log names the sessions that are in the way.`,
@@ -44,8 +51,14 @@ the lock or you press Ctrl-C, and the log names the sessions that are in the way
 			if m.Projections, err = migrations.Up(c.Context(), s.ProjectionsDatabaseURL, migrations.Projections, log); err != nil {
 				return err
 			}
+			if m.Logins, err = makeLogins(c.Context(), s, logins); err != nil {
+				return err
+			}
 			if asJSON {
 				return p.writeJSON(m)
+			}
+			if logins != "" {
+				fmt.Fprintf(p.Stdout, "Logins: %d.\n", m.Logins)
 			}
 			return p.table(
 				[]string{"schema", "version", "applied now"},
@@ -55,6 +68,34 @@ the lock or you press Ctrl-C, and the log names the sessions that are in the way
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	c.Flags().StringVar(&logins, "logins", "", "a file of logins to make")
 	dataFlag(c, &data)
 	return c
+}
+
+// makeLogins makes the logins that a file names, on the servers of both databases, and returns how many there are.
+func makeLogins(ctx context.Context, s servers, path string) (n int, err error) {
+	if path == "" {
+		return 0, nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = f.Close() }() // which was only read
+	all, err := migrations.ReadLogins(f)
+	if err != nil {
+		return 0, &usageError{fmt.Errorf("%s: %w", path, err)}
+	}
+	made := make(map[string]bool)
+	for _, url := range []string{s.DatabaseURL, s.ProjectionsDatabaseURL} {
+		names, err := migrations.MakeLogins(ctx, url, all)
+		if err != nil {
+			return 0, err
+		}
+		for _, name := range names {
+			made[name] = true
+		}
+	}
+	return len(made), nil
 }

@@ -27,12 +27,13 @@ app.kubernetes.io/component: {{ .name }}
 {{- end }}
 {{- end }}
 
-{{/* The variables that have connection strings: of .name, from Secrets that exist. */}}
+{{/* The variables that have connection strings: of .name, from Secrets that exist. A projector's own login is of the projections; it compares with the truth as verify. */}}
 {{- define "tidings.databases" -}}
 {{- $postgres := .root.Values.postgres -}}
+{{- $projector := has .name (list "followercounts" "threadcache") -}}
 - name: DATABASE_URL
-  valueFrom: {secretKeyRef: {name: {{ $postgres.secret }}, key: {{ $postgres.key | default .name }}}}
-{{- with $postgres.projectionsSecret }}
+  valueFrom: {secretKeyRef: {name: {{ $postgres.secret }}, key: {{ $postgres.key | default (ternary "verify" .name $projector) }}}}
+{{- with $postgres.projectionsSecret | default (ternary $postgres.secret "" $projector) }}
 - name: PROJECTIONS_DATABASE_URL
   valueFrom: {secretKeyRef: {name: {{ . }}, key: {{ $postgres.key | default $.name }}}}
 {{- end }}

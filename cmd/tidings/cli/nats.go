@@ -1,0 +1,206 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sethvargo/go-envconfig"
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/internal/broker"
+)
+
+func (p Process) natsCommand() *cobra.Command {
+	c := &cobra.Command{Use: "nats", Short: "Give each binary and subscriber its own rights on NATS"}
+	c.AddCommand(p.natsUsersCommand(), p.natsAccountCommand(), p.natsCredsCommand())
+	return c
+}
+
+// naming is the environment that says how streams and subjects are called.
+func (p Process) naming(ctx context.Context) (c broker.Config, err error) {
+	err = envconfig.ProcessWith(ctx, &envconfig.Config{Target: &c, Lookuper: p.Env})
+	if err = errors.Join(err, c.Validate()); err != nil {
+		return c, &usageError{fmt.Errorf("read the environment: %w", err)}
+	}
+	return c, nil
+}
+
+func (p Process) natsUsersCommand() *cobra.Command {
+	var subscribers []string
+	c := &cobra.Command{
+		Use:   "users",
+		Short: "Print the users of a NATS server and what each may do",
+		Long: `Users prints a part of a server's configuration: relay, api, consumer, operator, and the subscribers that you name. Include it in nats.conf. It denies
+everything that a user does not need. The password of a user is NATS_PASSWORD_NAME in the server's environment: plain, beginning with a letter, or its bcrypt hash.
+
+A process connects with its user in NATS_URL (nats://relay:PASSWORD@host:4222), and with NATS_INBOX_PREFIX=_INBOX_NAME. NATS_STREAM, NATS_SUBJECT_PREFIX and
+NATS_LIVE_PREFIX are read as by the binaries.`,
+		Example: `  tidings nats users --subscriber name=acme,tenant=7 --subscriber name=mailer,tenant=7,durable=mailer,filter=follow.created`,
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			cfg, err := p.naming(c.Context())
+			if err != nil {
+				return err
+			}
+			all := []broker.Principal{{Role: broker.Relay}, {Role: broker.API}, {Role: broker.Consumer}, {Role: broker.Operator}}
+			for _, text := range subscribers {
+				s, err := parseSubscriber(text)
+				if err != nil {
+					return &usageError{fmt.Errorf("--subscriber %s: %w", text, err)}
+				}
+				all = append(all, s)
+			}
+			names := make(map[string]bool)
+			for i := range all {
+				if all[i], err = all[i].Complete(); err != nil {
+					return &usageError{err}
+				}
+				if names[all[i].Variable()] {
+					return &usageError{fmt.Errorf("two users are called %s", all[i].Name)}
+				}
+				names[all[i].Variable()] = true
+			}
+			_, err = fmt.Fprint(p.Stdout, "# tidings nats users; see docs/security.md\n", broker.Users(cfg, all))
+			return err
+		},
+	}
+	c.Flags().StringArrayVar(&subscribers, "subscriber", nil, "a subscriber: name=NAME[,tenant=N][,durable=NAME][,filter=KIND.EVENT]; may be repeated")
+	return c
+}
+
+// parseSubscriber reads name=acme,tenant=7,durable=mailer,filter=follow.created.
+func parseSubscriber(text string) (s broker.Principal, err error) {
+	s.Role = broker.Subscriber
+	for field := range strings.SplitSeq(text, ",") {
+		key, value, _ := strings.Cut(field, "=")
+		switch key {
+		case "name":
+			s.Name = value
+		case "tenant":
+			if s.Tenant, err = strconv.ParseInt(value, 10, 64); err != nil || s.Tenant < 1 {
+				return s, fmt.Errorf("the tenant is %q: want 1 or more", value)
+			}
+		case "durable":
+			s.Durable = value
+		case "filter":
+			s.Filter = value
+		default:
+			return s, fmt.Errorf("%q: want name, tenant, durable and filter", field)
+		}
+	}
+	return s, nil
+}
+
+func (p Process) natsAccountCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "account DIR",
+		Short: "Make an operator and an account for NATS servers in operator mode",
+		Long: `Account writes three files to DIR, and refuses to replace one. nats-account.conf is a part of the servers' configuration: include it in nats.conf. account.seed
+signs credentials (tidings nats creds), operator.seed changes the account: keep both secret, and neither on a server.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			a, err := broker.NewAccount()
+			if err != nil {
+				return err
+			}
+			if err := os.MkdirAll(args[0], 0o700); err != nil {
+				return err
+			}
+			for name, text := range map[string]string{"operator.seed": a.OperatorSeed + "\n", "account.seed": a.Seed + "\n", "nats-account.conf": a.Server} {
+				if err := writeNew(filepath.Join(args[0], name), []byte(text)); err != nil {
+					return err
+				}
+			}
+			fmt.Fprintf(p.Stdout, "Wrote nats-account.conf, account.seed and operator.seed to %s.\n", args[0])
+			return nil
+		},
+	}
+}
+
+func (p Process) natsCredsCommand() *cobra.Command {
+	var (
+		who       broker.Principal
+		seed, out string
+		expires   time.Duration
+	)
+	c := &cobra.Command{
+		Use:   "creds --account FILE --role ROLE --out FILE",
+		Short: "Write a credentials file for one binary or subscriber",
+		Long: `Creds signs credentials with the seed of an account (tidings nats account, or one that you have). They allow what the role needs and nothing else. A process reads
+them with NATS_CREDENTIALS=FILE and NATS_INBOX_PREFIX=_INBOX_NAME. It reads the file anew at each connection, so replace the file before the credentials expire.
+
+The roles are relay, api, consumer (also the archiver), operator (this command) and subscriber. A subscriber gets live.> over plain NATS: of one tenant with --tenant, of some events with
+--filter. With --durable it may also make and read one durable consumer of that name on each stream, with that one filter.`,
+		Example: `  tidings nats creds --account nats/account.seed --role relay --out relay.creds
+  tidings nats creds --account nats/account.seed --role subscriber --name acme --tenant 7 --durable acme --filter follow.created --expires 2160h --out acme.creds`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			cfg, err := p.naming(c.Context())
+			if err != nil {
+				return err
+			}
+			if who, err = who.Complete(); err != nil {
+				return &usageError{err}
+			}
+			if c.Flags().Changed("tenant") && who.Tenant == 0 { // which would be all of them
+				return &usageError{errors.New("--tenant is 0: want 1 or more")}
+			}
+			if seed == "" || out == "" || expires < 0 {
+				return &usageError{errors.New("name --account and --out; --expires is 0 or more")}
+			}
+			secret, err := os.ReadFile(seed)
+			if err != nil {
+				return err
+			}
+			creds, err := broker.Credentials(cfg, who, string(secret), expires)
+			if err != nil {
+				return err
+			}
+			if err := replace(out, creds); err != nil {
+				return err
+			}
+			fmt.Fprintf(p.Stdout, "Wrote %s. Use it with NATS_INBOX_PREFIX=%s.\n", out, who.InboxPrefix())
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&seed, "account", "", "file with the seed of the account")
+	f.StringVar(&out, "out", "", "file to write, mode 0600; a process that reads it sees the old file or the new one")
+	f.StringVar(&who.Role, "role", "", strings.Join(broker.Roles(), ", "))
+	f.StringVar(&who.Name, "name", "", "the name that the servers show, and that the inbox has; the role without it")
+	f.Int64Var(&who.Tenant, "tenant", 0, "of a subscriber: the only tenant whose events it gets; all without it")
+	f.StringVar(&who.Durable, "durable", "", "of a subscriber: the name of its durable consumer on each stream")
+	f.StringVar(&who.Filter, "filter", "", "of a subscriber: KIND.EVENT or KIND.*, the only events that it gets")
+	f.DurationVar(&expires, "expires", 0, "the credentials expire after so long; 0: never")
+	return c
+}
+
+// writeNew writes a file that does not exist, which only its owner may read.
+func writeNew(path string, data []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	return errors.Join(err, f.Close())
+}
+
+// replace writes a file that only its owner may read, or puts it in the place of one.
+func replace(path string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".tidings-*")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(f.Name()) }() // unless it has been renamed
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}

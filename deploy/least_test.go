@@ -1,0 +1,306 @@
+package deploy_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/subscribe"
+)
+
+// TestTheFleetRunsWithTheLeastRights: every binary, command and subscriber has the login and the user that docs/security.md gives it. All of them do everything once, and nothing is
+// refused. Then all that they must not do is refused.
+func TestTheFleetRunsWithTheLeastRights(t *testing.T) {
+	f := newFleet(t)
+	for _, who := range binaries {
+		f.start(who)
+	}
+	token := strings.TrimSpace(f.tidings("token", "create", "--tenant", "7", "--name", "web"))
+	other := strings.TrimSpace(f.tidings("token", "create", "--tenant", "8", "--name", "web"))
+	live, err := f.connect("plain", nil).SubscribeSync("live.t7.>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopService := f.service()
+	f.follow(other, 1, 2)
+	f.follow(token, 1, 2)
+	if m, err := live.NextMsg(20 * time.Second); err != nil || !strings.HasPrefix(m.Subject, "events.0.t7.") && m.Subject != "live.t7.follow.created" {
+		t.Errorf("the live feed has %v, %v", m, err)
+	}
+	f.durable("EVENTS-0", 1)
+	if status := f.request(token, http.MethodPost, "/v1/posts/100/comments", `{"author_id": "7", "body": "hello"}`, nil); status != http.StatusCreated {
+		t.Errorf("comment: %d", status)
+	}
+	f.restartRelay(token)
+	f.rotate(token)
+	f.operate(token)
+	stopService()
+	for who, p := range f.procs {
+		resp, err := f.client.Get("http://" + p.ops + "/metrics") // which reads both servers
+		if err != nil || resp.StatusCode != http.StatusOK || resp.Body.Close() != nil {
+			t.Errorf("metrics of %s: %v", who, err)
+		}
+		f.permitted(who, p.log.String())
+	}
+	f.refuse()
+}
+
+// follow writes an edge, and waits until the projection has it.
+func (f *fleet) follow(token string, from, to int64) {
+	f.t.Helper()
+	if status := f.request(token, http.MethodPut, fmt.Sprintf("/v1/follows/%d/%d", from, to), "", nil); status != http.StatusCreated {
+		f.t.Fatalf("follow: status %d", status)
+	}
+	testkit.Eventually(f.t, 30*time.Second, fmt.Sprintf("user %d to have the follower %d", to, from), func() (bool, error) {
+		var page struct {
+			Items []struct {
+				ID event.ID `json:"id"`
+			} `json:"items"`
+		}
+		status := f.request(token, http.MethodGet, fmt.Sprintf("/v1/users/%d/followers", to), "", &page)
+		if len(page.Items) == 0 {
+			return false, fmt.Errorf("status %d, %+v", status, page)
+		}
+		return true, nil
+	})
+}
+
+// service runs package subscribe, which keeps a dead letter, until stop is called.
+func (f *fleet) service() (stop func()) {
+	f.t.Helper()
+	ctx, cancel := context.WithCancel(f.t.Context())
+	denied, done, got := make(chan error, 100), make(chan error, 1), make(chan struct{}, 100)
+	nc := f.connect("service", denied)
+	testkit.Eventually(f.t, 30*time.Second, "a stream", func() (bool, error) {
+		js, err := jetstream.New(f.connect("operator", nil))
+		if err == nil {
+			_, err = js.Stream(f.t.Context(), "EVENTS-0")
+		}
+		return err == nil, err
+	})
+	go func() {
+		done <- subscribe.Handle(ctx, nc, "svc", "follow.*", func(context.Context, subscribe.Event[event.Edge]) error {
+			got <- struct{}{}
+			return errors.New("never")
+		}, subscribe.Attempts(1), subscribe.Log(testkit.Logger(f.t)))
+	}()
+	return func() {
+		<-got
+		operator := f.connect("operator", denied)
+		letters, err := subscribe.HandlerDeadLetters(operator)
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		testkit.Eventually(f.t, 20*time.Second, "a dead letter", func() (bool, error) {
+			all, err := letters.List(f.t.Context(), "svc-follow", 0, 10)
+			return len(all) > 0, err
+		})
+		cancel()
+		if err := <-done; err != nil {
+			f.t.Error(err)
+		}
+		select {
+		case err := <-denied:
+			f.t.Errorf("of package subscribe was refused: %v", err)
+		default:
+		}
+	}
+}
+
+// durable has the tenant's durable consumer, with its one filter, read so many events.
+func (f *fleet) durable(stream string, events int) {
+	f.t.Helper()
+	denied := make(chan error, 100)
+	js, err := jetstream.New(f.connect("mailer", denied))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	c, err := js.CreateOrUpdateConsumer(f.t.Context(), stream, jetstream.ConsumerConfig{Durable: "mailer", FilterSubject: "events.*.t7.follow.created", AckPolicy: jetstream.AckExplicitPolicy})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	batch, err := c.Fetch(events, jetstream.FetchMaxWait(20*time.Second))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	n := 0
+	for m := range batch.Messages() {
+		n++
+		if err := m.DoubleAck(f.t.Context()); err != nil || !strings.Contains(m.Subject(), ".t7.") {
+			f.t.Errorf("%s: %v", m.Subject(), err)
+		}
+	}
+	if n != events || len(denied) > 0 {
+		f.t.Errorf("the durable consumer of %s had %d events, want %d; %d refusals", stream, n, events, len(denied))
+	}
+}
+
+// restartRelay kills the relay while it has work, so that the next one reads from the stream what it published.
+func (f *fleet) restartRelay(token string) {
+	f.t.Helper()
+	for to := range int64(20) {
+		f.request(token, http.MethodPut, fmt.Sprintf("/v1/follows/1/%d", 1000+to), "", nil)
+	}
+	p := f.procs["relay"]
+	_ = p.cmd.Process.Kill() // with what it has published and not marked
+	_ = p.cmd.Wait()
+	f.permitted("relay", p.log.String())
+	// A message that no mark covers: the next relay catches up over it.
+	if _, err := f.db.Pool(f.t, postgres.RoleOwner).Exec(f.t.Context(), `
+		WITH last AS (SELECT stream_seq, id FROM outbox_messages WHERE partition = 0 ORDER BY stream_seq DESC LIMIT 1),
+		     tail AS (UPDATE outbox_partitions SET tail_seq = last.stream_seq - 1, floor_id = 0 FROM last WHERE partition = 0)
+		UPDATE outbox_messages m SET processed_at = NULL, stream_seq = NULL, partition = NULL FROM last WHERE m.id = last.id`); err != nil {
+		f.t.Fatal(err)
+	}
+	f.start("relay")
+	f.follow(token, 1, 3)
+}
+
+// rotate gives every user another password for a while, and then its own again.
+func (f *fleet) rotate(token string) {
+	f.t.Helper()
+	probe := f.connect("operator", nil)
+	f.setPasswords("wrong-")
+	f.b.Reload(f.t, f.users)
+	before := probe.Stats().Reconnects
+	testkit.Eventually(f.t, 20*time.Second, "refusals", func() (bool, error) { return probe.Stats().Reconnects >= before+8, nil })
+	testkit.Eventually(f.t, 20*time.Second, "every binary but the relay, which has a log of its own, to be refused", func() (bool, error) {
+		for _, who := range binaries {
+			if p := f.procs[who]; who != "relay" && !strings.Contains(strings.ToLower(p.log.String()), "authorization violation") {
+				return false, fmt.Errorf("%s was not", who)
+			}
+		}
+		return true, nil
+	})
+	f.setPasswords("")
+	f.b.Reload(f.t, f.users)
+	f.follow(token, 1, 4)
+	f.tidings("verify", "--wait", "60s")
+}
+
+// operate runs the commands that change streams, and those that read everything.
+func (f *fleet) operate(token string) {
+	f.t.Helper()
+	f.tidings("partitions", "resize", "--to", "2", "--yes")
+	f.follow(token, 1, 5)
+	f.follow(token, 1, 6)
+	f.tidings("verify", "--wait", "60s")
+	js, err := jetstream.New(f.connect("operator", nil))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if err := js.DeleteStream(f.t.Context(), "EVENTS-1"); err != nil {
+		f.t.Fatal(err)
+	}
+	f.tidings("repair", "stream", "--yes")
+	f.follow(token, 1, 7)
+	f.run(append(f.env("operator"), "DATABASE_URL="+f.db.URL), "replay", "--consumer", "followercounts", "--yes")
+	f.follow(token, 1, 8)
+	f.tidings("erase", "--tenant", "7", "--author", "7", "--wait", "60s", "--yes")
+	f.tidings("stream", "configure", "--max-age", "700h", "--yes")
+	f.tidings("verify", "--wait", "60s")
+	f.tidings("status")
+	if out, code := f.try(f.env("operator"), "doctor"); code != 0 && code != 3 { // it does not like a test's PostgreSQL, which does not sync
+		f.t.Errorf("doctor: %d\n%s", code, out)
+	}
+}
+
+// refuse tries what must not be.
+func (f *fleet) refuse() {
+	f.t.Helper()
+	for user, subjects := range mustNotPublish {
+		f.refused(user, subjects, func(nc *nats.Conn, subject string) error { return nc.Publish(subject, nil) })
+	}
+	for user, subjects := range mustNotSubscribe {
+		f.refused(user, subjects, func(nc *nats.Conn, subject string) error { _, err := nc.SubscribeSync(subject); return err })
+	}
+	for login, statements := range mustNotRun {
+		for _, sql := range statements {
+			f.refusedBy(login, sql)
+		}
+	}
+}
+
+// refused wants each subject refused.
+func (f *fleet) refused(user string, subjects []string, try func(*nats.Conn, string) error) {
+	f.t.Helper()
+	denied := make(chan error, len(subjects))
+	nc := f.connect(user, denied)
+	for _, subject := range subjects {
+		if err := errors.Join(try(nc, subject), nc.Flush()); err != nil {
+			f.t.Fatal(err)
+		}
+		select {
+		case err := <-denied:
+			if !strings.Contains(err.Error(), `"`+subject+`"`) {
+				f.t.Errorf("%s, %s: %v", user, subject, err)
+			}
+		case <-time.After(5 * time.Second):
+			f.t.Errorf("%s may use %s", user, subject)
+		}
+	}
+}
+
+const anEvent = "events.0.t7.follow.created"
+
+func api(verbs ...string) (all []string) {
+	for _, v := range verbs {
+		all = append(all, "$JS.API."+v)
+	}
+	return all
+}
+
+var mustNotPublish = map[string][]string{
+	"relay": append(api("STREAM.NAMES", "CONSUMER.CREATE.EVENTS-0.x", "STREAM.DELETE.EVENTS-0", "STREAM.PURGE.EVENTS-0", "STREAM.MSG.DELETE.EVENTS-0"), "live.t7.follow.created", "_INBOX_api.x", "$KV.EVENTS-erased.x"),
+	"api": append(api("STREAM.UPDATE.EVENTS-0", "STREAM.DELETE.EVENTS-0", "STREAM.MSG.GET.EVENTS-0", "DIRECT.GET.EVENTS-0", "CONSUMER.CREATE.EVENTS-0.x", "STREAM.CREATE.X"),
+		anEvent, "live.t7.follow.created"),
+	"consumer": append(api("CONSUMER.CREATE.EVENTS-0.x.events.>", "STREAM.CREATE.X", "STREAM.UPDATE.EVENTS-0", "STREAM.DELETE.EVENTS-0", "STREAM.PURGE.EVENTS-0", "STREAM.MSG.DELETE.EVENTS-0", "STREAM.SNAPSHOT.EVENTS-0"),
+		anEvent, "tidings.wake", "live.t7.follow.created"),
+	"operator": {"live.t7.follow.created", "$SYS.REQ.SERVER.PING", "_INBOX_relay.x"},
+	"plain":    append(api("INFO", "STREAM.NAMES", "CONSUMER.CREATE.EVENTS-0.plain"), anEvent, "live.t7.follow.created", "tidings.wake"),
+	"mailer": append(api("STREAM.INFO.EVENTS-0", "CONSUMER.CREATE.EVENTS-0.mailer", "CONSUMER.DURABLE.CREATE.EVENTS-0.mailer", "CONSUMER.CREATE.EVENTS-0.mailer.events.*.t8.follow.created",
+		"CONSUMER.CREATE.EVENTS-0.mailer.events.*.*.follow.created", "CONSUMER.CREATE.EVENTS-0.mailer.events.>", "CONSUMER.CREATE.EVENTS-0.other.events.*.t7.follow.created",
+		"CONSUMER.MSG.NEXT.EVENTS-0.svc-follow", "CONSUMER.INFO.EVENTS-0.svc-follow", "CONSUMER.DELETE.EVENTS-0.mailer", "STREAM.MSG.GET.EVENTS-0"),
+		"$JS.ACK.EVENTS-0.svc-follow.1.1.1.1.1", anEvent),
+	"service": append(api("STREAM.DELETE.EVENTS-dead", "STREAM.CREATE.EVENTS-9", "CONSUMER.CREATE.EVENTS-0.svc-follow.events.*.*.comment.created", "CONSUMER.DELETE.EVENTS-0.mailer"),
+		"EVENTS-dead.letter.other", anEvent),
+}
+
+var mustNotSubscribe = map[string][]string{
+	"relay":    {"_INBOX_api.>", "live.>", "events.>", ">"},
+	"api":      {"_INBOX_relay.>", "live.*.comment.*", "events.>", ">", "tidings.wake"},
+	"consumer": {"_INBOX_relay.>", "live.>", "events.>", "tidings.wake"},
+	"operator": {"_INBOX_consumer.>", "events.>", ">"},
+	"plain":    {"live.t8.>", "live.>", "live.*.follow.created", "events.>", "_INBOX.>", "_INBOX_api.>"},
+	"mailer":   {"live.t7.>", "live.t8.follow.created", "_INBOX_plain.>", "_INBOX.>", "events.*.t7.>"},
+	"service":  {"live.*.comment.created", "_INBOX_mailer.>"},
+}
+
+// everywhere is what no login may.
+var everywhere = []string{`CREATE TABLE mine (x int)`, `CREATE ROLE mine`, `DROP TABLE edge_lists`, `ALTER TABLE edges DISABLE ROW LEVEL SECURITY`, `SELECT pg_read_file('PG_VERSION')`}
+
+var mustNotRun = map[string][]string{
+	"api": slices.Concat(everywhere, []string{`SELECT token_hash FROM api_tokens`, `SELECT FROM api_tokens`, `INSERT INTO api_tokens DEFAULT VALUES`, `UPDATE outbox_messages SET payload = '{}'`,
+		`DELETE FROM edges`, `UPDATE outbox_partitions SET tail_seq = 0`, `DELETE FROM leases`, `SELECT outbox_range_drop(1)`, `SET ROLE tidings_system`, `SET ROLE tidings_relay`}),
+	"relay": slices.Concat(everywhere, []string{`SELECT FROM edges`, `UPDATE edges SET version = 1`, `INSERT INTO edges DEFAULT VALUES`, `SELECT FROM children`, `SELECT FROM api_tokens`,
+		`UPDATE outbox_messages SET payload = '{}'`, `UPDATE outbox_messages SET tenant_id = 1`, `INSERT INTO outbox_messages DEFAULT VALUES`, `DELETE FROM outbox_messages_dlq`,
+		`DELETE FROM outbox_messages_archive`, `SELECT FROM edge_lists`, `SELECT outbox_range_drop(1)`, `SET ROLE tidings_system`, `SET ROLE tidings_api`}),
+	"followercounts": slices.Concat(everywhere, []string{`SELECT FROM edges`, `SELECT FROM children`, `SELECT FROM outbox_messages`, `INSERT INTO outbox_messages DEFAULT VALUES`,
+		`SELECT FROM api_tokens`, `UPDATE projection_kinds SET object = '{}'`, `DELETE FROM consumer_dead_letters`, `DELETE FROM consumer_pauses`, `SELECT drop_history('follow')`,
+		`SET ROLE tidings_system`}),
+	"verify": slices.Concat(everywhere, []string{`UPDATE edges SET version = 1`, `DELETE FROM outbox_messages`, `SELECT token_hash FROM api_tokens`, `UPDATE edge_lists SET version = 1`,
+		`SET ROLE tidings_system`}),
+	"archiver": slices.Concat(everywhere, []string{`SET ROLE tidings_api`, `DELETE FROM kinds`}),
+	"writer":   slices.Concat(everywhere, []string{`SELECT payload FROM outbox_messages`, `SELECT FROM api_tokens`, `SELECT FROM edge_lists`, `SET ROLE tidings_system`}),
+}

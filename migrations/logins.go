@@ -1,0 +1,154 @@
+package migrations
+
+import (
+	"bufio"
+	"context"
+	"crypto/hmac"
+	"crypto/pbkdf2"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/internal/postgres"
+)
+
+// Login is a user of PostgreSQL who may do what one role may.
+type Login struct {
+	Name     string
+	Role     postgres.Role
+	Password string
+}
+
+// loginRoles are the roles that a login may have, as ReadLogins calls them.
+var loginRoles = map[string]postgres.Role{
+	"api": postgres.RoleAPI, "relay": postgres.RoleRelay, "consumer": postgres.RoleConsumer, "reader": postgres.RoleReader, "system": postgres.RoleSystem, "writer": postgres.RoleWriter,
+}
+
+var (
+	loginName     = regexp.MustCompile(`^[a-z][a-z0-9_]{0,62}$`)
+	loginPassword = regexp.MustCompile(`^[!-~]{8,512}$`) // characters that SCRAM takes as they are
+)
+
+// ErrLogin reports a login that cannot be made as it was asked for.
+var ErrLogin = errors.New("migrations: the login cannot be made")
+
+// ReadLogins reads lines of NAME ROLE PASSWORD. Empty lines and those that begin with # are comments. No error has a password in it.
+func ReadLogins(r io.Reader) (all []Login, err error) {
+	lines := bufio.NewScanner(r)
+	for n := 1; lines.Scan(); n++ {
+		f := strings.Fields(lines.Text())
+		if len(f) == 0 || strings.HasPrefix(f[0], "#") {
+			continue
+		}
+		bad := func(format string, args ...any) ([]Login, error) {
+			return nil, fmt.Errorf("%w: line %d: %s", ErrLogin, n, fmt.Sprintf(format, args...))
+		}
+		if len(f) != 3 {
+			return bad("want NAME ROLE PASSWORD")
+		}
+		role, known := loginRoles[f[1]]
+		switch {
+		case !loginName.MatchString(f[0]) || strings.HasPrefix(f[0], "tidings_"):
+			return bad("the name is %.80q: want 1 to 63 of a-z, 0-9 and _, beginning with a letter and not with tidings_", f[0])
+		case !known:
+			return bad("the role is %.80q: want api, relay, consumer, reader, system or writer", f[1])
+		case !loginPassword.MatchString(f[2]):
+			return bad("the password of %s: want 8 to 512 printable ASCII characters", f[0])
+		case slices.ContainsFunc(all, func(l Login) bool { return l.Name == f[0] }):
+			return bad("%s is there twice", f[0])
+		}
+		all = append(all, Login{f[0], role, f[2]})
+	}
+	return all, lines.Err()
+}
+
+// loginSQL says whether a role is there, and what a login of the name is now: its rights beyond a plain login's, and its roles of ours.
+const loginSQL = `
+SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $2), EXISTS (SELECT FROM pg_roles WHERE rolname = $1),
+       coalesce((SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication OR rolbypassrls OR oid = current_user::regrole FROM pg_roles WHERE rolname = $1), false),
+       ARRAY(SELECT g.rolname::text FROM pg_auth_members m JOIN pg_roles g ON g.oid = m.roleid JOIN pg_roles l ON l.oid = m.member
+              WHERE l.rolname = $1 AND g.rolname LIKE 'tidings\_%' AND g.rolname <> $2)`
+
+// MakeLogins makes the logins on the server of url, or gives those that exist their password and their one role. Logins of roles that the server does not have are left out, so
+// that the truth and the projections may be on two servers; it returns the names of the others. The server gets the passwords as SCRAM verifiers, so they are in no log.
+// ErrLogin: a login of that name is a superuser, or may more than log in, and stays as it is.
+func MakeLogins(ctx context.Context, url string, all []Login) (made []string, err error) {
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
+	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(x'74646c67'::bigint)`); err != nil { // "tdlg"
+			return err
+		}
+		for _, l := range all {
+			is, err := makeLogin(ctx, tx, l)
+			if err != nil {
+				return fmt.Errorf("make the login %s: %w", l.Name, err)
+			}
+			if is {
+				made = append(made, l.Name)
+			}
+		}
+		return nil
+	})
+	return made, err
+}
+
+func makeLogin(ctx context.Context, tx pgx.Tx, l Login) (made bool, err error) {
+	var roleIs, loginIs, special bool
+	var others []string
+	if err := tx.QueryRow(ctx, loginSQL, l.Name, string(l.Role)).Scan(&roleIs, &loginIs, &special, &others); err != nil || !roleIs {
+		return false, err
+	}
+	if special {
+		return false, fmt.Errorf("%w: %s may more than log in; take another name", ErrLogin, l.Name)
+	}
+	name, verb := pgx.Identifier{l.Name}.Sanitize(), "CREATE"
+	if loginIs {
+		verb = "ALTER"
+	}
+	verifier, err := scram(l.Password)
+	if err != nil {
+		return false, err
+	}
+	statements := []string{fmt.Sprintf(`%s ROLE %s LOGIN PASSWORD '%s'`, verb, name, verifier)}
+	for _, role := range others {
+		statements = append(statements, fmt.Sprintf(`REVOKE %s FROM %s`, pgx.Identifier{role}.Sanitize(), name))
+	}
+	statements = append(statements, fmt.Sprintf(`GRANT %s TO %s`, pgx.Identifier{string(l.Role)}.Sanitize(), name))
+	for _, sql := range statements {
+		if _, err := tx.Exec(ctx, sql); err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// scram returns the verifier that PostgreSQL keeps of a password (RFC 5803, RFC 7677).
+func scram(password string) (string, error) {
+	const rounds = 4096
+	salt := make([]byte, 16)
+	rand.Read(salt)
+	salted, err := pbkdf2.Key(sha256.New, password, salt, rounds, sha256.Size)
+	if err != nil {
+		return "", err
+	}
+	key := func(text string) []byte {
+		mac := hmac.New(sha256.New, salted)
+		mac.Write([]byte(text))
+		return mac.Sum(nil)
+	}
+	stored := sha256.Sum256(key("Client Key"))
+	b64 := base64.StdEncoding.EncodeToString
+	return fmt.Sprintf("SCRAM-SHA-256$%d:%s$%s:%s", rounds, b64(salt), b64(stored[:]), b64(key("Server Key"))), nil
+}
