@@ -306,7 +306,7 @@ func (c *core) pause(ctx context.Context, k *call, attempt int, err error) error
 
 // wait is how long to wait after an attempt. Chance keeps clients that were refused together from coming back together.
 func (r Retry) wait(attempt int, asked time.Duration) time.Duration {
-	d := min(time.Duration(float64(r.First)*math.Pow(2, float64(attempt-1))), r.Most)
+	d := time.Duration(min(float64(r.First)*math.Pow(2, float64(attempt-1)), float64(r.Most)))
 	if d > 0 {
 		d = d/2 + mathrand.N(d/2+1)
 	}

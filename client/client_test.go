@@ -219,6 +219,13 @@ func TestRetriesAreBounded(t *testing.T) {
 			t.Errorf("%v, %d requests, %s", err, len(*requests), took)
 		}
 
+		// Of very many attempts the late ones wait as long as those before.
+		c, requests = fake(t, func(int, *http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedEOF }, client.WithRetry(client.Retry{Attempts: 200, First: time.Second, Most: 2 * time.Second}))
+		start = time.Now()
+		if _, err = c.Likes.Get(t.Context(), 7, 42); time.Since(start) < 190*time.Second || len(*requests) != 200 {
+			t.Errorf("%d requests within %s: %v", len(*requests), time.Since(start), err)
+		}
+
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		c, requests = fake(t, func(int, *http.Request) (*http.Response, error) { return refuse(503, "overloaded", "Retry-After: 5") })

@@ -39,6 +39,7 @@ type FindQuery struct {
 	TenantID      int64 // with the aggregate; narrows the others down
 	AggregateType string
 	AggregateID   int64
+	EventType     string    // narrows down; "" for all
 	Since, Until  time.Time // occurred at or after, and before; required where nothing else selects
 	Limit         int
 	Payload       bool
@@ -54,9 +55,12 @@ func findColumns(where, processed, partition, seq string) string {
        attempts::int, coalesce(last_error, '')`
 }
 
+// ofType is a part of all filters.
+const ofType = ` AND (@event_type::text IS NULL OR event_type = @event_type)`
+
 // findFilter narrows down what the index found.
 const findFilter = `
-   AND (@tenant::bigint IS NULL OR tenant_id = @tenant)
+   AND (@tenant::bigint IS NULL OR tenant_id = @tenant)` + ofType + `
    AND (@since::timestamptz IS NULL OR occurred_at >= @since) AND (@until::timestamptz IS NULL OR occurred_at < @until)`
 
 const fromArchive, fromKept, fromDLQ, fromOutbox = ` FROM outbox_messages_archive WHERE `, ` FROM outbox_messages_kept WHERE `, ` FROM outbox_messages_dlq WHERE `, ` FROM outbox_messages WHERE `
@@ -74,11 +78,11 @@ var (
 	byIDAndEvent = `id = @id AND event_id = @event_id::uuid` + findFilter + ` LIMIT @limit`
 	// Compared as a row: of equalities the planner thinks that the index by id serves the order, for an aggregate that has much, and then filters.
 	byAggregate = `(tenant_id, aggregate_type, aggregate_id, id) >= (@tenant::bigint, @aggregate_type::text, @aggregate_id::bigint, 0)
-   AND (tenant_id, aggregate_type, aggregate_id, id) <= (@tenant::bigint, @aggregate_type::text, @aggregate_id::bigint, 9223372036854775807)
+   AND (tenant_id, aggregate_type, aggregate_id, id) <= (@tenant::bigint, @aggregate_type::text, @aggregate_id::bigint, 9223372036854775807)` + ofType + `
    AND (@since::timestamptz IS NULL OR occurred_at >= @since) AND (@until::timestamptz IS NULL OR occurred_at < @until)
  ORDER BY tenant_id, aggregate_type, aggregate_id, id LIMIT @limit`
 	dlqByAggregate = `tenant_id = @tenant AND aggregate_type = @aggregate_type AND aggregate_id = @aggregate_id` + findFilter + ` ORDER BY id LIMIT @limit`
-	byTime         = `occurred_at >= @since AND occurred_at < @until AND (@tenant::bigint IS NULL OR tenant_id = @tenant) ORDER BY occurred_at, id LIMIT @limit`
+	byTime         = `occurred_at >= @since AND occurred_at < @until AND (@tenant::bigint IS NULL OR tenant_id = @tenant)` + ofType + ` ORDER BY occurred_at, id LIMIT @limit`
 	// The outbox and the archive have no index by time; ids are in the order of insertion, and Find looks up which of them were inserted then.
 	byIDRange = `id >= @first AND id <= @last` + findFilter + ` ORDER BY id LIMIT @limit`
 )
@@ -93,7 +97,10 @@ const skew = 10 * time.Minute
 func Find(ctx context.Context, pool *pgxpool.Pool, q FindQuery) ([]Found, error) {
 	args := pgx.NamedArgs{
 		"id": q.OutboxID, "event_id": q.EventID, "tenant": ifSet(q.TenantID), "aggregate_type": q.AggregateType, "aggregate_id": q.AggregateID,
-		"since": nil, "until": nil, "limit": q.Limit, "payload": q.Payload,
+		"event_type": nil, "since": nil, "until": nil, "limit": q.Limit, "payload": q.Payload,
+	}
+	if q.EventType != "" {
+		args["event_type"] = q.EventType
 	}
 	if !q.Since.IsZero() {
 		args["since"] = q.Since

@@ -26,6 +26,8 @@ func TestEventsAreFoundWhereverTheyAre(t *testing.T) {
 	exec(t, pool, `WITH d AS (DELETE FROM outbox_messages WHERE id IN (50000002, 50000006) RETURNING *)
 		INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts, event_id, inserted_at, slot)
 		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 11, event_id, inserted_at, slot FROM d`)
+	exec(t, pool, `UPDATE outbox_messages_dlq SET event_type = 'sold' WHERE id = 50000002`)
+	exec(t, pool, `UPDATE outbox_messages_archive SET event_type = 'sold' WHERE id = 3`)
 	eventID := func(table string, id int64) string {
 		return scalar[string](t, pool, `SELECT event_id::text FROM `+table+` WHERE id = $1`, id)
 	}
@@ -43,6 +45,9 @@ func TestEventsAreFoundWhereverTheyAre(t *testing.T) {
 		"an event of the outbox":           {FindQuery{EventID: eventID("outbox_messages", 50000001)}, "outbox 50000001"},
 		"an aggregate":                     {FindQuery{TenantID: 1, AggregateType: "post", AggregateID: 2}, "archive 2, dlq 50000002"},
 		"an aggregate, lately":             {FindQuery{TenantID: 1, AggregateType: "post", AggregateID: 2, Since: now.Add(-24 * time.Hour)}, "dlq 50000002"},
+		"an aggregate, of a type":          {FindQuery{TenantID: 1, AggregateType: "post", AggregateID: 2, EventType: "sold"}, "dlq 50000002"},
+		"an id of another type":            {FindQuery{OutboxID: 4, EventType: "sold"}, ""},
+		"a time, of a type":                {FindQuery{Since: now.Add(-11 * archiveDay), EventType: "sold"}, "archive 3, dlq 50000002"},
 		"a time":                           {FindQuery{Since: now.Add(-11 * archiveDay), Until: now.Add(-90 * time.Minute)}, "archive 1, archive 2, archive 3, archive 4, outbox 50000001, dlq 50000002, outbox 50000003, outbox 50000004"},
 		"a time, to now, of a tenant":      {FindQuery{Since: now.Add(-3 * time.Hour), TenantID: 2}, "outbox 50000005, dlq 50000006, outbox 50000007, outbox 50000008"},
 		"a time, the first":                {FindQuery{Since: now.Add(-11 * archiveDay), Limit: 6}, "archive 1, archive 2, archive 3, archive 4, outbox 50000001, dlq 50000002"},

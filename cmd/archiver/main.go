@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/tidings/tidings/cmd/internal/projector"
-	"github.com/tidings/tidings/cmd/internal/upkeep"
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/jobs"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/upkeep"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/outbox"

@@ -36,6 +36,8 @@ var rules = []rule{
 	{pkg: "api", libs: []string{huma, pgx}, // pgx.Tx goes through its hands: reads of a projection are one transaction, the caller's
 		may: []string{"store", "tokens", "kinds", "contracts", "outbox", "projections", "projections/*", "versioned", "event", "internal/postgres", "internal/tracing",
 			"consumers"}}, // how far a projection has come, for as_of
+	{pkg: "console", libs: []string{pgx, nats}, // it reads as the CLI does, and hands pools and the connection to those who do
+		may: []string{"store", "tokens", "kinds", "versioned", "outbox", "coldstore", "consumers", "projections", "projections/*", "replay", "erasure", "migrations", "event", "internal/*"}},
 	{pkg: "store", may: []string{"kinds", "outbox", "versioned", "event", "internal/postgres", "internal/tracing"}, libs: []string{pgx}},
 	{pkg: "tokens", may: []string{"store", "internal/postgres"}, libs: []string{pgx}}, // store: what a name may be
 	{pkg: "versioned", may: []string{"internal/postgres"}, libs: []string{pgx}},
@@ -60,11 +62,17 @@ var rules = []rule{
 	{pkg: "docs"},   // likewise
 	{pkg: "migrations", may: []string{"kinds", "internal/postgres"}, libs: []string{pgx}},
 
+	// What the CLI and the console both show of a whole installation: they stand above what they read.
+	{pkg: "internal/status", may: []string{"outbox", "relay", "consumers", "internal/*"}, libs: []string{pgx, nats}},
+	{pkg: "internal/upkeep", may: []string{"coldstore", "outbox", "store", "kinds", "versioned", "projections/history", "internal/*"}, libs: []string{pgx}},
+	{pkg: "internal/doctor", may: []string{"coldstore", "outbox", "migrations", "internal/*"}, libs: []string{pgx, nats}},
+	{pkg: "internal/verify", may: []string{"store", "kinds", "versioned", "outbox", "relay", "consumers", "projections", "event", "internal/*"}, libs: []string{pgx, nats}},
 	{pkg: "internal/broker", may: []string{"event"}, libs: []string{nats, srv}}, // event says on which subjects; the only one that knows the server
 	{pkg: "internal/heartbeat", may: []string{"event"}},
-	{pkg: "internal/tracing", may: []string{"event"}},                                                        // in the programs of others: OpenTelemetry's API, never its SDK
-	{pkg: "internal/testkit", may: []string{"internal/*", "migrations", "kinds"}, libs: []string{pgx, nats}}, // its databases are migrated
-	{pkg: "internal/load", may: []string{"client"}},                                                          // a user of the API
+	{pkg: "internal/tracing", may: []string{"event"}},                                                                             // in the programs of others: OpenTelemetry's API, never its SDK
+	{pkg: "internal/testkit", may: []string{"internal/*", "migrations", "kinds"}, libs: []string{pgx, nats}},                      // its databases are migrated
+	{pkg: "internal/load", may: []string{"client"}},                                                                               // a user of the API
+	{pkg: "internal/demo", may: []string{"client", "outbox", "event", "internal/load", "internal/postgres"}, libs: []string{pgx}}, // another one, and who makes trouble
 	{pkg: "internal/*", may: []string{"internal/*"}, libs: []string{pgx}},
 	{pkg: "internal/*/*", may: []string{"internal/*", "internal/*/*"}, libs: []string{pgx}},
 }
@@ -192,6 +200,11 @@ func TestRulesRefuse(t *testing.T) {
 		{"relay", srv + "/server"},
 		{"consumers", module + "projections/threadcache"},
 		{"internal/lease", module + "outbox"},
+		{"internal/doctor", module + "cmd/internal/fleet"},
+		{"internal/status", module + "api"},
+		{"internal/verify", module + "projections/threadcache"},
+		{"console", module + "api"},
+		{"console", module + "cmd/internal/fleet"},
 		{"store", module + "api"},
 		{"api", nats},
 		{"outbox", blob + "/v7"},

@@ -6,7 +6,8 @@
 //	store ─> outbox, versioned, event, postgres                  projections ─> projections (the shared half), store, versioned, event, postgres
 //	relay ─> outbox, lease, broker, event                        subscribe ─> consumers, kinds, migrations, event, broker, postgres
 //	internal ─> internal                                         client ─> event
-//	client/clienttest ─> client, cmd/tidings/cli
+//	console ─> what api reads, replay, erasure, internal
+//	client/clienttest ─> client, cmd/tidings/cli                 internal/{status,doctor,verify} ─> what they look at
 //
 // A new edge is a decision: it is added to the table in the test, with its reason.
 package archtest

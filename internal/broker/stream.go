@@ -212,6 +212,16 @@ func Next(ctx context.Context, js jetstream.JetStream, stream string, seq uint64
 	return get(ctx, js, stream, map[string]any{"seq": max(seq, 1), "next_by_subj": ">"})
 }
 
+// EventAt returns the id of the event that the stream has at seq, from its leader; "" where it has none: the message is gone, ends the stream, or no
+// relay wrote it.
+func EventAt(ctx context.Context, js jetstream.JetStream, stream string, seq uint64) (id string, err error) {
+	m, err := Next(ctx, js, stream, seq)
+	if err != nil || m == nil || m.Seq != seq || !event.Ours(m.Header) {
+		return "", err
+	}
+	return m.Header.Get(event.HeaderID), nil
+}
+
 // Last returns the stream's last message of a subject filter, from its leader, or nil when there is none.
 func Last(ctx context.Context, js jetstream.JetStream, stream, filter string) (*Stored, error) {
 	return get(ctx, js, stream, map[string]any{"last_by_subj": filter})

@@ -176,7 +176,7 @@ func (t *Children) changes(i int) (all []change) {
 		all = append(all, change{http.MethodPut, "/moderation", decision{state, reason}})
 	}
 	if rnd.Float64() < 0.06 {
-		all = append(all, change{http.MethodPatch, "", edit{"Edited: " + words(rnd, 1+rnd.IntN(20)), t.kind.Attributes.generate(rnd)}})
+		all = append(all, change{http.MethodPatch, "", edit{"Edited: " + words(rnd, 1+rnd.IntN(20)), t.kind.Attributes.Generate(rnd)}})
 		if rnd.Float64() < editAgain {
 			all = append(all, change{http.MethodPatch, "", edit{Body: "Edited again: " + words(rnd, 1+rnd.IntN(20))}})
 		}
@@ -265,7 +265,7 @@ func (t *Children) Child(i int) PlannedChild {
 		Parent:     int(t.parent[i]),
 		AuthorID:   1 + author,
 		Body:       words(rnd, min(1+int(math.Exp(2.5+0.9*rnd.NormFloat64())), maxWords)),
-		Attributes: t.kind.Attributes.generate(rnd),
+		Attributes: t.kind.Attributes.Generate(rnd),
 	}
 }
 

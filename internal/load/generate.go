@@ -141,7 +141,7 @@ func WithAttributes(edges iter.Seq[Edge], of Schema, seed uint64) iter.Seq2[Edge
 	return func(yield func(Edge, error) bool) {
 		for e := range edges {
 			var err error
-			if all := of.generate(rand.New(rand.NewPCG(seed^uint64(e.From)<<32, uint64(e.To)))); all != nil {
+			if all := of.Generate(rand.New(rand.NewPCG(seed^uint64(e.From)<<32, uint64(e.To)))); all != nil {
 				var text []byte
 				text, err = json.Marshal(all)
 				e.Attributes = string(text)

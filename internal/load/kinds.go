@@ -55,9 +55,9 @@ type Property struct {
 // spread is how many integers a generator takes of those between wide bounds.
 const spread = 1000
 
-// generate makes values that the schema allows, the same ones for the same state of rnd: of every attribute that is required, and of most others.
+// Generate makes values that the schema allows, the same ones for the same state of rnd: of every attribute that is required, and of most others.
 // It returns nil of a kind without attributes.
-func (s Schema) generate(rnd *rand.Rand) map[string]any {
+func (s Schema) Generate(rnd *rand.Rand) map[string]any {
 	if len(s.Properties) == 0 {
 		return nil
 	}

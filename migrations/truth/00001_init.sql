@@ -551,11 +551,15 @@ BEGIN
                            'outbox_messages', 'outbox_messages_dlq', 'outbox_dlq_actions', 'outbox_messages_archive'] LOOP
     EXECUTE format('CREATE POLICY writer ON %I TO tidings_writer USING (true) WITH CHECK (true)', t);
   END LOOP;
-  FOREACH t IN ARRAY ARRAY['outbox_messages', 'outbox_messages_dlq', 'outbox_messages_archive'] LOOP
+  FOREACH t IN ARRAY ARRAY['outbox_messages_dlq', 'outbox_messages_archive'] LOOP
     EXECUTE format('CREATE POLICY relay ON %I TO tidings_relay USING (true) WITH CHECK (true)', t);
   END LOOP;
 END $$;
 -- +goose StatementEnd
+CREATE POLICY relay ON outbox_messages FOR SELECT TO tidings_relay USING (true);
+CREATE POLICY relay_marks ON outbox_messages FOR UPDATE TO tidings_relay USING (true) WITH CHECK (true);
+CREATE POLICY relay_buries ON outbox_messages FOR DELETE TO tidings_relay USING (true);
+CREATE POLICY relay_beats ON outbox_messages FOR INSERT TO tidings_relay WITH CHECK (tenant_id = 0 AND aggregate_type = 'heartbeat'); -- no other event is a relay's to write
 
 -- ==== Rights ====
 
@@ -581,7 +585,9 @@ GRANT UPDATE (state, returned_at, returned_by) ON archived_threads TO tidings_ap
 GRANT SELECT, DELETE, UPDATE (processed_at, stream_seq, partition, attempts, last_error, available_at, behind) ON outbox_messages TO tidings_relay;
 GRANT SELECT, INSERT ON outbox_messages_dlq TO tidings_relay;
 GRANT SELECT ON outbox_messages_archive, outbox_ranges, outbox_messages_id_seq TO tidings_relay;
-GRANT SELECT, UPDATE (stream, created, tail_seq, floor_id, final_seq) ON outbox_partitions TO tidings_relay;
+GRANT INSERT (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at) ON outbox_messages TO tidings_relay; -- heartbeats
+GRANT USAGE ON SEQUENCE outbox_messages_id_seq TO tidings_relay;
+GRANT SELECT, UPDATE (stream, created, tail_seq, floor_id, final_seq, heartbeat_at) ON outbox_partitions TO tidings_relay;
 GRANT SELECT, INSERT, UPDATE, DELETE ON leases, lease_members TO tidings_relay;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON edges, child_keys, archived_threads, child_archive_walk, threads, threads_purged,

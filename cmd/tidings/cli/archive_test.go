@@ -172,13 +172,15 @@ func TestEventsFind(t *testing.T) {
 		t.Fatalf("found %s", stdout)
 	}
 	for args, want := range map[string]string{
-		"--id " + all[0]["event_id"].(string): "2",
-		"--aggregate post/7 --tenant 1":       "1 2 3",
-		"--since 240h30m --limit 2":           "1 2",
-		"--since 1h":                          "50000001",
-		"--since 240h30m --until 1h":          "1 2 3",
-		"--id 50000001":                       "50000001",
-		"--id 99":                             "",
+		"--id " + all[0]["event_id"].(string):            "2",
+		"--aggregate post/7 --tenant 1":                  "1 2 3",
+		"--since 240h30m --limit 2":                      "1 2",
+		"--since 1h":                                     "50000001",
+		"--since 240h30m --type sold":                    "",
+		"--id 2 --type " + all[0]["event_type"].(string): "2",
+		"--since 240h30m --until 1h":                     "1 2 3",
+		"--id 50000001":                                  "50000001",
+		"--id 99":                                        "",
 	} {
 		code, stdout, stderr := find(args + " --json")
 		ids, _ := lines(t, stdout)
@@ -201,7 +203,7 @@ func TestEventsFind(t *testing.T) {
 	if code, stdout, _ := find("--id 50000001"); code != exitOK || !strings.HasPrefix(stdout, "WHERE   ID        EVENT") || !strings.Contains(stdout, "outbox  50000001  ") {
 		t.Errorf("the table, exit code %d:\n%s", code, stdout)
 	}
-	for _, args := range []string{"", "--id x", "--aggregate post/7", "--aggregate post --tenant 1", "--id 1 --aggregate post/7 --tenant 1", "--since soon", "--id 1 --limit 0", "--tenant 1"} {
+	for _, args := range []string{"", "--id x", "--aggregate post/7", "--aggregate post --tenant 1", "--id 1 --aggregate post/7 --tenant 1", "--since soon", "--id 1 --limit 0", "--tenant 1", "--sequence 7", "--sequence EVENTS-0/x", "--id 1 --sequence EVENTS-0/1"} {
 		if code, _, _ := find(args); code != exitInput {
 			t.Errorf("find %q: exit code %d", args, code)
 		}

@@ -9,10 +9,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
-	"github.com/tidings/tidings/cmd/internal/upkeep"
 	"github.com/tidings/tidings/coldstore"
 	"github.com/tidings/tidings/erasure"
 	"github.com/tidings/tidings/internal/jobs"
+	"github.com/tidings/tidings/internal/upkeep"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/replay"
 )

@@ -19,6 +19,7 @@ import (
 	"github.com/tidings/tidings/erasure"
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/load"
+	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/kinds"
 )
 
@@ -79,7 +80,7 @@ func (p Process) commands() *cobra.Command {
 		SilenceErrors: true,
 	}
 	root.AddCommand(p.devCommand(), p.migrateCommand(), p.tokenCommand(), p.loadCommand(), p.verifyCommand(), p.statusCommand(), p.repairCommand(), p.streamCommand(), p.partitionsCommand(),
-		p.replayCommand(), p.consumeCommand(), p.outboxCommand(), p.dlqCommand(), p.pauseCommand(), p.resumeCommand(), p.eraseCommand(), p.historyCommand(), p.archiveCommand(), p.eventsCommand(), p.kindsCommand(), p.contractsCommand(), p.edgesCommand(), p.doctorCommand(), p.natsCommand(), p.versionCommand(),
+		p.replayCommand(), p.consumeCommand(), p.outboxCommand(), p.dlqCommand(), p.pauseCommand(), p.resumeCommand(), p.eraseCommand(), p.historyCommand(), p.archiveCommand(), p.eventsCommand(), p.kindsCommand(), p.contractsCommand(), p.edgesCommand(), p.doctorCommand(), p.natsCommand(), p.versionCommand(), p.demoCommand(),
 		bench.Command())
 	refuseUnknown(root.Commands())
 	root.SetIn(p.Stdin)
@@ -152,11 +153,4 @@ func tableTo(to io.Writer, rows ...[]string) error {
 	return nil
 }
 
-// count writes n with its thousands apart, for people.
-func count(n int64) string {
-	s := fmt.Sprint(n)
-	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
-}
+func count(n int64) string { return words.Count(n) }

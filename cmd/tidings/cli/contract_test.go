@@ -21,7 +21,9 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/status"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/verify"
 	"github.com/tidings/tidings/projections"
 )
 
@@ -99,7 +101,7 @@ func (c *contract) write(method, path, body string, header http.Header) {
 // events are all that were written, in the order of their ids.
 func (c *contract) events() []event.Event {
 	c.t.Helper()
-	rows, _ := c.truth.Query(c.t.Context(), `SELECT event_id::text, tenant_id, aggregate_type, aggregate_id, event_type, event_version::int, payload FROM outbox_messages ORDER BY id`)
+	rows, _ := c.Truth.Query(c.t.Context(), `SELECT event_id::text, tenant_id, aggregate_type, aggregate_id, event_type, event_version::int, payload FROM outbox_messages ORDER BY id`)
 	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (e event.Event, err error) {
 		return e, row.Scan(&e.ID, &e.TenantID, &e.AggregateType, &e.AggregateID, &e.Type, &e.Version, &e.Payload)
 	})
@@ -112,7 +114,7 @@ func (c *contract) events() []event.Event {
 // differences are what Verify reports.
 func (c *contract) differences(p projections.Projection) (all []projections.Difference) {
 	c.t.Helper()
-	checked, err := p.Verify(c.t.Context(), c.truth, c.projections, func(d projections.Difference) { all = append(all, d) })
+	checked, err := p.Verify(c.t.Context(), c.Truth, c.Projections, func(d projections.Difference) { all = append(all, d) })
 	if err != nil || checked == 0 {
 		c.t.Fatalf("verify %s: %d checked, %v", p.Name(), checked, err)
 	}
@@ -129,11 +131,11 @@ func (c *contract) same(p projections.Projection, when string) {
 // lag wants the projection in `tidings status`, with nothing left to apply.
 func (c *contract) lag(p projections.Projection) {
 	c.t.Helper()
-	var st systemState
+	var st status.State
 	if err := json.Unmarshal([]byte(c.must("status", "--json")), &st); err != nil {
 		c.t.Fatal(err)
 	}
-	i := slices.IndexFunc(st.Consumers, func(s consumerState) bool { return s.Consumer == p.Name() })
+	i := slices.IndexFunc(st.Consumers, func(s status.Consumer) bool { return s.Consumer == p.Name() })
 	if i < 0 || st.Consumers[i].Messages != 0 || st.Consumers[i].AsOf.IsZero() {
 		c.t.Errorf("the status has %+v, want %s without lag", st.Consumers, p.Name())
 	}
@@ -169,7 +171,7 @@ func (c *contract) applies(p projections.Projection, events []event.Event) {
 		c.t.Fatalf("%s wants none of the events", p.Name())
 	}
 	ctx := c.t.Context()
-	err := postgres.InTx(ctx, c.projections, pgx.TxOptions{}, func(tx pgx.Tx) error {
+	err := postgres.InTx(ctx, c.Projections, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if _, err := consumers.Hold(ctx, tx, p.Name()); err != nil {
 			return err
 		}
@@ -201,7 +203,7 @@ func (c *contract) windows(p projections.Projection) {
 	c.t.Helper()
 	var after any
 	for n := 0; n == 0 || after != nil; n++ {
-		checked, next, err := p.Window(c.t.Context(), c.truth, c.projections, after, 25, func(d projections.Difference) { c.t.Errorf("window %d: %s", n, d) })
+		checked, next, err := p.Window(c.t.Context(), c.Truth, c.Projections, after, 25, func(d projections.Difference) { c.t.Errorf("window %d: %s", n, d) })
 		if err != nil || n > 1000 {
 			c.t.Fatalf("window %d of %s: %d checked, %v", n, p.Name(), checked, err)
 		}
@@ -215,7 +217,7 @@ func (c *contract) mends(p projections.Projection) {
 	damaged := 0
 	for _, table := range p.Tables() {
 		name := pgx.Identifier{table}.Sanitize()
-		tag, err := c.projections.Exec(c.t.Context(), `DELETE FROM `+name+` WHERE ctid = (SELECT ctid FROM `+name+` ORDER BY random() LIMIT 1)`)
+		tag, err := c.Projections.Exec(c.t.Context(), `DELETE FROM `+name+` WHERE ctid = (SELECT ctid FROM `+name+` ORDER BY random() LIMIT 1)`)
 		if err != nil {
 			c.t.Fatal(err)
 		}
@@ -232,7 +234,7 @@ func (c *contract) mends(p projections.Projection) {
 				c.t.Errorf("a difference of %s says that it is of %s", p.Name(), d.Projection)
 			}
 		}
-		if _, err := c.mend(c.t.Context(), p, arriveWithin, false); err != nil {
+		if _, err := verify.Repair(c.t.Context(), c.verifying(), p, arriveWithin, false); err != nil {
 			c.t.Fatal(err)
 		}
 		c.same(p, "after a row of "+table+" was mended")
@@ -281,7 +283,7 @@ func (c *contract) parksErasesAndRetries() {
 	aggregates := map[string]int64{event.AggregateComment: 1, event.AggregateFollow: 1}
 	var want, parked int
 	for kind, id := range aggregates {
-		if _, err := c.truth.Exec(ctx, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES ($1, $2, $3, 'created', '{}')`, devTenant, kind, id); err != nil {
+		if _, err := c.Truth.Exec(ctx, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES ($1, $2, $3, 'created', '{}')`, devTenant, kind, id); err != nil {
 			c.t.Fatal(err)
 		}
 		for _, p := range c.all {
@@ -291,7 +293,7 @@ func (c *contract) parksErasesAndRetries() {
 		}
 	}
 	testkit.Eventually(c.t, arriveWithin, "everyone to park what cannot be read", func() (bool, error) {
-		err := c.projections.QueryRow(ctx, `SELECT count(*) FROM consumer_dead_letters`).Scan(&parked)
+		err := c.Projections.QueryRow(ctx, `SELECT count(*) FROM consumer_dead_letters`).Scan(&parked)
 		return parked == want, err
 	})
 	c.write("PUT", "/v1/follows/900/1", "", nil)
@@ -299,7 +301,7 @@ func (c *contract) parksErasesAndRetries() {
 	if n := c.holding(); n != 0 {
 		c.t.Errorf("%d rows have the text of an author who is erased", n)
 	}
-	letters := consumers.NewDeadLetters(c.projections, c.all...)
+	letters := consumers.NewDeadLetters(c.Projections, c.all...)
 	first, err := letters.List(ctx, consumers.DeadLetterFilter{First: true}, 100)
 	if err != nil || len(first) != want {
 		c.t.Fatalf("%d aggregates are parked, want %d: %v", len(first), want, err)
@@ -323,14 +325,14 @@ func (c *contract) parksErasesAndRetries() {
 // holding counts the rows of the database that have the secret.
 func (c *contract) holding() (n int) {
 	c.t.Helper()
-	rows, _ := c.projections.Query(c.t.Context(), `SELECT format('%I', tablename) FROM pg_tables WHERE schemaname = 'public' AND has_table_privilege(schemaname || '.' || quote_ident(tablename), 'SELECT')`)
+	rows, _ := c.Projections.Query(c.t.Context(), `SELECT format('%I', tablename) FROM pg_tables WHERE schemaname = 'public' AND has_table_privilege(schemaname || '.' || quote_ident(tablename), 'SELECT')`)
 	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil || len(tables) < 20 {
 		c.t.Fatalf("%d tables, %v", len(tables), err)
 	}
 	for _, table := range tables {
 		var some int
-		if err := c.projections.QueryRow(c.t.Context(), `SELECT count(*) FROM `+table+` t WHERE strpos(t::text, $1) + strpos(t::text, encode($1::text::bytea, 'hex')) > 0`, secret).Scan(&some); err != nil {
+		if err := c.Projections.QueryRow(c.t.Context(), `SELECT count(*) FROM `+table+` t WHERE strpos(t::text, $1) + strpos(t::text, encode($1::text::bytea, 'hex')) > 0`, secret).Scan(&some); err != nil {
 			c.t.Fatalf("%s: %v", table, err)
 		}
 		n += some

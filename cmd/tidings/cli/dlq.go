@@ -17,6 +17,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
@@ -467,12 +468,7 @@ func osUser() string {
 	return fmt.Sprintf("uid %d", os.Geteuid())
 }
 
-func messages(n int64) string {
-	if n == 1 {
-		return "1 message"
-	}
-	return count(n) + " messages"
-}
+func messages(n int64) string { return words.Of(n, "message") }
 
 func payloads(n int64) string {
 	if n == 1 {

@@ -13,56 +13,15 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/tidings/tidings/cmd/internal/doctor"
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
-	"github.com/tidings/tidings/internal/jobs"
+	"github.com/tidings/tidings/internal/doctor"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/status"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/outbox"
 )
-
-// TestEveryCheckOfTheFleetFindsItsIllness has each check find one state, and nothing in a healthy one.
-func TestEveryCheckOfTheFleetFindsItsIllness(t *testing.T) {
-	healthy := func() systemState {
-		return systemState{
-			Outbox:     &outbox.Stats{LagSeconds: 5, Undelivered: 5, RangesAhead: 2},
-			Partitions: []partitionState{{Partition: 0, State: stateOpen, Replicas: 3, Current: 3}, {Partition: 1, State: "closed"}},
-			Consumers:  []consumerState{{ConsumerLag: consumers.ConsumerLag{Consumer: "c", Seconds: 5}}},
-		}
-	}
-	if all := fleetFindings(healthy()); len(all) > 0 {
-		t.Errorf("a healthy fleet: %v", all)
-	}
-	for want, harm := range map[string]func(st *systemState){
-		"unavailable":      func(st *systemState) { st.Away = []awayServer{{"NATS", "nats://x", "refused"}} },
-		"blocked-session":  func(st *systemState) { st.Blocked = []postgres.Blocked{{PID: 7}} },
-		"refused-stream":   func(st *systemState) { st.Partitions[0].Refused = "it lost events" },
-		"no-leader":        func(st *systemState) { st.Partitions[0].NoLeader = "nobody" },
-		"no-stream":        func(st *systemState) { st.Partitions[0].Replicas, st.Partitions[0].Current = 0, 0 },
-		"replica-behind":   func(st *systemState) { st.Partitions[0].Current = 2 },
-		"unheld-partition": func(st *systemState) { st.Unheld = []unheldState{{"relay", []int{0}}} },
-		"outbox-lag":       func(st *systemState) { st.Outbox.Undelivered = 301 },
-		"outbox-retrying":  func(st *systemState) { st.Outbox.Retrying = 1 },
-		"outbox-dlq":       func(st *systemState) { st.Outbox.DLQDepth = 1 },
-		"outbox-ranges":    func(st *systemState) { st.Outbox.RangesAhead = 0 },
-		"lost-events":      func(st *systemState) { st.Consumers[0].Lost = []string{"EVENTS-0"} },
-		"paused":           func(st *systemState) { st.Consumers[0].Paused = &consumers.Paused{Actor: "x"} },
-		"consumer-lag":     func(st *systemState) { st.Consumers[0].Seconds = 61 },
-		"dead-letters":     func(st *systemState) { st.Consumers[0].DeadLetters = 1 },
-	} {
-		st := healthy()
-		harm(&st)
-		if all := fleetFindings(st); len(all) != 1 || all[0].Check != want || all[0].What == "" || all[0].Mend == "" || all[0].Where == "" {
-			t.Errorf("%s: found %+v", want, all)
-		}
-	}
-	now := time.Now()
-	if all := jobFindings([]jobs.LastRun{{Job: "a", SucceededAt: now}, {Job: "b", FailedAt: now, LastError: "no luck"}}); len(all) != 1 || all[0].Check != "job-failed" || all[0].Where != "b" {
-		t.Errorf("of two jobs one failed: %+v", all)
-	}
-}
 
 func TestADoctorWaitsForAFleetThatStarts(t *testing.T) {
 	starting := []doctor.Finding{{Severity: doctor.Warning}, {Severity: doctor.Error}}
@@ -90,46 +49,13 @@ func TestADoctorWaitsForAFleetThatStarts(t *testing.T) {
 	}
 }
 
-// TestADoctorFindsMonthsWithoutAnExport looks at ranges as coldstore.Store.Due returns them.
-func TestADoctorFindsMonthsWithoutAnExport(t *testing.T) {
-	now := time.Date(2030, 6, 15, 0, 0, 0, 0, time.UTC)
-	due := []outbox.Range{
-		{FirstAt: time.Date(2030, 5, 31, 23, 0, 0, 0, time.UTC), ArchivedAt: now.Add(-exportLate - 1)}, {FirstAt: time.Date(2030, 5, 2, 0, 0, 0, 0, time.UTC), ArchivedAt: now.AddDate(0, 0, -9)},
-		{FirstAt: time.Date(2030, 4, 2, 0, 0, 0, 0, time.UTC), ArchivedAt: now.AddDate(0, 0, -30)}, {FirstAt: now, ArchivedAt: now.Add(-exportLate)},
-	}
-	for _, c := range []struct {
-		name, url string
-		exported  bool
-		due       []outbox.Range
-		want      []string // where, and part of the rest
-	}{
-		{"the archive was never exported", "", false, due, nil},
-		{"everything has an export", "file:///x", true, nil, nil},
-		{"the export of a young range is on its way", "file:///x", true, due[3:], nil},
-		{"two months have none", "file:///x", false, due, []string{"archive of 2030-04: 1 range without an export: ", "--month 2030-04", "archive of 2030-05: 2 ranges without", "--month 2030-05"}},
-		{"exports were turned off", "", true, due[2:], []string{"archive of 2030-04: 1 range without an export, and exports are off", "outbox_archive_export_url="}},
-	} {
-		var said string
-		all := exportFindings(c.url, c.exported, c.due, now)
-		for _, f := range all {
-			said += f.Where + ": " + f.What + " " + f.Mend + "\n"
-			if f.Check != "archive-export" || f.Severity != doctor.Warning {
-				t.Errorf("%s: %+v", c.name, f)
-			}
-		}
-		if slices.ContainsFunc(c.want, func(s string) bool { return !strings.Contains(said, s) }) || len(all) != len(c.want)/2 {
-			t.Errorf("%s: %s", c.name, said)
-		}
-	}
-}
-
 // TestADoctorsCommandsExist: what a finding tells to run is a command of this program, or a page of the documents.
 func TestADoctorsCommandsExist(t *testing.T) {
-	st := systemState{Outbox: &outbox.Stats{LagSeconds: 99, Retrying: 1, DLQDepth: 1}, Blocked: []postgres.Blocked{{}}, Unheld: []unheldState{{Kind: "x"}},
-		Partitions: []partitionState{{Refused: "x"}, {NoLeader: "x"}, {State: stateOpen}, {Replicas: 1}},
-		Consumers:  []consumerState{{ConsumerLag: consumers.ConsumerLag{Consumer: "threadcache", Seconds: 99, DeadLetters: 1, Lost: []string{"x"}}, Paused: &consumers.Paused{}}}}
+	st := status.State{Outbox: &outbox.Stats{LagSeconds: 99, Retrying: 1, DLQDepth: 1}, Blocked: []postgres.Blocked{{}}, Unheld: []status.Unheld{{Kind: "x"}},
+		Partitions: []status.Partition{{Refused: "x"}, {NoLeader: "x"}, {State: status.Open}, {Replicas: 1}},
+		Consumers:  []status.Consumer{{ConsumerLag: consumers.ConsumerLag{Consumer: "threadcache", Seconds: 99, DeadLetters: 1, Lost: []string{"x"}}, Paused: &consumers.Paused{}}}}
 	ran := 0
-	for _, f := range fleetFindings(st) {
+	for _, f := range doctor.Fleet(st) {
 		if command := regexp.MustCompile(`^tidings (.*)`).FindStringSubmatch(f.Mend); command != nil {
 			ran++
 			if code, _, stderr := run(t, nil, "", append(strings.Fields(command[1]), "--help")...); code != exitOK {

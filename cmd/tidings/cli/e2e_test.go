@@ -21,7 +21,9 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/load"
+	"github.com/tidings/tidings/internal/status"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/verify"
 )
 
 // arriveWithin is how long what was written may take to be everywhere.
@@ -151,16 +153,16 @@ func TestLoadArrivesEverywhere(t *testing.T) {
 	d.checkStream(t, spec.Edges)
 
 	code, stdout, stderr := run(t, nil, "", "status", "--data", d.dir, "--json")
-	var st systemState
+	var st status.State
 	if err := json.Unmarshal([]byte(stdout), &st); code != exitOK || err != nil {
 		t.Fatalf("status: exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
 	}
-	if len(st.Consumers) != 3 || len(st.lagging())+len(st.deadLetters()) != 0 || len(st.Partitions) != 1 || len(st.Leases) != 4 {
+	if len(st.Consumers) != 3 || len(st.Lagging())+len(st.DeadLetters()) != 0 || len(st.Partitions) != 1 || len(st.Leases) != 4 {
 		t.Errorf("status: %s", stdout)
 	}
-	want := partitionState{Stream: "EVENTS-0", LastSlot: 31, State: stateOpen, Tail: uint64(spec.Edges), FirstSeq: 1, LastSeq: uint64(spec.Edges), Messages: uint64(spec.Edges),
+	want := status.Partition{Stream: "EVENTS-0", LastSlot: 31, State: status.Open, Tail: uint64(spec.Edges), FirstSeq: 1, LastSeq: uint64(spec.Edges), Messages: uint64(spec.Edges),
 		Replicas: 1, Current: 1}
-	if diff := cmp.Diff(want, st.Partitions[0], cmpopts.IgnoreFields(partitionState{}, "Relay")); diff != "" || !strings.HasPrefix(st.Partitions[0].Relay, "relay-") {
+	if diff := cmp.Diff(want, st.Partitions[0], cmpopts.IgnoreFields(status.Partition{}, "Relay")); diff != "" || !strings.HasPrefix(st.Partitions[0].Relay, "relay-") {
 		t.Errorf("status: the relay %q, (-want +got):\n%s", st.Partitions[0].Relay, diff)
 	}
 
@@ -174,7 +176,7 @@ func TestLoadArrivesEverywhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	code, stdout, stderr = run(t, nil, "", "verify", "--data", d.dir, "--limit", "2", "--json")
-	var v verification
+	var v verify.Report
 	if err := json.Unmarshal([]byte(stdout), &v); code != exitError || err != nil || stderr != "" {
 		t.Fatalf("verify: exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
 	}

@@ -119,16 +119,16 @@ func (p Process) erase(ctx context.Context, data string, o erasure.Options) (rep
 		return report, err
 	}
 	defer y.close()
-	now, err := truthKinds(ctx, y.truth)
+	now, err := truthKinds(ctx, y.Truth)
 	if err != nil {
 		return report, err
 	}
-	deps := erasure.Deps{Truth: y.truth, Projections: y.projections, Kinds: now, Fleet: fleet.Projections(func() *kinds.Set { return now }), JetStream: y.js, Broker: y.broker}
-	deps.Cold = redactCold(y.truth, nil)
+	deps := erasure.Deps{Truth: y.Truth, Projections: y.Projections, Kinds: now, Fleet: fleet.Projections(func() *kinds.Set { return now }), JetStream: y.JetStream, Broker: y.Broker}
+	deps.Cold = redactCold(y.Truth, nil)
 	if o.DryRun {
 		return erasure.Run(ctx, deps, o)
 	}
-	err = p.withoutJobs(ctx, y.truth, "erase", func(ctx context.Context, h *jobs.Hold) (err error) {
+	err = p.withoutJobs(ctx, y.Truth, "erase", func(ctx context.Context, h *jobs.Hold) (err error) {
 		x, err := replay.Exclude(ctx, replay.Deps{URL: s.ProjectionsDatabaseURL, Postgres: s.Postgres}, deps.Fleet...)
 		if errors.Is(err, replay.ErrRunning) {
 			return fmt.Errorf("%w: %w", erasure.ErrUnfinished, err)
@@ -137,7 +137,7 @@ func (p Process) erase(ctx context.Context, data string, o erasure.Options) (rep
 			return err
 		}
 		defer func() { err = errors.Join(err, x.Close(ctx)) }()
-		deps.Fence, deps.Excluded, deps.Cold = h.Fence, x.Check, redactCold(y.truth, h.Fence)
+		deps.Fence, deps.Excluded, deps.Cold = h.Fence, x.Check, redactCold(y.Truth, h.Fence)
 		report, err = erasure.Run(ctx, deps, o)
 		return err
 	})

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/status"
 	"github.com/tidings/tidings/outbox"
 )
 
@@ -63,14 +66,14 @@ var uuidForm = regexp.MustCompile(`^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-
 
 func (p Process) eventsFindCommand() *cobra.Command {
 	var (
-		data, id, aggregate, since, until, spans string
-		asJSON                                   bool
-		q                                        outbox.FindQuery
+		data, id, sequence, aggregate, since, until, spans string
+		asJSON                                             bool
+		q                                                  outbox.FindQuery
 	)
 	c := &cobra.Command{
 		Use:   "find",
 		Short: "Find events in the outbox, its archive and its DLQ",
-		Long: `Find shows events by --id (an outbox id, or an event's id, the ce-id), by --aggregate and --tenant, or by the time at which they occurred.
+		Long: `Find shows events by --id (an outbox id, or an event's id, the ce-id), by --sequence on a stream, by --aggregate and --tenant, or by the time at which they occurred.
 
 The archive and the DLQ are searched in every way. The outbox itself is searched by outbox id, by event id, and by time (events that occurred within
 ten minutes of being written). By aggregate it is not: the stream has what is young there. An event that only an export has is found after tidings archive restore.
@@ -80,6 +83,15 @@ who is followed (follow/42).
 With --id, --trace shows the event's path with times: the request, its creation, the publish, and the consumers' work, as far as tidings dev --trace has written spans of it.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if sequence != "" && id != "" {
+				return &usageError{errors.New("--id and --sequence exclude each other")}
+			}
+			if sequence != "" {
+				var err error
+				if id, err = p.eventAt(c.Context(), data, sequence); err != nil {
+					return err
+				}
+			}
 			if err := parseFind(&q, id, aggregate, since, until, time.Now()); err != nil {
 				return &usageError{err}
 			}
@@ -93,42 +105,12 @@ With --id, --trace shows the event's path with times: the request, its creation,
 					return err
 				}
 			}
-			d, err := p.databases(c.Context(), data, "events")
-			if err != nil {
-				return err
-			}
-			defer d.close()
-			limit := q.Limit
-			q.Limit++ // to know whether there are more
-			found, err := outbox.Find(c.Context(), d.truth, q)
-			if errors.Is(err, outbox.ErrFindQuery) {
-				return &usageError{errors.New("events find wants --id, --aggregate with --tenant, or --since")}
-			}
-			if err != nil {
-				return err
-			}
-			partitions, err := outbox.Partitions(c.Context(), d.truth)
-			if err != nil {
-				return err
-			}
-			streams := make(map[int]string)
-			for _, part := range partitions {
-				streams[part.Number] = part.Stream
-			}
-			more := len(found) > limit
-			if err := p.printFound(found[:min(len(found), limit)], streams, file, asJSON, q.Payload); err != nil {
-				return err
-			}
-			if len(found) == 0 {
-				fmt.Fprintln(p.Stderr, "Nothing was found."+notSearched(q))
-			}
-			if more {
-				fmt.Fprintln(p.Stderr, "There are more: --limit N shows them.")
-			}
-			return nil
+			return p.findEvents(c.Context(), data, q, file, asJSON)
 		},
 	}
 	c.Flags().StringVar(&id, "id", "", "an outbox id, or the UUID of an event")
+	c.Flags().StringVar(&sequence, "sequence", "", "a place on a stream, as `STREAM/N`")
+	c.Flags().StringVar(&q.EventType, "type", "", "only of this event type, such as created")
 	c.Flags().StringVar(&aggregate, "aggregate", "", "an aggregate, as `TYPE/ID`; with --tenant")
 	c.Flags().Int64Var(&q.TenantID, "tenant", 0, "only of this tenant")
 	c.Flags().StringVar(&since, "since", "", "only what occurred since: a duration ago such as 24h, a date, or a time in RFC 3339")
@@ -140,6 +122,64 @@ With --id, --trace shows the event's path with times: the request, its creation,
 	c.Flags().Lookup("trace").NoOptDefVal = traceDefault
 	dataFlag(c, &data)
 	return c
+}
+
+// findEvents prints what the query selects, with the paths that the file of spans has.
+func (p Process) findEvents(ctx context.Context, data string, q outbox.FindQuery, file string, asJSON bool) error {
+	d, err := p.databases(ctx, data, "events")
+	if err != nil {
+		return err
+	}
+	defer d.close()
+	limit := q.Limit
+	q.Limit++ // to know whether there are more
+	found, err := outbox.Find(ctx, d.truth, q)
+	if errors.Is(err, outbox.ErrFindQuery) {
+		return &usageError{errors.New("events find wants --id, --sequence, --aggregate with --tenant, or --since")}
+	}
+	if err != nil {
+		return err
+	}
+	partitions, err := outbox.Partitions(ctx, d.truth)
+	if err != nil {
+		return err
+	}
+	streams := make(map[int]string)
+	for _, part := range partitions {
+		streams[part.Number] = part.Stream
+	}
+	more := len(found) > limit
+	if err := p.printFound(found[:min(len(found), limit)], streams, file, asJSON, q.Payload); err != nil {
+		return err
+	}
+	if len(found) == 0 {
+		fmt.Fprintln(p.Stderr, "Nothing was found."+notSearched(q))
+	}
+	if more {
+		fmt.Fprintln(p.Stderr, "There are more: --limit N shows them.")
+	}
+	return nil
+}
+
+// eventAt returns the id of the event at a place on a stream.
+func (p Process) eventAt(ctx context.Context, data, place string) (id string, err error) {
+	stream, text, _ := strings.Cut(place, "/")
+	seq, err := strconv.ParseUint(text, 10, 64)
+	if err != nil || stream == "" || seq == 0 {
+		return "", &usageError{fmt.Errorf("--sequence wants STREAM/N, such as EVENTS-0/42, not %q", place)}
+	}
+	y, err := p.system(ctx, data, "events")
+	if err != nil {
+		return "", err
+	}
+	defer y.close()
+	if err := status.Retry(ctx, status.Patience, func() (err error) { id, err = broker.EventAt(ctx, y.JetStream, stream, seq); return err }); err != nil {
+		return "", err
+	}
+	if id == "" {
+		return "", fmt.Errorf("the stream %s has no event at %d: it has expired, was erased, is still to come, or is no event", stream, seq)
+	}
+	return id, nil
 }
 
 // notSearched says where the event may be all the same.

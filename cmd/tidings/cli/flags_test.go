@@ -61,8 +61,8 @@ func TestEveryCommandThatShowsSomethingHasJSON(t *testing.T) {
 	}
 }
 
-// words are the flags that several commands have: their type, and what their usage says.
-var words = map[string]struct{ kind, usage string }{
+// flagWords are the flags that several commands have: their type, and what their usage says.
+var flagWords = map[string]struct{ kind, usage string }{
 	"actor":    {"string", `^who does it, kept with what was done \(default: the user of this system\)$`},
 	"consumer": {"string", `^(the consumer|only of this consumer)(: .*)?$`},
 	"data":     {"string", "^the `directory` of "},
@@ -93,7 +93,7 @@ func TestTheSameFlagHasTheSameWordsEverywhere(t *testing.T) {
 			if synonyms.MatchString(f.Name) {
 				t.Errorf("%s --%s: another word of ours says that", path, f.Name)
 			}
-			want, ok := words[f.Name]
+			want, ok := flagWords[f.Name]
 			kind := f.Value.Type()
 			if kind == "stringSlice" && strings.Contains(f.Usage, "; may be repeated (default: every ") {
 				kind, want.usage = "string", "^only " // a list of what the flag is elsewhere
@@ -103,7 +103,7 @@ func TestTheSameFlagHasTheSameWordsEverywhere(t *testing.T) {
 			}
 		})
 	})
-	for name := range words {
+	for name := range flagWords {
 		if used[name] == 0 {
 			t.Errorf("no command has --%s", name)
 		}

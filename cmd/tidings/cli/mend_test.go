@@ -9,6 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/internal/verify"
 )
 
 // damages are all the ways in which verify can find a projection wrong.
@@ -69,7 +71,7 @@ func TestVerifyRepairMendsEveryDifferenceWhileWritesGoOn(t *testing.T) {
 		}
 	}
 	_, stdout, stderr := run(t, nil, "", "verify", "--repair", "--wait", "1s", "--data", d.dir, "--json")
-	var v verification
+	var v verify.Report
 	if err := json.Unmarshal([]byte(stdout), &v); err != nil {
 		t.Fatalf("verify --repair: %v\n%s\n%s", err, stdout, stderr)
 	}
@@ -118,7 +120,7 @@ func TestADryRunOfVerifyRepairSaysExactlyWhatTheRepairDoes(t *testing.T) {
 			t.Fatalf("%s: %d rows, %v", sql, tag.RowsAffected(), err)
 		}
 	}
-	verify := func(args ...string) (v verification) {
+	verified := func(args ...string) (v verify.Report) {
 		t.Helper()
 		code, stdout, stderr := run(t, nil, "", append([]string{"verify", "--data", d.dir, "--json", "--limit", "1000"}, args...)...)
 		if err := json.Unmarshal([]byte(stdout), &v); err != nil || (code == exitOK) != v.OK {
@@ -132,7 +134,7 @@ func TestADryRunOfVerifyRepairSaysExactlyWhatTheRepairDoes(t *testing.T) {
 		  FROM (VALUES ('followercounts', 'follow', (SELECT min(to_id) FROM edge_lists)), ('archiver', 'comment', (SELECT min(object_id) FROM child_lists))) c(name, type, id)`)
 	exec(`INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts, event_id, inserted_at, slot)
 		SELECT 0, 1, 'comment', max(object_id), 'created', 1, '{}', now(), now(), 11, gen_random_uuid(), now(), 0 FROM child_lists`)
-	if v := verify(); v.OK || len(v.Why) != 3 || len(v.Lagging) > 0 {
+	if v := verified(); v.OK || len(v.Why) != 3 || len(v.Lagging) > 0 {
 		t.Errorf("beside dead letters: %+v", v.Why)
 	}
 	if code, stdout, _ := run(t, nil, "", "verify", "--data", d.dir); code != exitError || strings.Contains(stdout, "Everything is equal") ||
@@ -156,14 +158,14 @@ func TestADryRunOfVerifyRepairSaysExactlyWhatTheRepairDoes(t *testing.T) {
 		return sum
 	}
 	before := state()
-	found, said := verify(), verify("--repair", "--dry-run")
+	found, said := verified(), verified("--repair", "--dry-run")
 	if state() != before {
 		t.Error("the dry run changed a projection")
 	}
-	did, after := verify("--repair"), verify()
+	did, after := verified("--repair"), verified()
 	for i, p := range said.Projections {
 		real := did.Projections[i]
-		if diff := cmp.Diff(p.Repair, real.Repair, cmpopts.IgnoreUnexported(mended{})); diff != "" || p.Mended != real.Mended || p.Left != real.Left {
+		if diff := cmp.Diff(p.Repair, real.Repair, cmpopts.IgnoreUnexported(verify.Mended{})); diff != "" || p.Mended != real.Mended || p.Left != real.Left {
 			t.Errorf("%s: the dry run said, and the repair did (-said +did):\n%s", p.Projection, diff)
 		}
 		stays, listed := make(map[string]bool), make(map[string]bool)

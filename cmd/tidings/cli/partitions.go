@@ -11,140 +11,22 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/internal/broker"
-	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/internal/status"
+	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/outbox"
-	"github.com/tidings/tidings/relay"
 )
-
-// States of a partition.
-const (
-	stateOpen    = "open"    // relays publish to it
-	stateClosing = "closing" // its relay finishes what it has in hand, and closes the stream
-	stateClosed  = "closed"
-	stateWaiting = "waiting" // for the partitions whose slots it takes over to close
-	stateUnknown = "unknown" // PostgreSQL is away
-)
-
-// partitionState is a partition and its stream, as `tidings status --json` and `tidings partitions list --json` print them.
-type partitionState struct {
-	Partition int    `json:"partition"`
-	Stream    string `json:"stream"`
-	FirstSlot int    `json:"first_slot"`
-	LastSlot  int    `json:"last_slot"`
-	After     []int  `json:"after,omitempty"` // whose slots it took over
-	State     string `json:"state"`
-	Tail      uint64 `json:"tail"`      // the last sequence that the outbox's marks cover
-	FirstSeq  uint64 `json:"first_seq"` // of the stream, as are the following
-	LastSeq   uint64 `json:"last_seq"`
-	Messages  uint64 `json:"messages"`
-	Leader    string `json:"leader,omitempty"` // a server's name; empty where there is no cluster
-	Replicas  int    `json:"replicas"`
-	Current   int    `json:"current_replicas"`    // that have all that the leader has
-	Relay     string `json:"relay,omitempty"`     // that holds its lease
-	Refused   string `json:"refused,omitempty"`   // why no relay publishes to it, and what to run
-	NoLeader  string `json:"no_leader,omitempty"` // why nothing is known of the stream now
-	Unknown   string `json:"unknown,omitempty"`   // the server that is away: what it would say is not known
-}
-
-// partitions compares the partitions with their streams. While one of the servers is away it says what the other one knows.
-func (y *system) partitions(ctx context.Context) ([]partitionState, error) {
-	switch {
-	case y.truth == nil && y.js == nil:
-		return nil, nil
-	case y.js == nil:
-		return y.partitionsAlone(ctx)
-	case y.truth == nil:
-		return y.streamsAlone(ctx)
-	}
-	checks, err := relay.Check(ctx, y.truth, y.js, y.broker)
-	if err != nil {
-		return nil, err
-	}
-	all := make([]partitionState, len(checks))
-	for i, c := range checks {
-		all[i] = partitionState{Partition: c.Number, Stream: y.broker.StreamName(c.Number), FirstSlot: c.FirstSlot, LastSlot: c.LastSlot, After: c.After,
-			State: stateOf(c.Partition, c.Active), Tail: c.Tail}
-		if s := c.Stream; s != nil {
-			all[i].FirstSeq, all[i].LastSeq, all[i].Messages = s.First, s.Last, s.Messages
-			all[i].Leader, all[i].Replicas, all[i].Current = s.Leader, s.Replicas, s.Current
-		}
-		switch {
-		case errors.Is(c.Err, relay.ErrStreamRefused):
-			all[i].Refused = daemon.Plain(c.Err)
-		case c.Err != nil:
-			all[i].NoLeader = daemon.Plain(c.Err)
-		}
-	}
-	return all, nil
-}
-
-// partitionsAlone is what PostgreSQL knows of the partitions.
-func (y *system) partitionsAlone(ctx context.Context) (all []partitionState, err error) {
-	known, err := outbox.Partitions(ctx, y.truth)
-	if err != nil {
-		return nil, err
-	}
-	active := outbox.Active(known)
-	for _, p := range known {
-		is := slices.ContainsFunc(active, func(a outbox.Partition) bool { return a.Number == p.Number })
-		all = append(all, partitionState{Partition: p.Number, Stream: y.broker.StreamName(p.Number), FirstSlot: p.FirstSlot, LastSlot: p.LastSlot, After: p.After,
-			State: stateOf(p, is), Tail: p.Tail, Unknown: serverNATS})
-	}
-	return all, nil
-}
-
-// streamsAlone is what NATS knows of the partitions.
-func (y *system) streamsAlone(ctx context.Context) (all []partitionState, err error) {
-	streams, err := broker.Streams(ctx, y.js, y.broker)
-	if err != nil {
-		return nil, err
-	}
-	for _, s := range streams {
-		all = append(all, partitionState{Partition: s.Partition.Number, Stream: s.Name, FirstSlot: s.FirstSlot, LastSlot: s.LastSlot, After: s.After, State: stateUnknown,
-			FirstSeq: s.First, LastSeq: s.Last, Messages: s.Messages, Leader: s.Leader, Replicas: s.Replicas, Current: s.Current, Unknown: serverTruth})
-	}
-	return all, nil
-}
-
-func stateOf(p outbox.Partition, active bool) string {
-	switch {
-	case p.Closed:
-		return stateClosed
-	case !active:
-		return stateWaiting
-	case p.Closing:
-		return stateClosing
-	}
-	return stateOpen
-}
-
-// name notes which relay holds which partition.
-func (st *systemState) name() {
-	for _, l := range st.Leases {
-		if l.Kind != relay.LeaseKind {
-			continue
-		}
-		for _, n := range l.Partitions {
-			for i := range st.Partitions {
-				if st.Partitions[i].Partition == n {
-					st.Partitions[i].Relay = l.Owner
-				}
-			}
-		}
-	}
-}
 
 // partitionRows are the lines of a table of partitions, of closed ones too when these are asked for.
-func partitionRows(all []partitionState, closed bool) [][]string {
+func partitionRows(all []status.Partition, closed bool) [][]string {
 	rows := [][]string{{"PARTITION", "STREAM", "SLOTS", "STATE", "MESSAGES", "TAIL", "LAST", "LEADER", "CURRENT REPLICAS", "RELAY"}}
 	for _, p := range all {
-		if p.State == stateClosed && !closed {
+		if p.State == status.Closed && !closed {
 			continue
 		}
 		state, replicas := p.State, fmt.Sprintf("%d of %d", p.Current, p.Replicas)
 		held, last, tail, holder := count(int64(p.Messages)), count(int64(p.LastSeq)), count(int64(p.Tail)), or(p.Relay, "-")
 		switch {
-		case p.Unknown == serverNATS:
+		case p.Unknown == status.ServerNATS:
 			held, last, replicas = "unknown", "unknown", "unknown"
 		case p.Unknown != "":
 			tail, holder = "unknown", "unknown"
@@ -188,13 +70,13 @@ func (p Process) partitionsListCommand() *cobra.Command {
 				return err
 			}
 			defer y.close()
-			st, err := y.await(c.Context(), patience, systemState.seen)
+			st, err := status.Await(c.Context(), y.Sources, status.Patience, status.State.Seen)
 			if err != nil {
 				return err
 			}
 			if asJSON {
 				for _, s := range st.Partitions {
-					if s.State != stateClosed || all {
+					if s.State != status.Closed || all {
 						if err := p.writeJSON(s); err != nil {
 							return err
 						}
@@ -240,7 +122,7 @@ begun cannot be taken back. Resize refuses to begin another one before it has en
 				return err
 			}
 			defer y.close()
-			known, err := outbox.Partitions(c.Context(), y.truth)
+			known, err := outbox.Partitions(c.Context(), y.Truth)
 			if err != nil {
 				return err
 			}
@@ -262,7 +144,7 @@ begun cannot be taken back. Resize refuses to begin another one before it has en
 
 // resize begins a resize, and shows what happens until it has ended.
 func (p Process) resize(ctx context.Context, y *system, to int, wait time.Duration) error {
-	added, err := outbox.Resize(ctx, y.truth, to)
+	added, err := outbox.Resize(ctx, y.Truth, to)
 	if errors.Is(err, outbox.ErrResizing) {
 		return fmt.Errorf("%w: nothing was changed; `tidings partitions list` shows what the earlier resize waits for", err)
 	}
@@ -274,7 +156,7 @@ func (p Process) resize(ctx context.Context, y *system, to int, wait time.Durati
 		return err
 	}
 	for _, a := range added {
-		fmt.Fprintf(p.Stdout, "Partition %d (%s) gets the slots %d-%d, after partition %s.\n", a.Number, y.broker.StreamName(a.Number), a.FirstSlot, a.LastSlot, ranges(a.After))
+		fmt.Fprintf(p.Stdout, "Partition %d (%s) gets the slots %d-%d, after partition %s.\n", a.Number, y.Broker.StreamName(a.Number), a.FirstSlot, a.LastSlot, words.Ranges(a.After))
 	}
 	last, deadline := "", time.Now().Add(wait)
 	for {
@@ -299,14 +181,14 @@ func (p Process) resize(ctx context.Context, y *system, to int, wait time.Durati
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-time.After(awaitInterval):
+		case <-time.After(status.AwaitEvery):
 		}
 	}
 }
 
 // resized says how far a resize is: done once all open partitions have streams, and publish.
 func (y *system) resized(ctx context.Context) (line string, done bool, err error) {
-	all, err := y.partitions(ctx)
+	all, err := status.Partitions(ctx, y.Sources)
 	if err != nil {
 		return "", false, err
 	}
@@ -314,11 +196,11 @@ func (y *system) resized(ctx context.Context) (line string, done bool, err error
 	var trouble []string
 	for _, p := range all {
 		switch {
-		case p.State == stateClosed:
+		case p.State == status.Closed:
 			continue
-		case p.State == stateClosing:
+		case p.State == status.Closing:
 			closing = append(closing, p.Partition)
-		case p.State == stateWaiting:
+		case p.State == status.Waiting:
 			waiting = append(waiting, p.Partition)
 		case p.Replicas == 0:
 			opening = append(opening, p.Partition)
@@ -335,7 +217,7 @@ func (y *system) resized(ctx context.Context) (line string, done bool, err error
 		numbers []int
 	}{{"closing", closing}, {"waiting for these", waiting}, {"opening", opening}, {"open", open}} {
 		if len(part.numbers) > 0 {
-			parts = append(parts, fmt.Sprintf("%s: %s", part.what, ranges(part.numbers)))
+			parts = append(parts, fmt.Sprintf("%s: %s", part.what, words.Ranges(part.numbers)))
 		}
 	}
 	line = "Partitions " + strings.Join(append(parts, trouble...), "; ") + "."

@@ -16,19 +16,21 @@ import (
 
 	"github.com/tidings/tidings/internal/load"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/status"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/verify"
 	"github.com/tidings/tidings/outbox"
 )
 
 // listed are the partitions that `tidings partitions list` shows.
-func (d *dev) listed(t *testing.T, args ...string) (all []partitionState) {
+func (d *dev) listed(t *testing.T, args ...string) (all []status.Partition) {
 	t.Helper()
 	code, stdout, stderr := run(t, nil, "", append([]string{"partitions", "list", "--json", "--data", d.dir}, args...)...)
 	if code != exitOK {
 		t.Fatalf("partitions list: exit code %d\n%s", code, stderr)
 	}
 	for line := range strings.Lines(stdout) {
-		var p partitionState
+		var p status.Partition
 		if err := json.Unmarshal([]byte(line), &p); err != nil {
 			t.Fatal(err)
 		}
@@ -75,7 +77,7 @@ func TestPartitionsAreResizedWhileEverythingRuns(t *testing.T) {
 	var open, all []int
 	for _, p := range d.listed(t) {
 		open = append(open, p.Partition)
-		if p.State != stateOpen || p.Relay == "" || p.LastSlot-p.FirstSlot != 15 {
+		if p.State != status.Open || p.Relay == "" || p.LastSlot-p.FirstSlot != 15 {
 			t.Errorf("partition %+v", p)
 		}
 	}
@@ -116,7 +118,7 @@ func TestAResizeWaitsForTheOneBefore(t *testing.T) {
 	if err != nil || len(all) != 5 {
 		t.Errorf("%+v, %v", all, err)
 	}
-	if code, stdout, _ := run(t, env, "", "partitions", "list"); code != exitOK || strings.Count(stdout, stateWaiting) != 4 || strings.Count(stdout, stateClosing) != 1 {
+	if code, stdout, _ := run(t, env, "", "partitions", "list"); code != exitOK || strings.Count(stdout, status.Waiting) != 4 || strings.Count(stdout, status.Closing) != 1 {
 		t.Errorf("list: exit code %d\n%s", code, stdout)
 	}
 }
@@ -159,17 +161,17 @@ func TestVerifyTellsMessagesThatAreNoEventsFromEventsThatAreMissing(t *testing.T
 	if _, err := js.PublishMsg(t.Context(), &nats.Msg{Subject: first.Subject, Header: again, Data: first.Data}); err != nil {
 		t.Fatal(err)
 	}
-	verify := func(want verifiedStream, wantCode int) {
+	verified := func(want verify.Stream, wantCode int) {
 		t.Helper()
 		code, stdout, stderr := run(t, nil, "", "verify", "--data", d.dir, "--json", "--wait", "5s")
-		var v verification
+		var v verify.Report
 		if err := json.Unmarshal([]byte(stdout), &v); err != nil || code != wantCode || len(v.Streams) != 1 || v.Streams[0] != want {
 			t.Errorf("verify: exit code %d, %v\n%s\n%s\nwant %+v", code, err, stdout, stderr, want)
 		}
 	}
-	verify(verifiedStream{Stream: "EVENTS-0", Messages: 5, Published: 3, Distinct: 3, Foreign: 1, Repeated: 1}, exitOK)
+	verified(verify.Stream{Stream: "EVENTS-0", Messages: 5, Published: 3, Distinct: 3, Foreign: 1, Repeated: 1}, exitOK)
 	if err := stream.DeleteMsg(t.Context(), 2); err != nil {
 		t.Fatal(err)
 	}
-	verify(verifiedStream{Stream: "EVENTS-0", Messages: 4, Published: 3, Distinct: 3, Foreign: 1, Repeated: 1, Missing: 1}, exitError)
+	verified(verify.Stream{Stream: "EVENTS-0", Messages: 4, Published: 3, Distinct: 3, Foreign: 1, Repeated: 1, Missing: 1}, exitError)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/relay"
 )
 
@@ -54,7 +55,7 @@ does nothing: wait until the brokers have elected one. Rows that were discarded 
 					return err
 				}
 			}
-			report, err := relay.Repair(c.Context(), y.truth, y.broker, slog.New(slog.DiscardHandler), o)
+			report, err := relay.Repair(c.Context(), y.Truth, y.Broker, slog.New(slog.DiscardHandler), o)
 			if err != nil && !errors.Is(err, relay.ErrUnknownMessages) {
 				return err
 			}
@@ -81,7 +82,7 @@ does nothing: wait until the brokers have elected one. Rows that were discarded 
 func (y *system) rebase(ctx context.Context, report relay.RepairReport) error {
 	for _, part := range report.Partitions {
 		for _, s := range part.Successors {
-			if err := consumers.Rebase(ctx, y.projections, part.Stream, part.Left, s); err != nil {
+			if err := consumers.Rebase(ctx, y.Projections, part.Stream, part.Left, s); err != nil {
 				return err
 			}
 		}
@@ -92,7 +93,7 @@ func (y *system) rebase(ctx context.Context, report relay.RepairReport) error {
 // showRepair shows what a repair would do.
 func showRepair(ctx context.Context, w io.Writer, y *system, o relay.RepairOptions) error {
 	o.DryRun = true
-	report, err := relay.Repair(ctx, y.truth, y.broker, slog.New(slog.DiscardHandler), o)
+	report, err := relay.Repair(ctx, y.Truth, y.Broker, slog.New(slog.DiscardHandler), o)
 	if err != nil && !errors.Is(err, relay.ErrUnknownMessages) {
 		return err
 	}
@@ -134,7 +135,7 @@ func printRepair(w io.Writer, report relay.RepairReport, refused bool) {
 		if p.Close {
 			do = append(do, "close the stream again")
 		} else if len(p.ReplacedBy) > 0 {
-			do = append(do, "replace the partition by "+ranges(p.ReplacedBy))
+			do = append(do, "replace the partition by "+words.Ranges(p.ReplacedBy))
 		}
 		if len(do) == 0 {
 			do = []string{"nothing"}

@@ -58,7 +58,7 @@ An interrupted replay changes nothing; run it again. The login of PROJECTIONS_DA
 			bar := newReplayBar(p.Stderr)
 			o.Progress = bar.show
 			deps, projection := replay.Deps{
-				URL: s.ProjectionsDatabaseURL, Postgres: s.Postgres, Truth: y.truth, Kinds: y.kinds, JetStream: y.js, Broker: y.broker, Log: slog.New(slog.DiscardHandler),
+				URL: s.ProjectionsDatabaseURL, Postgres: s.Postgres, Truth: y.Truth, Kinds: y.kinds, JetStream: y.JetStream, Broker: y.Broker, Log: slog.New(slog.DiscardHandler),
 			}, fleet.Projections(y.kinds.Now)[i]
 			if !o.DryRun {
 				if err := sure.ask(func(w io.Writer) error {

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/status"
 )
 
 func (p Process) streamCommand() *cobra.Command {
@@ -58,7 +59,7 @@ With a shorter age, older events expire at once. A consumer that has not read th
 				return err
 			}
 			var all []broker.Configured
-			if err := retry(c.Context(), patience, func() (err error) { all, err = broker.Configure(c.Context(), y.js, y.broker, l); return err }); err != nil {
+			if err := status.Retry(c.Context(), status.Patience, func() (err error) { all, err = broker.Configure(c.Context(), y.JetStream, y.Broker, l); return err }); err != nil {
 				return err
 			}
 			if len(all) == 0 {
@@ -82,7 +83,7 @@ With a shorter age, older events expire at once. A consumer that has not read th
 func (p Process) askShrink(ctx context.Context, y *system, l broker.Limits, sure *asking) error {
 	return sure.ask(func(w io.Writer) error {
 		var shrunk []string
-		if err := retry(ctx, patience, func() (err error) { shrunk, err = broker.Shrinks(ctx, y.js, y.broker, l); return err }); err != nil {
+		if err := status.Retry(ctx, status.Patience, func() (err error) { shrunk, err = broker.Shrinks(ctx, y.JetStream, y.Broker, l); return err }); err != nil {
 			return err
 		}
 		return textLines("What is beyond a limit goes at once:", shrunk...)(w)

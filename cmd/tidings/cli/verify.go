@@ -1,48 +1,16 @@
 package cli
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/cmd/internal/fleet"
-	"github.com/tidings/tidings/consumers"
-	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/outbox"
-	"github.com/tidings/tidings/projections"
-	"github.com/tidings/tidings/store"
-	"github.com/tidings/tidings/versioned"
+	"github.com/tidings/tidings/internal/verify"
 )
-
-// verification is what `tidings verify --json` prints.
-type verification struct {
-	OK          bool             `json:"ok"`      // everything is equal, and nothing lags or is in a DLQ
-	Why         []string         `json:"why"`     // it is not, a line for each reason
-	DryRun      bool             `json:"dry_run"` // --repair mended nothing
-	Projections []verified       `json:"projections"`
-	Streams     []verifiedStream `json:"streams"`
-	Lagging     []string         `json:"lagging"`      // what had not arrived everywhere when the wait was over
-	DeadLetters []string         `json:"dead_letters"` // listed apart: they are known to be missing
-}
-
-// verified is the comparison of one projection with the truth.
-type verified struct {
-	Projection  string                   `json:"projection"`
-	Checked     int64                    `json:"checked"`             // rows compared
-	Mended      int64                    `json:"mended"`              // pairs, accounts, threads and histories that --repair brought to the truth, or with --dry-run would bring
-	Left        int64                    `json:"left"`                // those that differ and that it leaves
-	Repair      []mended                 `json:"repair,omitempty"`    // the first of both
-	Different   int64                    `json:"different"`           // differences found
-	Explained   map[string]int64         `json:"explained,omitempty"` // those of them whose aggregate is in a DLQ or waits in the outbox, by which
-	Differences []projections.Difference `json:"differences"`         // the first of them
-}
 
 func (p Process) verifyCommand() *cobra.Command {
 	var (
@@ -82,7 +50,7 @@ mend and what it would leave, and changes nothing.`,
 				return err
 			}
 			defer y.close()
-			v, err := y.verify(c.Context(), wait, limit, repair, dry)
+			v, err := verify.Run(c.Context(), y.verifying(), verify.Options{Wait: wait, Limit: limit, Repair: repair, DryRun: dry})
 			if err != nil {
 				return err
 			}
@@ -106,145 +74,7 @@ mend and what it would leave, and changes nothing.`,
 	return c
 }
 
-func (y *system) verify(ctx context.Context, wait time.Duration, limit int, repair, dry bool) (verification, error) {
-	v := verification{DryRun: dry, Why: []string{}, Lagging: []string{}, DeadLetters: []string{}}
-	st, err := y.await(ctx, wait, systemState.settled)
-	if err != nil {
-		return v, err
-	}
-	v.Lagging, v.DeadLetters = append(v.Lagging, st.lagging()...), append(v.DeadLetters, st.deadLetters()...)
-	for _, c := range fleet.Projections(y.kinds.Now) {
-		r, err := y.verifyProjection(ctx, c, limit, func() ([]mended, error) {
-			if !repair {
-				return nil, nil
-			}
-			return y.mend(ctx, c, wait, dry)
-		})
-		if err != nil {
-			return v, err
-		}
-		v.Projections = append(v.Projections, r)
-	}
-	for _, check := range []func(context.Context, *pgxpool.Pool, int) (verified, error){verifyThreads, verifyArchive} {
-		r, err := check(ctx, y.truth, limit)
-		if err != nil {
-			return v, err
-		}
-		v.Projections = append(v.Projections, r)
-	}
-	if v.Streams, err = y.verifyStreams(ctx, max(wait, patience)); err != nil {
-		return v, err
-	}
-	v.Why = append(v.Why, v.reasons()...)
-	v.OK = len(v.Why) == 0
-	return v, nil
-}
-
-// verifyProjection compares a projection with the truth once mend has been, and says which differences a DLQ or the outbox explains.
-func (y *system) verifyProjection(ctx context.Context, p projections.Projection, limit int, mend func() ([]mended, error)) (verified, error) {
-	r := verified{Projection: p.Name(), Differences: []projections.Difference{}, Explained: make(map[string]int64)}
-	entities, err := mend()
-	if err != nil {
-		return r, err
-	}
-	for _, m := range entities {
-		if m.Left != "" {
-			r.Left++
-		} else {
-			r.Mended++
-		}
-	}
-	r.Repair = entities[:min(len(entities), limit)]
-	facts := make(map[string]projections.Parked)
-	if facts[whyDead], err = outbox.Dead(ctx, y.truth); err == nil {
-		facts[whyWaiting], err = outbox.Waiting(ctx, y.truth)
-	}
-	if err == nil {
-		facts[whyParked], err = consumers.AllParked(ctx, y.projections, p.Name())
-	}
-	if err != nil {
-		return r, err
-	}
-	r.Checked, err = p.Verify(ctx, y.truth, y.projections, func(d projections.Difference) {
-		if r.Different++; len(r.Differences) < limit {
-			r.Differences = append(r.Differences, d)
-		}
-		if why := y.explained(d.Key, facts); why != "" {
-			r.Explained[why]++
-		}
-	})
-	if err != nil {
-		return r, fmt.Errorf("verify %s: %w", p.Name(), err)
-	}
-	return r, nil
-}
-
-// reasons says why not everything is equal.
-func (v verification) reasons() (why []string) {
-	for _, line := range v.Lagging {
-		why = append(why, "on its way: "+line)
-	}
-	for _, line := range v.DeadLetters {
-		why = append(why, "given up: "+line)
-	}
-	for _, r := range v.Projections {
-		left := r.Different
-		for _, cause := range slices.Sorted(maps.Keys(r.Explained)) {
-			n := r.Explained[cause]
-			why, left = append(why, fmt.Sprintf("%s: %s: %s", r.Projection, differences(n), cause)), left-n
-		}
-		switch {
-		case left > 0 && len(v.Lagging) > 0:
-			why = append(why, fmt.Sprintf("%s: %s, unless what is on its way explains them", r.Projection, differences(left)))
-		case left > 0:
-			why = append(why, fmt.Sprintf("%s: %s that nothing explains", r.Projection, differences(left)))
-		}
-	}
-	for _, s := range v.Streams {
-		if !s.ok() {
-			why = append(why, fmt.Sprintf("the stream %s and the outbox differ", s.Stream))
-		}
-	}
-	return why
-}
-
-func differences(n int64) string {
-	if n == 1 {
-		return "1 difference"
-	}
-	return count(n) + " differences"
-}
-
-// verifyThreads checks what the tables of thread settings cannot hold by themselves. It is no projection: the truth is what it looks at.
-func verifyThreads(ctx context.Context, truth *pgxpool.Pool, limit int) (verified, error) {
-	r := verified{Projection: "thread versions", Differences: []projections.Difference{}}
-	var err error
-	r.Checked, err = store.CheckThreads(ctx, truth, func(f versioned.Flaw[event.Thread]) {
-		if r.Different++; len(r.Differences) < limit {
-			r.Differences = append(r.Differences, projections.Difference{Projection: r.Projection, TenantID: f.TenantID, Entity: fmt.Sprintf("thread %d", f.Object.PostID),
-				Field: fmt.Sprintf("version %d, %s", f.Object.Version, f.Rule), Want: f.Want, Got: f.Got})
-		}
-	})
-	return r, err
-}
-
-// verifyArchive checks that each comment is in one place, and that writers are told of all that is archived. Neither is this a projection.
-func verifyArchive(ctx context.Context, truth *pgxpool.Pool, limit int) (verified, error) {
-	r := verified{Projection: "comment archive", Differences: []projections.Difference{}}
-	now, err := truthKinds(ctx, truth)
-	if err != nil {
-		return r, err
-	}
-	r.Checked, err = store.CheckArchive(ctx, truth, now, func(f store.ArchiveFlaw) {
-		if r.Different++; len(r.Differences) < limit {
-			r.Differences = append(r.Differences, projections.Difference{Projection: r.Projection, TenantID: f.TenantID, Entity: fmt.Sprintf("%s of %d", f.Kind, f.ObjectID),
-				Field: f.Rule, Want: "no", Got: "yes"})
-		}
-	})
-	return r, err
-}
-
-func (p Process) printVerification(v verification) error {
+func (p Process) printVerification(v verify.Report) error {
 	rows := [][]string{{"PROJECTION", "CHECKED", "MENDED", "LEFT", "DIFFERENT"}}
 	mends := "Mended"
 	if v.DryRun {
@@ -294,4 +124,9 @@ func (p Process) printVerification(v verification) error {
 		return fmt.Errorf("write the result: %w", err)
 	}
 	return nil
+}
+
+// verifying are what verify compares.
+func (y *system) verifying() verify.Deps {
+	return verify.Deps{Sources: y.Sources, Fleet: fleet.Projections(y.kinds.Now), Kinds: y.kinds.Now}
 }

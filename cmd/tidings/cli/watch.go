@@ -7,49 +7,18 @@ import (
 	"time"
 
 	"golang.org/x/term"
+
+	"github.com/tidings/tidings/internal/status"
 )
 
 // watchEvery is between two looks of `tidings status --watch`.
 const watchEvery = time.Second
 
-// perSecond is how fast events moved between two looks.
-type perSecond struct {
-	Published float64            `json:"published"`
-	Applied   map[string]float64 `json:"applied"` // by consumer
-}
-
-// moved compares two states, of which the later one is so much younger. What is unknown in one of them has not moved.
-func moved(before, now systemState, apart time.Duration) *perSecond {
-	last := make(map[int]uint64)
-	for _, p := range before.Partitions {
-		last[p.Partition] = p.LastSeq
-	}
-	var published float64
-	for _, p := range now.Partitions {
-		if was, known := last[p.Partition]; known && p.LastSeq > was {
-			published += float64(p.LastSeq - was)
-		}
-	}
-	behind := make(map[string]int64)
-	for _, c := range before.Consumers {
-		if c.Unknown == "" {
-			behind[c.Consumer] = c.Messages
-		}
-	}
-	r := &perSecond{Published: published / apart.Seconds(), Applied: make(map[string]float64)}
-	for _, c := range now.Consumers {
-		if was, known := behind[c.Consumer]; known && c.Unknown == "" {
-			r.Applied[c.Consumer] = max(published+float64(was-c.Messages), 0) / apart.Seconds()
-		}
-	}
-	return r
-}
-
 // watch calls show with a new look each second until ctx ends, and returns nil then. Each look connects anew, so that servers may come and go.
-func (p Process) watch(ctx context.Context, data string, show func(systemState) error) error {
+func (p Process) watch(ctx context.Context, data string, show func(status.State) error) error {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
-	var before systemState
+	var before status.State
 	var at time.Time
 	for {
 		st, err := p.look(ctx, data)
@@ -60,7 +29,7 @@ func (p Process) watch(ctx context.Context, data string, show func(systemState) 
 		case err != nil:
 			return err
 		case !at.IsZero():
-			st.PerSecond = moved(before, st, now.Sub(at))
+			st.PerSecond = status.Moved(before, st, now.Sub(at))
 		}
 		before, at = st, now
 		if err := p.clear(now); err != nil {
@@ -87,14 +56,14 @@ func (p Process) clear(now time.Time) error {
 }
 
 // look is one look at everything, with the subscribers.
-func (p Process) look(ctx context.Context, data string) (st systemState, err error) {
+func (p Process) look(ctx context.Context, data string) (st status.State, err error) {
 	y, err := p.someSystem(ctx, data, "status")
 	if err != nil {
 		return st, err
 	}
 	defer y.close()
-	if st, err = y.await(ctx, patience, systemState.seen); err != nil {
+	if st, err = status.Await(ctx, y.Sources, status.Patience, status.State.Seen); err != nil {
 		return st, err
 	}
-	return st, y.subscribers(ctx, &st)
+	return st, status.ReadExternal(ctx, y.Sources, &st)
 }

@@ -7,30 +7,15 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/sethvargo/go-envconfig"
 
-	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/status"
 	"github.com/tidings/tidings/internal/testkit"
 )
-
-func TestMovedCountsWhatWasPublishedAndApplied(t *testing.T) {
-	state := func(last uint64, behind int64, unknown string) systemState {
-		return systemState{Partitions: []partitionState{{Partition: 0, LastSeq: last}, {Partition: 1, LastSeq: 7}},
-			Consumers: []consumerState{{ConsumerLag: consumers.ConsumerLag{Consumer: "c", Messages: behind}, Unknown: unknown}}}
-	}
-	r := moved(state(100, 50, ""), state(300, 10, ""), 2*time.Second)
-	if r.Published != 100 || r.Applied["c"] != 120 {
-		t.Errorf("200 published and 240 applied in 2 s: %+v", r)
-	}
-	if r := moved(state(100, 50, "NATS is away"), state(300, 10, ""), time.Second); len(r.Applied) != 0 {
-		t.Errorf("what was not known: %+v", r)
-	}
-}
 
 // pages is a writer that ends a command after some lines.
 type pages struct {
@@ -66,9 +51,9 @@ func TestStatusWatchesUntilItIsStopped(t *testing.T) {
 	out := &pages{left: 2, stop: stop}
 	var stderr bytes.Buffer
 	code := Execute(ctx, []string{"status", "--watch", "--json"}, Process{Stdin: strings.NewReader(""), Stdout: out, Stderr: &stderr, Env: envconfig.MapLookuper(env)})
-	var looks []systemState
+	var looks []status.State
 	for line := range strings.Lines(out.all.String()) {
-		var st systemState
+		var st status.State
 		if err := json.Unmarshal([]byte(line), &st); err != nil {
 			t.Fatalf("%q: %v", line, err)
 		}

@@ -1,4 +1,4 @@
-package cli
+package verify
 
 import (
 	"context"
@@ -10,12 +10,14 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/internal/status"
+	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/relay"
 )
 
-// verifiedStream compares a partition's stream with the outbox rows that were published to it.
-type verifiedStream struct {
+// Stream compares a partition's stream with the outbox rows that were published to it.
+type Stream struct {
 	Partition int    `json:"partition"`
 	Stream    string `json:"stream"`
 	Messages  uint64 `json:"messages"`  // that the stream holds
@@ -29,22 +31,24 @@ type verifiedStream struct {
 	Trouble   string `json:"trouble,omitempty"`
 }
 
-func (s verifiedStream) ok() bool {
+// OK reports whether every published row has its message, and every message of ours its row.
+func (s Stream) OK() bool {
 	return s.Published == s.Distinct && s.Unknown == 0 && s.Missing == 0 && s.Trouble == ""
 }
 
-func (s verifiedStream) String() string {
+// String says in words what the stream has.
+func (s Stream) String() string {
 	var out strings.Builder
-	fmt.Fprintf(&out, "Partition %d (%s): %s messages; %s outbox messages are published to it.", s.Partition, s.Stream, count(int64(s.Messages)), count(s.Published))
+	fmt.Fprintf(&out, "Partition %d (%s): %s messages; %s outbox messages are published to it.", s.Partition, s.Stream, words.Count(int64(s.Messages)), words.Count(s.Published))
 	if s.Published != s.Distinct {
-		fmt.Fprintf(&out, " These name %s sequences: some name the same.", count(s.Distinct))
+		fmt.Fprintf(&out, " These name %s sequences: some name the same.", words.Count(s.Distinct))
 	}
 	for _, part := range []struct {
 		n    int64
 		what string
 	}{{s.Closing, "closes it"}, {s.Foreign, "written by no relay"}, {s.Repeated, "repeated"}, {s.Unknown, "WITHOUT A ROW"}, {s.Missing, "MISSING"}} {
 		if part.n > 0 {
-			fmt.Fprintf(&out, " %s %s.", count(part.n), part.what)
+			fmt.Fprintf(&out, " %s %s.", words.Count(part.n), part.what)
 		}
 	}
 	if s.Trouble != "" {
@@ -55,10 +59,10 @@ func (s verifiedStream) String() string {
 
 // verifyStreams compares the streams of all partitions with the outbox, but for those that were closed and are gone. It waits so long for
 // leaders.
-func (y *system) verifyStreams(ctx context.Context, wait time.Duration) (all []verifiedStream, err error) {
+func (d Deps) verifyStreams(ctx context.Context, wait time.Duration) (all []Stream, err error) {
 	var checks []relay.PartitionCheck
-	err = retry(ctx, wait, func() (err error) {
-		if checks, err = relay.Check(ctx, y.truth, y.js, y.broker); err != nil {
+	err = status.Retry(ctx, wait, func() (err error) {
+		if checks, err = relay.Check(ctx, d.Truth, d.JetStream, d.Broker); err != nil {
 			return err
 		}
 		for _, c := range checks {
@@ -75,9 +79,9 @@ func (y *system) verifyStreams(ctx context.Context, wait time.Duration) (all []v
 		if c.Stream == nil && (c.Closed || c.Partition.Stream == "") {
 			continue
 		}
-		var v verifiedStream
-		if err := retry(ctx, wait, func() (err error) { v, err = y.verifyStream(ctx, c); return err }); err != nil {
-			return nil, fmt.Errorf("verify %s: %w", y.broker.StreamName(c.Number), err)
+		var v Stream
+		if err := status.Retry(ctx, wait, func() (err error) { v, err = d.verifyStream(ctx, c); return err }); err != nil {
+			return nil, fmt.Errorf("verify %s: %w", d.Broker.StreamName(c.Number), err)
 		}
 		all = append(all, v)
 	}
@@ -85,15 +89,15 @@ func (y *system) verifyStreams(ctx context.Context, wait time.Duration) (all []v
 }
 
 // verifyStream compares one stream, by its counts if these agree, else message by message.
-func (y *system) verifyStream(ctx context.Context, c relay.PartitionCheck) (v verifiedStream, err error) {
-	v.Partition, v.Stream = c.Number, y.broker.StreamName(c.Number)
+func (d Deps) verifyStream(ctx context.Context, c relay.PartitionCheck) (v Stream, err error) {
+	v.Partition, v.Stream = c.Number, d.Broker.StreamName(c.Number)
 	if c.Err != nil {
 		v.Trouble = daemon.Plain(c.Err)
 	}
 	first := uint64(1)
 	if c.Stream != nil {
 		v.Messages, first = c.Stream.Messages, max(c.Stream.First, 1)
-		closed, err := broker.Closed(ctx, y.js, *c.Stream)
+		closed, err := broker.Closed(ctx, d.JetStream, *c.Stream)
 		if err != nil {
 			return v, err
 		}
@@ -101,7 +105,7 @@ func (y *system) verifyStream(ctx context.Context, c relay.PartitionCheck) (v ve
 			v.Closing = 1
 		}
 	}
-	if v.Published, v.Distinct, err = outbox.CountPublished(ctx, y.truth, c.Number, first); err != nil {
+	if v.Published, v.Distinct, err = outbox.CountPublished(ctx, d.Truth, c.Number, first); err != nil {
 		return v, err
 	}
 	if c.Stream == nil {
@@ -111,21 +115,21 @@ func (y *system) verifyStream(ctx context.Context, c relay.PartitionCheck) (v ve
 	if v.Published == v.Distinct && v.Messages == uint64(v.Published+v.Closing) {
 		return v, nil
 	}
-	return v, y.countMessages(ctx, c, &v)
+	return v, d.countMessages(ctx, c, &v)
 }
 
 // countMessages reads a stream and says of each message what it is.
-func (y *system) countMessages(ctx context.Context, c relay.PartitionCheck, v *verifiedStream) error {
+func (d Deps) countMessages(ctx context.Context, c relay.PartitionCheck, v *Stream) error {
 	const page = 1000
 	var rows []outbox.Published
 	var found int64
 	v.Closing, v.Foreign, v.Repeated, v.Unknown = 0, 0, 0, 0
 	judge := func() error {
-		in, err := outbox.InPlace(ctx, y.truth, c.Number, rows)
+		in, err := outbox.InPlace(ctx, d.Truth, c.Number, rows)
 		if err != nil {
 			return err
 		}
-		known, err := outbox.Classify(ctx, y.truth, rows)
+		known, err := outbox.Classify(ctx, d.Truth, rows)
 		if err != nil {
 			return err
 		}
@@ -142,7 +146,7 @@ func (y *system) countMessages(ctx context.Context, c relay.PartitionCheck, v *v
 		rows = rows[:0]
 		return nil
 	}
-	stream, err := broker.Scan(ctx, y.js, y.broker, c.Number, broker.Scanning{From: 1, HeadersOnly: true}, func(m *broker.Stored) error {
+	stream, err := broker.Scan(ctx, d.JetStream, d.Broker, c.Number, broker.Scanning{From: 1, HeadersOnly: true}, func(m *broker.Stored) error {
 		switch {
 		case m.Header.Get(event.HeaderClosed) != "":
 			v.Closing++

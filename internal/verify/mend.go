@@ -1,4 +1,4 @@
-package cli
+package verify
 
 import (
 	"cmp"
@@ -13,6 +13,8 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/status"
+	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 )
@@ -30,8 +32,8 @@ type flaw struct {
 	record bool
 }
 
-// mended is what a repair did about an entity, or would do.
-type mended struct {
+// Mended is what a repair did about an entity, or would do.
+type Mended struct {
 	TenantID int64  `json:"tenant_id,string"`
 	Entity   string `json:"entity"`
 	Left     string `json:"left,omitempty"` // why the repair leaves it as it is
@@ -39,7 +41,8 @@ type mended struct {
 	key projections.Key
 }
 
-func (m mended) String() string {
+// String names the entity, and says why it is left.
+func (m Mended) String() string {
 	s := fmt.Sprintf("tenant %d, %s", m.TenantID, m.Entity)
 	if m.Left != "" {
 		s += ": " + m.Left
@@ -56,40 +59,40 @@ const (
 )
 
 // explained returns which of these facts explains a difference, "" for none.
-func (y *system) explained(k projections.Key, facts map[string]projections.Parked) string {
+func (d Deps) explained(k projections.Key, facts map[string]projections.Parked) string {
 	for _, why := range slices.Sorted(maps.Keys(facts)) {
 		is := facts[why]
 		if is(k.TenantID, k.Type, k.Aggregate) {
 			return why
 		}
-		if child, ok := y.kinds.Now().Child(cmp.Or(k.Kind, k.Type)); ok && (is(k.TenantID, child.Name, k.Aggregate) || is(k.TenantID, event.AggregateThread, k.Aggregate)) {
+		if child, ok := d.Kinds().Child(cmp.Or(k.Kind, k.Type)); ok && (is(k.TenantID, child.Name, k.Aggregate) || is(k.TenantID, event.AggregateThread, k.Aggregate)) {
 			return why
 		}
 	}
 	return ""
 }
 
-// mend brings what differs to the truth, and returns of each entity that it found what it did. Only what differs twice counts, with a wait for what lags
+// Repair brings what differs in one projection to the truth, and returns of each entity that it found what it did. Only what differs twice counts, with a wait for what lags
 // in between: the first look may have met events on their way. With dry it returns the same, and changes nothing.
-func (y *system) mend(ctx context.Context, p projections.Projection, wait time.Duration, dry bool) ([]mended, error) {
-	found, err := y.flawsThatStay(ctx, p, wait)
+func Repair(ctx context.Context, d Deps, p projections.Projection, wait time.Duration, dry bool) ([]Mended, error) {
+	found, err := d.flawsThatStay(ctx, p, wait)
 	if err != nil || len(found) == 0 {
 		return nil, err
 	}
-	parked, err := consumers.AllParked(ctx, y.projections, p.Name())
+	parked, err := consumers.AllParked(ctx, d.Projections, p.Name())
 	if err != nil {
 		return nil, err
 	}
-	dead, err := outbox.Dead(ctx, y.truth)
+	dead, err := outbox.Dead(ctx, d.Truth)
 	if err != nil {
 		return nil, err
 	}
-	var all []mended
+	var all []Mended
 	var keys []projections.Key
 	known := make(map[projections.Key]bool)
 	for _, m := range found {
 		if m.Left == "" {
-			m.Left = y.explained(m.key, map[string]projections.Parked{whyParked: parked, whyDead: dead})
+			m.Left = d.explained(m.key, map[string]projections.Parked{whyParked: parked, whyDead: dead})
 		}
 		if all = append(all, m); m.Left == "" && !known[m.key] {
 			known[m.key], keys = true, append(keys, m.key)
@@ -98,37 +101,51 @@ func (y *system) mend(ctx context.Context, p projections.Projection, wait time.D
 	if dry {
 		return all, nil
 	}
+	return all, d.mendKeys(ctx, p, keys, dead)
+}
+
+// Mend brings what the keys name to what the truth says, while everything runs: the consumer waits for each hundred of them. What belongs to an
+// aggregate in a DLQ is left alone. A key whose projection does not differ stays as it is.
+func Mend(ctx context.Context, d Deps, p projections.Projection, keys ...projections.Key) error {
+	dead, err := outbox.Dead(ctx, d.Truth)
+	if err != nil {
+		return err
+	}
+	return d.mendKeys(ctx, p, keys, dead)
+}
+
+func (d Deps) mendKeys(ctx context.Context, p projections.Projection, keys []projections.Key, dead projections.Parked) error {
 	for chunk := range slices.Chunk(keys, mendAtOnce) {
 		for left := chunk; len(left) > 0; {
 			var rest []projections.Key
-			if err := postgres.InTx(ctx, y.projections, pgx.TxOptions{}, func(tx pgx.Tx) error {
+			if err := postgres.InTx(ctx, d.Projections, pgx.TxOptions{}, func(tx pgx.Tx) error {
 				parked, err := consumers.Hold(ctx, tx, p.Name())
 				if err != nil {
 					return err
 				}
-				rest, err = p.Mend(ctx, tx, y.truth, left, func(tenant int64, aggregateType string, aggregateID int64) bool {
+				rest, err = p.Mend(ctx, tx, d.Truth, left, func(tenant int64, aggregateType string, aggregateID int64) bool {
 					return parked(tenant, aggregateType, aggregateID) || dead(tenant, aggregateType, aggregateID)
 				})
 				return err
 			}); err != nil {
-				return nil, fmt.Errorf("mend %d differences of %s: %w", len(chunk), p.Name(), err)
+				return fmt.Errorf("mend %d differences of %s: %w", len(chunk), p.Name(), err)
 			}
 			left = rest
 		}
 	}
-	return all, nil
+	return nil
 }
 
 // flawsThatStay returns the entities that differ in two looks, in the order of their names.
-func (y *system) flawsThatStay(ctx context.Context, p projections.Projection, wait time.Duration) ([]mended, error) {
-	first, err := y.flaws(ctx, p)
+func (d Deps) flawsThatStay(ctx context.Context, p projections.Projection, wait time.Duration) ([]Mended, error) {
+	first, err := d.flaws(ctx, p)
 	if err != nil || len(first) == 0 {
 		return nil, err
 	}
-	if _, err := y.await(ctx, wait, systemState.settled); err != nil {
+	if _, err := status.Await(ctx, d.Sources, wait, status.State.Settled); err != nil {
 		return nil, err
 	}
-	second, err := y.flaws(ctx, p)
+	second, err := d.flaws(ctx, p)
 	if err != nil {
 		return nil, err
 	}
@@ -136,34 +153,34 @@ func (y *system) flawsThatStay(ctx context.Context, p projections.Projection, wa
 		key    projections.Key
 		entity string
 	}
-	stay := make(map[about]mended)
+	stay := make(map[about]Mended)
 	for f := range second {
 		if !first[f] {
 			continue
 		}
 		at := about{f.key, f.entity}
 		m, again := stay[at]
-		if m = (mended{TenantID: f.key.TenantID, Entity: f.entity, Left: m.Left, key: f.key}); !again && f.record {
+		if m = (Mended{TenantID: f.key.TenantID, Entity: f.entity, Left: m.Left, key: f.key}); !again && f.record {
 			m.Left = whyRecord
 		} else if !f.record {
 			m.Left = ""
 		}
 		stay[at] = m
 	}
-	return slices.SortedFunc(maps.Values(stay), func(a, b mended) int {
+	return slices.SortedFunc(maps.Values(stay), func(a, b Mended) int {
 		return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.Entity, b.Entity), cmp.Compare(fmt.Sprint(a.key), fmt.Sprint(b.key)))
 	}), nil
 }
 
-func (y *system) flaws(ctx context.Context, p projections.Projection) (map[flaw]bool, error) {
+func (d Deps) flaws(ctx context.Context, p projections.Projection) (map[flaw]bool, error) {
 	all := make(map[flaw]bool)
-	_, err := p.Verify(ctx, y.truth, y.projections, func(d projections.Difference) {
+	_, err := p.Verify(ctx, d.Truth, d.Projections, func(diff projections.Difference) {
 		if len(all) < maxMends {
-			all[flaw{d.Key, d.Entity, d.Field, d.Record}] = true
+			all[flaw{diff.Key, diff.Entity, diff.Field, diff.Record}] = true
 		}
 	})
 	if err == nil && len(all) == maxMends {
-		err = fmt.Errorf("%s or more differences: run `tidings replay --consumer %s`", count(maxMends), p.Name())
+		err = fmt.Errorf("%s or more differences: run `tidings replay --consumer %s`", words.Count(maxMends), p.Name())
 	}
 	if err != nil {
 		return nil, fmt.Errorf("verify %s: %w", p.Name(), err)

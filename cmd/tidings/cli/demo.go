@@ -1,0 +1,227 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	mathrand "math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/tidings/tidings/internal/demo"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/words"
+	"github.com/tidings/tidings/tokens"
+)
+
+// demoFlags are those of `tidings demo`.
+type demoFlags struct {
+	demo.Config
+	data            string
+	tenant          int64
+	duration        time.Duration
+	trouble, asJSON bool
+}
+
+// demoResult is what `tidings demo --json` prints.
+type demoResult struct {
+	demo.Stats
+	Seed    uint64  `json:"seed"`
+	Seconds float64 `json:"seconds"`
+}
+
+const (
+	demoToken  = 30 * 24 * time.Hour // for how long the token of a demo works at most
+	stopWithin = 5 * time.Second     // for its end
+)
+
+func (p Process) demoCommand() *cobra.Command {
+	var f demoFlags
+	c := &cobra.Command{
+		Use:   "demo",
+		Short: "Let a small site live beside tidings dev, until it is stopped",
+		Long: `Demo is a small site: its users follow each other, like, write, answer, edit and take back, in threads of which some are hot. Moderators work on what waits, a rule
+hides advertising, threads are locked. It uses the API alone, and writes of every kind that the API has. So dashboards and the console have something to show.
+
+It shows each second what it does, waits while the API is away, and sums up when it is stopped with Ctrl-C. Each start adds to what is there.
+
+With --trouble it also writes to the database of dev what goes wrong elsewhere: events that consumers cannot apply, and messages that no relay can publish. Alerts fire, and
+dead letters wait for somebody. Nothing of that goes away by itself, and tidings verify is not clean beside it.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if f.tenant < 1 || f.duration < 0 {
+				return &usageError{errors.New("--tenant wants a positive number, --duration 0 or more")}
+			}
+			if !c.Flags().Changed("seed") {
+				f.Seed = mathrand.Uint64() % 1_000_000
+			}
+			if err := f.Validate(); err != nil {
+				return &usageError{err}
+			}
+			ctx := c.Context()
+			if f.duration > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, f.duration)
+				defer cancel()
+			}
+			return p.demo(ctx, f)
+		},
+	}
+	c.Flags().Float64Var(&f.Rate, "rate", 20, "requests per second")
+	c.Flags().IntVar(&f.Users, "users", 200, "how many users there are, with the ids from 1")
+	c.Flags().Int64Var(&f.tenant, "tenant", devTenant, "the tenant; for another than dev's own, a token is made and revoked at the end")
+	c.Flags().Uint64Var(&f.Seed, "seed", 0, "what chance begins with (default: another one each time)")
+	c.Flags().DurationVar(&f.duration, "duration", 0, "stop after so long (default: when it is stopped)")
+	c.Flags().BoolVar(&f.trouble, "trouble", false, "make dead letters and alerts too, in the database of dev")
+	c.Flags().StringVar(&f.URL, "url", "", "address of the API (default: the running dev's)")
+	c.Flags().StringVar(&f.Token, "token", "", "bearer token with the roles read, write and moderate (default: the running dev's)")
+	c.Flags().BoolVar(&f.asJSON, "json", false, "print one JSON object at the end")
+	dataFlag(c, &f.data)
+	return c
+}
+
+// demo finds the API and the token, and lets the site live until ctx ends.
+func (p Process) demo(ctx context.Context, f demoFlags) error {
+	elsewhere := f.URL != "" || f.Token != ""
+	if elsewhere && (f.trouble || f.tenant != devTenant) {
+		return &usageError{errors.New("--trouble and --tenant are for the dev of --data: they do not go with --url or --token")}
+	}
+	if f.URL == "" || f.Token == "" {
+		in, err := p.instance(f.data)
+		if err != nil {
+			return fmt.Errorf("%w, or give --url and --token", err)
+		}
+		f.URL, f.Token = cmp.Or(f.URL, in.API), cmp.Or(f.Token, in.Token)
+	}
+	if !f.trouble && f.tenant == devTenant {
+		return p.live(ctx, f, nil)
+	}
+	return p.withDev(ctx, f.data, func(pool *pgxpool.Pool) (err error) {
+		if f.tenant != devTenant {
+			spec := tokens.Spec{TenantID: f.tenant, Name: "demo-" + rand.Text()[:8], Roles: []string{tokens.RoleRead, tokens.RoleWrite, tokens.RoleModerate}, Expires: time.Now().Add(demoToken)}
+			made, failed := tokens.Issue(ctx, pool, spec)
+			if failed != nil {
+				return failed
+			}
+			f.Token = made.Token
+			defer func() {
+				last, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopWithin)
+				defer cancel()
+				_, _, revoked := tokens.Revoke(last, pool, spec.TenantID, spec.Name)
+				err = errors.Join(err, revoked)
+			}()
+		}
+		if !f.trouble {
+			return p.live(ctx, f, nil)
+		}
+		return p.live(ctx, f, &demo.Trouble{Pool: pool, Tenant: f.tenant})
+	})
+}
+
+// withDev runs fn on the database of a dev, whatever the environment says.
+func (p Process) withDev(ctx context.Context, data string, fn func(pool *pgxpool.Pool) error) (err error) {
+	if data == "" {
+		if data, err = p.defaultData(); err != nil {
+			return err
+		}
+	}
+	s, err := p.servers(ctx, data)
+	if err != nil {
+		return err
+	}
+	pool, err := postgres.Open(ctx, s.DatabaseURL, s.Postgres, postgres.RoleSystem, "demo")
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	return fn(pool)
+}
+
+// live lets the site live, shows what it does, and sums up.
+func (p Process) live(ctx context.Context, f demoFlags, trouble *demo.Trouble) error {
+	site, err := demo.New(f.Config)
+	if err != nil {
+		return &usageError{err}
+	}
+	fmt.Fprintf(p.Stderr, "The site lives at %s, by the seed %d. Ctrl-C stops it.\n", f.URL, f.Seed)
+	start, done, shown := time.Now(), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(shown)
+		p.showSite(site, done)
+	}()
+	g, running := errgroup.WithContext(ctx)
+	g.Go(func() error { return site.Run(running) })
+	if trouble != nil {
+		g.Go(func() error { return trouble.Run(running) })
+	}
+	err = g.Wait()
+	close(done)
+	<-shown
+	st := site.Stats()
+	st.Last = ""
+	if f.asJSON {
+		return errors.Join(p.writeJSON(demoResult{st, f.Seed, time.Since(start).Seconds()}), err)
+	}
+	rows := [][]string{{"WHAT", "TIMES"}, {"read", count(st.Reads)}}
+	for _, did := range slices.Sorted(maps.Keys(st.Did)) {
+		rows = append(rows, []string{did, count(st.Did[did])})
+	}
+	rows = append(rows, []string{"refused", count(st.Refused)}, []string{"sent again", count(st.Retried)})
+	return errors.Join(p.table(rows...), err)
+}
+
+// showSite writes a line per second; on a terminal it is the same one.
+func (p Process) showSite(site *demo.Site, done <-chan struct{}) {
+	before, end := "", "\n"
+	if terminal(p.Stderr) {
+		before, end = "\r\x1b[K", ""
+		defer fmt.Fprint(p.Stderr, before)
+	}
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	var last demo.Stats
+	for {
+		select {
+		case <-done:
+			return
+		case <-tick.C:
+		}
+		st := site.Stats()
+		fmt.Fprint(p.Stderr, before+siteLine(last, st)+end)
+		last = st
+	}
+}
+
+// siteLine says what a site did between two looks.
+func siteLine(last, now demo.Stats) string {
+	var most []string
+	for _, did := range slices.SortedFunc(maps.Keys(now.Did), func(a, b string) int {
+		return cmp.Or(cmp.Compare(now.Did[b]-last.Did[b], now.Did[a]-last.Did[a]), strings.Compare(a, b))
+	}) {
+		if n := now.Did[did] - last.Did[did]; n > 0 && len(most) < 3 {
+			most = append(most, fmt.Sprintf("%s %d", did, n))
+		}
+	}
+	line := fmt.Sprintf("%s  %d writes/s, %d reads/s", words.Of(now.Requests, "request"), now.Writes()-last.Writes(), now.Reads-last.Reads)
+	if len(most) > 0 {
+		line += " (" + strings.Join(most, ", ") + ")"
+	}
+	if n := now.Refused - last.Refused; n > 0 {
+		line += fmt.Sprintf(", %d refused", n)
+	}
+	switch {
+	case now.Waiting != "":
+		line += "  waiting: " + now.Waiting
+	case now.Last != "":
+		line += "  " + cell(now.Last)
+	}
+	return line
+}

@@ -1,0 +1,138 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/sethvargo/go-envconfig"
+
+	"github.com/tidings/tidings/internal/status"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
+)
+
+// lives runs `tidings demo` beside d until it has made so many requests, with meanwhile after the first ones.
+func (d *dev) lives(t *testing.T, requests int, meanwhile func(), args ...string) demoResult {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	begun, begin := context.WithCancel(t.Context())
+	defer begin()
+	var shown, stdout bytes.Buffer
+	stderr := writerFunc(func(b []byte) (int, error) {
+		if n, err := strconv.Atoi(strings.ReplaceAll(strings.Split(string(b), " ")[0], ",", "")); err == nil && n > 0 {
+			begin()
+			if n >= requests {
+				stop()
+			}
+		}
+		return shown.Write(b)
+	})
+	ended := make(chan int, 1)
+	go func() {
+		ended <- Execute(ctx, append([]string{"demo", "--data", d.dir, "--json"}, args...),
+			Process{Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: stderr, Env: envconfig.MapLookuper(nil)})
+	}()
+	if meanwhile != nil {
+		<-begun.Done()
+		meanwhile()
+	}
+	select {
+	case code := <-ended:
+		var r demoResult
+		if err := json.Unmarshal(stdout.Bytes(), &r); err != nil || code != exitOK {
+			t.Fatalf("demo %v: exit code %d, %v\n%s%s", args, code, err, stdout.String(), shown.String())
+		}
+		return r
+	case <-time.After(2 * time.Minute):
+		t.Fatal("demo does not end")
+		return demoResult{}
+	}
+}
+
+// TestADemoIsASiteThatLives kills dev while a site lives there, and compares what the site says with the truth.
+func TestADemoIsASiteThatLives(t *testing.T) {
+	d := newDev(t)
+	d.start(t)
+	r := d.lives(t, 350, func() { d.kill(t); d.start(t) }, "--seed", "3", "--rate", "60", "--users", "30")
+	if r.Retried == 0 || r.Reads == 0 || r.Refused > r.Requests/10 || r.Seed != 3 {
+		t.Errorf("%+v", r)
+	}
+	var names []string
+	for _, k := range kinds.Builtin().AllEdges() {
+		names = append(names, k.Name)
+	}
+	for _, k := range kinds.Builtin().AllChildren() {
+		names = append(names, k.Name)
+	}
+	for _, did := range append(names, "comment edited", "comment hidden", "comment thread opened") {
+		if r.Did[did] == 0 {
+			t.Errorf("no %s of %d requests", did, r.Requests)
+		}
+	}
+	var pending struct{ Items []any }
+	if code, _ := d.request(t, http.MethodGet, "/v1/moderation/pending", "", nil, &pending); code != http.StatusOK || len(pending.Items) == 0 {
+		t.Errorf("%d: nothing waits for a moderator", code)
+	}
+	d.verify(t)
+	conn, err := pgx.Connect(t.Context(), d.instance(t).DatabaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	for place, want := range map[string]int{"EVENTS-0/1": exitOK, "EVENTS-0/999999": exitError, "NONE-0/1": exitError} {
+		code, stdout, stderr := run(t, nil, "", "events", "find", "--sequence", place, "--data", d.dir, "--json")
+		if code != want || (code == exitOK) != strings.Contains(stdout, `"stream":"EVENTS-0","stream_seq":"1"`) {
+			t.Errorf("%s: exit code %d: %s%s", place, code, stdout, stderr)
+		}
+	}
+	var comments, premoderated int64
+	if err := conn.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM comments), (SELECT count(*) FROM threads WHERE object->>'premoderated' = 'true')`).Scan(&comments, &premoderated); err != nil ||
+		comments != r.Did["comment"] || premoderated == 0 {
+		t.Errorf("%d comments, %d premoderated threads, and the site wrote %d: %v", comments, premoderated, r.Did["comment"], err)
+	}
+	for _, args := range [][]string{{"--url", "http://127.0.0.1:1", "--trouble"}, {"--token", "x", "--tenant", "7"}, {"--rate", "0"}, {"--tenant", "0"}} {
+		if code, _, stderr := run(t, nil, "", append([]string{"demo", "--data", d.dir}, args...)...); code != exitInput {
+			t.Errorf("%v: exit code %d: %s", args, code, stderr)
+		}
+	}
+
+	// Trouble, of another tenant.
+	if r := d.lives(t, 10, nil, "--tenant", "7", "--trouble"); r.Writes() == 0 {
+		t.Errorf("%+v", r)
+	}
+	testkit.Eventually(t, startWithin, "trouble to show", func() (bool, error) {
+		var st status.State
+		_, stdout, _ := run(t, nil, "", "status", "--data", d.dir, "--json")
+		err := json.Unmarshal([]byte(stdout), &st)
+		return err == nil && st.Outbox.Retrying > 0 && len(st.DeadLetters()) > 0, err
+	})
+	_, stdout, stderr := run(t, nil, "", "token", "list", "--tenant", "7", "--data", d.dir, "--json")
+	var token struct {
+		Name  string
+		Works bool
+	}
+	if err := json.Unmarshal([]byte(stdout), &token); err != nil || !strings.HasPrefix(token.Name, "demo-") || token.Works {
+		t.Errorf("the token of the demo: %v\n%s%s", err, stdout, stderr)
+	}
+}
+
+func TestALineSaysWhatASiteDid(t *testing.T) {
+	var last, now demoResult
+	last.Did, now.Did = map[string]int64{"follow": 3}, map[string]int64{"follow": 5, "comment": 9, "note": 1, "badge": 1}
+	last.Requests, now.Requests, now.Reads, now.Refused, now.Last = 3, 1000, 4, 1, "user 1: follow user 2"
+	if got := siteLine(last.Stats, now.Stats); got != "1,000 requests  13 writes/s, 4 reads/s (comment 9, follow 2, badge 1), 1 refused  user 1: follow user 2" {
+		t.Errorf("%q", got)
+	}
+	now.Waiting = "connection refused"
+	if got := siteLine(now.Stats, now.Stats); got != "1,000 requests  0 writes/s, 0 reads/s  waiting: connection refused" {
+		t.Errorf("%q", got)
+	}
+}

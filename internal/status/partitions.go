@@ -1,0 +1,130 @@
+package status
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/relay"
+)
+
+// States of a partition.
+const (
+	Open    = "open"    // relays publish to it
+	Closing = "closing" // its relay finishes what it has in hand, and closes the stream
+	Closed  = "closed"
+	Waiting = "waiting" // for the partitions whose slots it takes over to close
+	Unknown = "unknown" // PostgreSQL is away
+)
+
+// Partition is a partition and its stream, as `tidings status --json` and `tidings partitions list --json` print them.
+type Partition struct {
+	Partition int    `json:"partition"`
+	Stream    string `json:"stream"`
+	FirstSlot int    `json:"first_slot"`
+	LastSlot  int    `json:"last_slot"`
+	After     []int  `json:"after,omitempty"` // whose slots it took over
+	State     string `json:"state"`
+	Tail      uint64 `json:"tail"`      // the last sequence that the outbox's marks cover
+	FirstSeq  uint64 `json:"first_seq"` // of the stream, as are the following
+	LastSeq   uint64 `json:"last_seq"`
+	Messages  uint64 `json:"messages"`
+	Leader    string `json:"leader,omitempty"` // a server's name; empty where there is no cluster
+	Replicas  int    `json:"replicas"`
+	Current   int    `json:"current_replicas"`    // that have all that the leader has
+	Relay     string `json:"relay,omitempty"`     // that holds its lease
+	Refused   string `json:"refused,omitempty"`   // why no relay publishes to it, and what to run
+	NoLeader  string `json:"no_leader,omitempty"` // why nothing is known of the stream now
+	Unknown   string `json:"unknown,omitempty"`   // the server that is away: what it would say is not known
+}
+
+// Partitions compares the partitions with their streams. Without one of the servers it says what the other one knows, and without both nothing.
+func Partitions(ctx context.Context, src Sources) ([]Partition, error) {
+	switch {
+	case src.Truth == nil && src.JetStream == nil:
+		return nil, nil
+	case src.JetStream == nil:
+		return src.partitionsAlone(ctx)
+	case src.Truth == nil:
+		return src.streamsAlone(ctx)
+	}
+	checks, err := relay.Check(ctx, src.Truth, src.JetStream, src.Broker)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]Partition, len(checks))
+	for i, c := range checks {
+		all[i] = Partition{Partition: c.Number, Stream: src.Broker.StreamName(c.Number), FirstSlot: c.FirstSlot, LastSlot: c.LastSlot, After: c.After,
+			State: stateOf(c.Partition, c.Active), Tail: c.Tail}
+		if s := c.Stream; s != nil {
+			all[i].FirstSeq, all[i].LastSeq, all[i].Messages = s.First, s.Last, s.Messages
+			all[i].Leader, all[i].Replicas, all[i].Current = s.Leader, s.Replicas, s.Current
+		}
+		switch {
+		case errors.Is(c.Err, relay.ErrStreamRefused):
+			all[i].Refused = daemon.Plain(c.Err)
+		case c.Err != nil:
+			all[i].NoLeader = daemon.Plain(c.Err)
+		}
+	}
+	return all, nil
+}
+
+// partitionsAlone is what PostgreSQL knows of the partitions.
+func (src Sources) partitionsAlone(ctx context.Context) (all []Partition, err error) {
+	known, err := outbox.Partitions(ctx, src.Truth)
+	if err != nil {
+		return nil, err
+	}
+	active := outbox.Active(known)
+	for _, p := range known {
+		is := slices.ContainsFunc(active, func(a outbox.Partition) bool { return a.Number == p.Number })
+		all = append(all, Partition{Partition: p.Number, Stream: src.Broker.StreamName(p.Number), FirstSlot: p.FirstSlot, LastSlot: p.LastSlot, After: p.After,
+			State: stateOf(p, is), Tail: p.Tail, Unknown: ServerNATS})
+	}
+	return all, nil
+}
+
+// streamsAlone is what NATS knows of the partitions.
+func (src Sources) streamsAlone(ctx context.Context) (all []Partition, err error) {
+	streams, err := broker.Streams(ctx, src.JetStream, src.Broker)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range streams {
+		all = append(all, Partition{Partition: s.Partition.Number, Stream: s.Name, FirstSlot: s.FirstSlot, LastSlot: s.LastSlot, After: s.After, State: Unknown,
+			FirstSeq: s.First, LastSeq: s.Last, Messages: s.Messages, Leader: s.Leader, Replicas: s.Replicas, Current: s.Current, Unknown: ServerTruth})
+	}
+	return all, nil
+}
+
+func stateOf(p outbox.Partition, active bool) string {
+	switch {
+	case p.Closed:
+		return Closed
+	case !active:
+		return Waiting
+	case p.Closing:
+		return Closing
+	}
+	return Open
+}
+
+// name notes which relay holds which partition.
+func (st *State) name() {
+	for _, l := range st.Leases {
+		if l.Kind != relay.LeaseKind {
+			continue
+		}
+		for _, n := range l.Partitions {
+			for i := range st.Partitions {
+				if st.Partitions[i].Partition == n {
+					st.Partitions[i].Relay = l.Owner
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,95 @@
+package status_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/status"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func TestMovedCountsWhatWasPublishedAndApplied(t *testing.T) {
+	state := func(last uint64, behind int64, unknown string) status.State {
+		return status.State{Partitions: []status.Partition{{Partition: 0, LastSeq: last}, {Partition: 1, LastSeq: 7}},
+			Consumers: []status.Consumer{{ConsumerLag: consumers.ConsumerLag{Consumer: "c", Messages: behind}, Unknown: unknown}}}
+	}
+	r := status.Moved(state(100, 50, ""), state(300, 10, ""), 2*time.Second)
+	if r.Published != 100 || r.Applied["c"] != 120 {
+		t.Errorf("200 published and 240 applied in 2 s: %+v", r)
+	}
+	if r := status.Moved(state(100, 50, "NATS is away"), state(300, 10, ""), time.Second); len(r.Applied) != 0 {
+		t.Errorf("what was not known: %+v", r)
+	}
+}
+
+// TestReadSeesServersGoAndComeBack keeps its connections, as a process does that shows the state all the time.
+func TestReadSeesServersGoAndComeBack(t *testing.T) {
+	n, pg := testkit.NATSProcess(t), testkit.PostgresProcess(t)
+	cfg, pool := n.Config(), pg.DB(t).Pool(t, postgres.RoleSystem)
+	cfg.Timeout = 2 * time.Second
+	nc := n.Connect(t)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := broker.Declare(t.Context(), js, cfg, broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
+		t.Fatal(err)
+	}
+	src := status.Sources{Truth: pool, Projections: pool, NATS: nc, JetStream: js, Broker: cfg, Consumers: []string{"threadcache"}}
+	read := func(when string, away ...string) status.State {
+		t.Helper()
+		var st status.State
+		testkit.Eventually(t, time.Minute, when, func() (bool, error) {
+			var err error
+			if st, err = status.Read(t.Context(), src); postgres.IsTransient(err) || broker.IsTransient(err) {
+				return false, nil // the server went between two questions
+			}
+			all := len(st.Away) == len(away)
+			for _, server := range away {
+				all = all && st.IsAway(server)
+			}
+			return all, err
+		})
+		if len(st.Lagging()) < len(away) || len(st.Notes()) < len(away) {
+			t.Errorf("%s: nobody is told: %+v", when, st)
+		}
+		return st
+	}
+	st := read("both to answer")
+	if st.Outbox == nil || len(st.Partitions) != 1 || st.Partitions[0].Replicas != 1 || len(st.Consumers) != 1 || st.Consumers[0].Unknown != "" || len(st.Unheld) != 2 {
+		t.Errorf("both answer: %+v", st)
+	}
+	n.Freeze(t)
+	if st := read("NATS to be away", status.ServerNATS); st.Outbox == nil || st.Partitions[0].Unknown != status.ServerNATS || st.Consumers[0].Unknown == "" {
+		t.Errorf("without NATS: %+v", st)
+	}
+	n.Thaw(t)
+	read("NATS to be back")
+	pg.Freeze(t)
+	st = read("PostgreSQL to be away", status.ServerTruth, status.ServerProjections)
+	if st.Outbox != nil || len(st.Partitions) != 1 || st.Partitions[0].Unknown != status.ServerTruth || st.Partitions[0].Replicas != 1 || len(st.Consumers) != 0 {
+		t.Errorf("without PostgreSQL: %+v", st)
+	}
+	n.Kill(t)
+	read("both to be away", status.ServerTruth, status.ServerProjections, status.ServerNATS)
+}
+
+func TestAServerThatIsAwayKeepsItsPassword(t *testing.T) {
+	a := status.NewAway("NATS", "nats://u:sesame@a:4222,nats://u:sesame@b:4222", errors.New("no\n route"))
+	if a.String() != "NATS is unavailable (nats://a:4222,nats://b:4222): no route" {
+		t.Errorf("%s", a)
+	}
+	if a := status.NewAway("PostgreSQL", "host=x password=sesame", errors.New("no route")); strings.Contains(a.URL, "sesame") {
+		t.Errorf("%s", a)
+	}
+}
