@@ -41,6 +41,17 @@ test-node: tidings ## the TypeScript client and the Node example against `tiding
 	@$(MAKE) --no-print-directory postgres
 	@clients/typescript/test.sh
 
+.PHONY: test-browser
+test-browser: ## the console in Chromium, where there is one, with axe-core from the npm registry
+	@$(MAKE) --no-print-directory postgres
+	@GO="$(GO)" console/test-browser.sh
+
+.PHONY: screenshots
+screenshots: ## write docs/images from the console in Chromium
+	@$(MAKE) --no-print-directory postgres
+	@mkdir -p docs/images
+	@TIDINGS_SCREENSHOTS="$(CURDIR)/docs/images" GO="$(GO)" console/test-browser.sh -run TestEveryPageInABrowser
+
 .PHONY: generate-ts
 generate-ts: tidings ## generate clients/typescript from the OpenAPI document (node 20.19 or later)
 	@$(MAKE) --no-print-directory postgres
@@ -63,6 +74,7 @@ bench: ## the Go benchmarks (`tidings bench` measures the system)
 lint: ## formatting, go vet, staticcheck, the import rules
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "not formatted, run make fmt:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
+	$(GO) vet -tags browser ./console
 	$(GO) tool staticcheck ./...
 	$(GO) -C contracts/cloudevents vet ./...
 	$(GO) -C deploy/prometheus/test vet ./...

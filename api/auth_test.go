@@ -138,3 +138,20 @@ func TestASlowLookUpDoesNotProlongAToken(t *testing.T) {
 		t.Errorf("later: %d", a.StatusCode)
 	}
 }
+
+// A system token has no tenant: no route that works on a tenant's rows takes it, whatever its roles.
+func TestARouteTakesNoSystemToken(t *testing.T) {
+	f := openTwo(t)[0]
+	f.token = f.newToken(t, tokens.SystemTenant, "operator", tokens.Roles()...)
+	for _, path := range []string{"/v1/follows/1/2", "/v1/users/1/counts", "/v1/kinds", "/v1/moderation/pending", "/v1/outbox/dlq"} {
+		res := f.do(t, "GET", path, "")
+		if res.StatusCode == 404 {
+			t.Errorf("%s: no such route", path)
+		} else if res.StatusCode != 403 || !strings.Contains(res.body, "system token") || !strings.Contains(res.body, "role-missing") {
+			t.Errorf("GET %s: %d %s", path, res.StatusCode, res.body)
+		}
+	}
+	if res := f.do(t, "PUT", "/v1/follows/1/2", ""); res.StatusCode != 403 {
+		t.Errorf("PUT: %d %s", res.StatusCode, res.body)
+	}
+}

@@ -35,7 +35,7 @@ type Config struct {
 // Validate reports every value out of bounds.
 func (c Config) Validate() error {
 	var errs []error
-	if _, err := c.cursorKeys(); err != nil {
+	if _, err := c.CursorKeys(); err != nil {
 		errs = append(errs, err)
 	}
 	if c.MaxBodyBytes < 1<<10 || c.MaxBodyBytes > 16<<20 {
@@ -70,8 +70,8 @@ func (c Config) Validate() error {
 
 const minCursorKey = 32 // bytes
 
-// cursorKeys returns the key that signs cursors, and perhaps another one, whose cursors are accepted too: so a key is replaced while clients hold cursors.
-func (c Config) cursorKeys() (keys [][]byte, err error) {
+// CursorKeys returns the key that signs cursors, and perhaps another one, whose cursors are accepted too: so a key is replaced while clients hold cursors.
+func (c Config) CursorKeys() (keys [][]byte, err error) {
 	for text := range strings.SplitSeq(c.CursorKey, ",") {
 		key, ok := decodeKey(strings.TrimSpace(text))
 		if !ok {

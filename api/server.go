@@ -95,7 +95,7 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("configure the API: %w", err)
 	}
-	keys, err := cfg.cursorKeys()
+	keys, err := cfg.CursorKeys()
 	if err != nil {
 		return nil, err
 	}
@@ -594,6 +594,9 @@ func (s *server) principal(ctx context.Context, w http.ResponseWriter, r *http.R
 }
 
 func (s *server) checkRole(p tokens.Principal, op route) error {
+	if p.System() {
+		return s.problems.problem(codeRoleMissing, "the token is a system token, which opens the console alone: a route takes a token of a tenant (tidings token create --tenant)")
+	}
 	if p.Has(op.role) {
 		return nil
 	}

@@ -129,7 +129,7 @@ func TestTheCursorKeyIsReplacedWhileClientsHoldCursors(t *testing.T) {
 	var processes []cursors
 	var given []string
 	for _, step := range steps {
-		keys, err := Config{CursorKey: step}.cursorKeys()
+		keys, err := Config{CursorKey: step}.CursorKeys()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -182,6 +182,7 @@ INSERT INTO kinds (tenant_id, object, metadata)
 INSERT INTO projection_kinds (tenant_id, object, metadata)
   VALUES (1, '{"name": "x"}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}');
 INSERT INTO api_tokens (token_hash, tenant_id, name, roles) VALUES (sha256('x'), 1, 't', '{read}');
+INSERT INTO operator_acts (act_id, tenant_id, token_tenant, token_name, fingerprint, act, target, reason) VALUES (gen_random_uuid(), 1, 1, 't', '0123456789ab', 'a', 'b', 'c');
 INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'follow', 2, 'created', '{}');
 INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts,
     event_id, inserted_at, slot)

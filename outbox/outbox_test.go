@@ -46,7 +46,7 @@ func TestStatements(t *testing.T) {
 	for name, sql := range map[string]string{
 		"append": appendSQL, "begin round": beginRoundSQL, "walk": walkSQL, "appended": appendedSQL, "below floor": belowFloorSQL, "claim": claimSQL, "due": dueSQL, "state": stateSQL, "park": parkSQL,
 		"unpark": unparkSQL, "fail": failSQL, "mark": markSQL, "caught up": caughtUpSQL, "partitions": partitionsSQL, "positions": positionsSQL, "bind": bindSQL, "close": closeSQL,
-		"lock partitions": lockPartitionsSQL, "closing": closingSQL, "add partition": addPartitionSQL, "stats": statsSQL, "delivered": deliveredSQL, "waiting aggregates": waitingAggregatesSQL, "published": countPublishedSQL, "in place": inPlaceSQL,
+		"lock partitions": lockPartitionsSQL, "closing": closingSQL, "add partition": addPartitionSQL, "stats": statsSQL, "slots": slotsSQL, "delivered": deliveredSQL, "waiting aggregates": waitingAggregatesSQL, "published": countPublishedSQL, "in place": inPlaceSQL,
 		"list DLQ": listDLQSQL, "count DLQ": countDLQSQL, "get of DLQ": getDLQSQL, "retry": retryDLQSQL, "discard": discardDLQSQL,
 		"list waiting": listWaitingSQL, "get waiting": getWaitingSQL, "retry waiting": retryWaitingSQL, "put off": putOffSQL, "kill": killSQL,
 		"ranges": rangesSQL, "make range": makeRangeSQL, "cut range": cutRangeSQL, "written since": writtenSinceSQL, "settle": settleSQL, "archive range": archiveRangeSQL,

@@ -46,7 +46,10 @@ var (
 // tokenPrefix makes a token recognisable to people and to scanners of leaked secrets.
 const tokenPrefix = "tdg_"
 
-// Principal is whom a token stands for: a service of one tenant, which acts for every user of it.
+// SystemTenant is the tenant of system tokens: an operator signs in to the console with one and sees every tenant. No route of the API takes it.
+const SystemTenant = 0
+
+// Principal is whom a token stands for: a service of one tenant, which acts for every user of it, or an operator (SystemTenant).
 type Principal struct {
 	TenantID  int64
 	Name      string
@@ -59,6 +62,9 @@ type Principal struct {
 // Has reports whether the principal has the role.
 func (p Principal) Has(role string) bool { return slices.Contains(p.Roles, role) }
 
+// System reports whether the principal's token is a system token.
+func (p Principal) System() bool { return p.TenantID == SystemTenant }
+
 // New returns a random token of 256 bits. Nothing knows it yet.
 func New() string {
 	b := make([]byte, 32)
@@ -67,7 +73,7 @@ func New() string {
 }
 
 func checkToken(tenant int64, name, token string, roles []string) error {
-	if tenant <= 0 {
+	if tenant < 0 {
 		return fmt.Errorf("%w: tenant %d", store.ErrInvalid, tenant)
 	}
 	if !store.ValidActor(name) {
@@ -94,7 +100,7 @@ func checkToken(tenant int64, name, token string, roles []string) error {
 
 // Spec is a token to be made.
 type Spec struct {
-	TenantID  int64
+	TenantID  int64  // SystemTenant: a system token
 	Name      string // the actor of writes that name none
 	Roles     []string
 	Expires   time.Time // zero: never
@@ -321,6 +327,9 @@ const authenticateSQL = `SELECT /* tokens.authenticate */ tenant_id, name, roles
 
 // Hash is the SHA-256 of a token.
 type Hash [sha256.Size]byte
+
+// Fingerprint is that of the token (Fingerprint).
+func (h Hash) Fingerprint() string { return fingerprint(h[:]) }
 
 // HashOf is the token's: 256 random bits need no slow hash.
 func HashOf(token string) Hash { return sha256.Sum256([]byte(token)) }

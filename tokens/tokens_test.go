@@ -63,7 +63,7 @@ func TestTokens(t *testing.T) {
 			return err
 		},
 		"no tenant": func() error {
-			_, err := tokens.Create(ctx, f.system, 0, "a", tokens.Roles(), time.Time{})
+			_, err := tokens.Create(ctx, f.system, -1, "a", tokens.Roles(), time.Time{})
 			return err
 		},
 		"a blank token": func() error { return tokens.Ensure(ctx, f.system, 3, "a", "a b", tokens.Roles()) },

@@ -2,12 +2,16 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sethvargo/go-envconfig"
 	"golang.org/x/sync/errgroup"
@@ -15,6 +19,7 @@ import (
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/cmd/internal/fleet"
 	"github.com/tidings/tidings/cmd/internal/heads"
+	"github.com/tidings/tidings/console"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
@@ -32,6 +37,10 @@ type config struct {
 	Postgres               postgres.Config
 	Broker                 broker.Config
 	API                    api.Config
+	Console                console.Config
+	// Of a login that may act as tidings_system; empty: the URLs above. Without the console the API needs no such login.
+	ConsoleDatabaseURL            string `env:"CONSOLE_DATABASE_URL"`
+	ConsoleProjectionsDatabaseURL string `env:"CONSOLE_PROJECTIONS_DATABASE_URL"`
 }
 
 func main() { daemon.Main("api", run) }
@@ -72,6 +81,11 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	if err != nil {
 		return err
 	}
+	see, closeConsole, err := openConsole(ctx, cfg, nc, catalog, log)
+	if err != nil {
+		return err
+	}
+	defer closeConsole()
 	reg.MustRegister(certificates(cfg, truth, projections))
 	ops := daemon.NewOps("api", cfg.OpsAddr, reg, log)
 	ops.Ready("truth", truth.Ping)
@@ -101,15 +115,48 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 		}
 		g.Go(func() error { return catalog.Run(ctx) })
 		g.Go(func() error { return handler.Run(serving) })
+		g.Go(func() error { return see.Run(serving) })
 		log := log.With("component", "api")
 		l, err := daemon.Listen(cfg.API.Addr, cfg.API.TLSCert, cfg.API.TLSKey, log)
 		if err != nil {
 			return err
 		}
 		listening.Store(true)
-		return daemon.Serve(serving, l, handler, cfg.API.AddressConnections, log)
+		return daemon.Serve(serving, l, see.Front(handler), cfg.API.AddressConnections, log)
 	})
 	return g.Wait()
+}
+
+// openConsole returns the console, nil when it is off, and what closes its pools: few connections, of the system role.
+func openConsole(ctx context.Context, cfg config, nc *nats.Conn, catalog *kinds.Catalog, log *slog.Logger) (*console.Console, func(), error) {
+	if !cfg.Console.On {
+		return nil, func() {}, nil
+	}
+	keys, err := cfg.API.CursorKeys()
+	if err != nil {
+		return nil, nil, err
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, nil, fmt.Errorf("use JetStream: %w", err)
+	}
+	few := cfg.Postgres
+	few.MaxConns = console.Conns
+	truth, err := postgres.Open(ctx, cmp.Or(cfg.ConsoleDatabaseURL, cfg.DatabaseURL), few, postgres.RoleSystem, "console")
+	if err != nil {
+		return nil, nil, err
+	}
+	projections, err := postgres.Open(ctx, cmp.Or(cfg.ConsoleProjectionsDatabaseURL, cfg.ProjectionsDatabaseURL), few, postgres.RoleSystem, "console")
+	if err != nil {
+		truth.Close()
+		return nil, nil, err
+	}
+	closePools := func() { projections.Close(); truth.Close() }
+	c, err := console.New(cfg.Console, console.Deps{Truth: truth, Projections: projections, NATS: nc, JetStream: js, Broker: cfg.Broker, Kinds: catalog, Fleet: fleet.Projections(catalog.Now), Keys: keys, Log: log})
+	if err != nil {
+		closePools()
+	}
+	return c, closePools, err
 }
 
 // await waits for the databases' schemas, and reads what requests need.

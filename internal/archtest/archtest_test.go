@@ -4,9 +4,17 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
 	"os/exec"
 	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -36,8 +44,9 @@ var rules = []rule{
 	{pkg: "api", libs: []string{huma, pgx}, // pgx.Tx goes through its hands: reads of a projection are one transaction, the caller's
 		may: []string{"store", "tokens", "kinds", "contracts", "outbox", "projections", "projections/*", "versioned", "event", "internal/postgres", "internal/tracing",
 			"consumers"}}, // how far a projection has come, for as_of
-	{pkg: "console", libs: []string{pgx, nats}, // it reads as the CLI does, and hands pools and the connection to those who do
-		may: []string{"store", "tokens", "kinds", "versioned", "outbox", "coldstore", "consumers", "projections", "projections/*", "replay", "erasure", "migrations", "event", "internal/*"}},
+	{pkg: "console", libs: []string{pgx, nats}, // it reads as the CLI does, and hands pools and the connection to those who do (TestTheConsoleHasNoSQL)
+		may: []string{"audit", "store", "tokens", "kinds", "versioned", "outbox", "coldstore", "consumers", "projections", "projections/*", "replay", "erasure", "migrations", "event", "internal/*"}},
+	{pkg: "audit", libs: []string{pgx}},
 	{pkg: "store", may: []string{"kinds", "outbox", "versioned", "event", "internal/postgres", "internal/tracing"}, libs: []string{pgx}},
 	{pkg: "tokens", may: []string{"store", "internal/postgres"}, libs: []string{pgx}}, // store: what a name may be
 	{pkg: "versioned", may: []string{"internal/postgres"}, libs: []string{pgx}},
@@ -189,6 +198,54 @@ func allowed(r rule, imp string) bool {
 func match(pattern, name string) bool {
 	ok, err := path.Match(pattern, name)
 	return ok && err == nil
+}
+
+// What the console and the commands both need is below both.
+func TestTheConsoleHasNoSQL(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join("..", "..", "console", "*.go"))
+	if err != nil || len(files) < 5 {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	for _, file := range files {
+		if !strings.HasSuffix(file, "_test.go") {
+			for _, what := range sqlIn(t, file, source(t, file)) {
+				t.Errorf("%s: the console reads and acts through the packages that own the tables", what)
+			}
+		}
+	}
+	for code, want := range map[string]int{
+		`var _ = "SELECT 1 FROM edges"`: 1, `var _, _ = p.Query(ctx, s)`: 1, `var _ = p.SendBatch(ctx, b)`: 1, `var _ = u.Query()`: 0, "var _ = `select the rows`": 0, "const q = `\nWITH a AS (SELECT 1)\nUPDATE b SET c = 1`": 1,
+	} {
+		if got := sqlIn(t, "x.go", "package x\n"+code); len(got) != want {
+			t.Errorf("%s: %v, want %d", code, got, want)
+		}
+	}
+}
+
+var statement = regexp.MustCompile(`(?s)^\s*(SELECT|INSERT|UPDATE|DELETE|WITH|BEGIN|CALL|LOCK|TRUNCATE)\s`)
+
+// sqlIn returns where a Go file has a statement, or runs one.
+func sqlIn(t *testing.T, file string, src any) (found []string) {
+	t.Helper()
+	fset := token.NewFileSet()
+	f, err := parser.ParseFile(fset, file, src, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ast.Inspect(f, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.CallExpr:
+			if sel, ok := n.Fun.(*ast.SelectorExpr); ok && len(n.Args) > 0 && slices.Contains([]string{"Query", "QueryRow", "Exec", "SendBatch", "CopyFrom", "BeginTx"}, sel.Sel.Name) {
+				found = append(found, fmt.Sprintf("%s: calls %s", fset.Position(n.Pos()), sel.Sel.Name))
+			}
+		case *ast.BasicLit:
+			if s, err := strconv.Unquote(n.Value); err == nil && n.Kind == token.STRING && statement.MatchString(s) {
+				found = append(found, fmt.Sprintf("%s: has a statement", fset.Position(n.Pos())))
+			}
+		}
+		return true
+	})
+	return found
 }
 
 func TestRulesRefuse(t *testing.T) {

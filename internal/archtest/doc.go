@@ -6,7 +6,7 @@
 //	store ─> outbox, versioned, event, postgres                  projections ─> projections (the shared half), store, versioned, event, postgres
 //	relay ─> outbox, lease, broker, event                        subscribe ─> consumers, kinds, migrations, event, broker, postgres
 //	internal ─> internal                                         client ─> event
-//	console ─> what api reads, replay, erasure, internal
+//	console ─> what api reads, audit, replay, erasure, internal; no SQL of its own
 //	client/clienttest ─> client, cmd/tidings/cli                 internal/{status,doctor,verify} ─> what they look at
 //
 // A new edge is a decision: it is added to the table in the test, with its reason.

@@ -115,6 +115,27 @@ func TestEveryDependencysLicenseIsCompatible(t *testing.T) {
 	}
 }
 
+// The console's scripts of others are in the binaries too, each folder with its license.
+func TestTheConsolesScriptsOfOthersHaveTheirLicense(t *testing.T) {
+	assets := filepath.Join("..", "..", "console", "assets")
+	entries, err := os.ReadDir(assets)
+	if err != nil {
+		t.Fatal(err)
+	}
+	folders := 0
+	for _, e := range entries {
+		if e.IsDir() {
+			folders++
+			if judgeFolder(t, filepath.Join(assets, e.Name())) == 0 {
+				t.Errorf("%s: no license file", e.Name())
+			}
+		}
+	}
+	if folders == 0 {
+		t.Error("there are no scripts of others")
+	}
+}
+
 func TestLicensesAreJudgedByTheirText(t *testing.T) {
 	own, err := os.ReadFile("../../LICENSE")
 	if err != nil {

@@ -174,13 +174,14 @@ CREATE TABLE archive_settings (
 -- api_tokens: bearer tokens by their SHA-256; looked up through find_token(), before the tenant is known.
 -- A name has one current token and any number of former ones: revoked, or replaced and working until their end, so that a service can be given
 -- another token without an outage, and a name that is free again can be used again.
+--   tenant_id             0 of a system token, which an operator signs in to the console with and which no route of the API takes;
 --   replaced_at           when another token of the name took its place; it goes on working until expires_at;
 --   rate_read, rate_write the token's own limits instead of the configured ones: "N/WINDOW" with the window in seconds, or "off";
 --   change                counts the changes of all tokens; of one that was never changed it is null. Whoever has seen a number has seen the
 --                         changes before it: transactions take their numbers one after the other (number_token_change).
 CREATE TABLE api_tokens (
   token_hash  bytea       PRIMARY KEY CHECK (length(token_hash) = 32),
-  tenant_id   bigint      NOT NULL CHECK (tenant_id > 0),
+  tenant_id   bigint      NOT NULL CHECK (tenant_id >= 0),
   name        text        NOT NULL CHECK (name <> ''),
   roles       text[]      NOT NULL CHECK (roles <@ ARRAY['read', 'write', 'moderate', 'admin', 'export']),
   created_at  timestamptz NOT NULL DEFAULT now(),
@@ -192,6 +193,28 @@ CREATE TABLE api_tokens (
   change      bigint
 );
 CREATE SEQUENCE api_token_change;
+
+-- operator_acts: what operators and moderators did in the console, each recorded before it is done. One row per act, whatever became of its answer.
+--   act_id      made with the form: the same form sent twice is one act;
+--   tenant_id   whom the act concerns; 0: the whole installation;
+--   finished_at null while it is under way, or since the process that did it ended;
+--   outcome     a sentence; failed: it is that of an error.
+CREATE TABLE operator_acts (
+  id          bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  act_id      uuid        NOT NULL CONSTRAINT operator_acts_act_key UNIQUE,
+  started_at  timestamptz NOT NULL DEFAULT now(),
+  finished_at timestamptz,
+  tenant_id   bigint      NOT NULL CHECK (tenant_id >= 0),
+  token_tenant bigint     NOT NULL CHECK (token_tenant >= 0),
+  token_name  text        NOT NULL CHECK (token_name <> ''),
+  fingerprint text        NOT NULL CHECK (fingerprint ~ '^[0-9a-f]{12}$'),
+  act         text        NOT NULL CHECK (act <> ''),
+  target      text        NOT NULL,
+  reason      text        NOT NULL CHECK (reason <> ''),
+  outcome     text,
+  failed      boolean     NOT NULL DEFAULT false,
+  CHECK ((finished_at IS NULL) = (outcome IS NULL))
+);
 
 -- outbox_messages: the events, each written in the transaction of its state change and published by the relay. It is partitioned into ranges of
 -- ids (outbox_ranges), which leave it for the archive as they are.
@@ -481,6 +504,7 @@ CREATE UNIQUE INDEX kinds_head_idx ON kinds (tenant_id, name) WHERE version_stat
 CREATE UNIQUE INDEX api_tokens_current_key ON api_tokens (tenant_id, name) WHERE revoked_at IS NULL AND replaced_at IS NULL;
 CREATE INDEX api_tokens_name_idx ON api_tokens (tenant_id, name);
 CREATE INDEX api_tokens_expires_idx ON api_tokens (expires_at) WHERE revoked_at IS NULL AND replaced_at IS NULL;
+CREATE INDEX operator_acts_tenant_idx ON operator_acts (tenant_id, id);
 CREATE INDEX api_tokens_change_idx ON api_tokens (change) WHERE change IS NOT NULL;
 -- A claim walks the primary key from the partition's floor. Rows that wait are elsewhere, so any number of them costs a claim
 -- nothing. These indexes hold waiting rows alone: by when they fall due, by age, and by aggregate, to hold back the later rows of theirs.
@@ -539,7 +563,7 @@ DO $$
 DECLARE t text;
 BEGIN
   FOREACH t IN ARRAY ARRAY['edges', 'children', 'child_keys', 'children_archive', 'archived_threads', 'threads', 'threads_purged', 'kinds', 'archive_settings', 'api_tokens',
-                           'outbox_messages', 'outbox_messages_dlq', 'outbox_dlq_actions', 'outbox_messages_archive', 'outbox_messages_kept', 'outbox_archive_holds', 'edge_removals', 'erasures'] LOOP
+                           'outbox_messages', 'outbox_messages_dlq', 'outbox_dlq_actions', 'outbox_messages_archive', 'outbox_messages_kept', 'outbox_archive_holds', 'edge_removals', 'erasures', 'operator_acts'] LOOP
     EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', t);
     EXECUTE format($p$CREATE POLICY tenant ON %I TO tidings_api
       USING (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)
@@ -598,6 +622,7 @@ GRANT SELECT, INSERT, UPDATE ON outbox_requeued TO tidings_system;
 GRANT SELECT, INSERT, UPDATE ON outbox_archive_holds, job_runs TO tidings_system;
 GRANT SELECT, INSERT, UPDATE ON edge_removals TO tidings_system;
 GRANT SELECT, INSERT, UPDATE ON erasures TO tidings_system;
+GRANT SELECT, INSERT, UPDATE (finished_at, outcome, failed) ON operator_acts TO tidings_system; -- an audit: nobody changes what was done by whom, and why
 -- An export begins where the streams stand, and is over when an erasure has begun: the API sees that much and no more.
 GRANT SELECT (tenant_id, runs, finished_at) ON erasures TO tidings_api;
 GRANT SELECT (partition, stream, created, tail_seq, final_seq) ON outbox_partitions TO tidings_api;
@@ -617,7 +642,7 @@ GRANT SELECT (id, event_id, slot, delayed) ON outbox_messages TO tidings_writer;
 
 GRANT SELECT ON edges, children, child_kinds, child_keys, children_archive, archived_threads, child_archive_walk, threads, threads_purged, kinds, archive_settings,
   outbox_messages, outbox_messages_dlq, outbox_dlq_actions, outbox_ranges, outbox_messages_archive, outbox_messages_kept, outbox_requeued, outbox_archive_holds,
-  outbox_archive_exports, outbox_partitions, leases, lease_members, job_runs, retention_cursors, edge_removals, erasures, tidings_truth_migrations TO tidings_reader;
+  outbox_archive_exports, outbox_partitions, leases, lease_members, job_runs, retention_cursors, edge_removals, erasures, operator_acts, tidings_truth_migrations TO tidings_reader;
 -- Not the hashes: nobody who looks at rows needs them, and whoever has one can tell whether a token that was found somewhere is it.
 GRANT SELECT (tenant_id, name, roles, created_at, expires_at, revoked_at, replaced_at, rate_read, rate_write, change) ON api_tokens TO tidings_reader;
 

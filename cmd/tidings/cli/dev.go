@@ -17,6 +17,7 @@ import (
 
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/cmd/internal/projector"
+	"github.com/tidings/tidings/console"
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
@@ -47,6 +48,7 @@ type devConfig struct {
 	Postgres               postgres.Config
 	Broker                 broker.Config
 	API                    api.Config
+	Console                console.Config
 	Relay                  relay.Config
 	Consumers              consumers.Config
 	Verify                 projector.VerifyConfig
@@ -57,10 +59,11 @@ type devConfig struct {
 
 func (p Process) devCommand() *cobra.Command {
 	var dir, spans string
+	var readOnly bool
 	c := &cobra.Command{
 		Use:   "dev",
 		Short: "Run everything in one process",
-		Long: `Dev runs the API, the relay and the consumers in this process, with a PostgreSQL and a NATS server of its own, which listen on
+		Long: `Dev runs the API with the console, the relay and the consumers in this process, with a PostgreSQL and a NATS server of its own, which listen on
 loopback. With DATABASE_URL or NATS_URL set it uses those instead. Data, token and ports are kept in the data directory:
 the next start goes on with them, also after dev was killed. Ctrl-C stops everything.
 
@@ -71,6 +74,10 @@ With --trace it writes a span per line of JSON for what happens to each request 
 			if err := envconfig.ProcessWith(c.Context(), &envconfig.Config{Target: &cfg, Lookuper: p.Env}); err != nil {
 				return &usageError{fmt.Errorf("read the environment: %w", err)}
 			}
+			if _, set := p.Env.Lookup("CONSOLE"); !set {
+				cfg.Console.On = true
+			}
+			cfg.Console.ReadOnly = cfg.Console.ReadOnly || readOnly
 			if _, set := p.Env.Lookup("HEARTBEAT_INTERVAL"); !set {
 				cfg.Relay.Heartbeat = devHeartbeat
 			}
@@ -104,6 +111,7 @@ With --trace it writes a span per line of JSON for what happens to each request 
 		},
 	}
 	c.Flags().StringVar(&dir, "data", "", "the `directory` of its data (default: /var/lib/tidings/dev as root, else tidings/dev in $XDG_DATA_HOME or ~/.local/share)")
+	c.Flags().BoolVar(&readOnly, "console-read-only", false, "let nobody act in the console: it shows, and offers nothing")
 	c.Flags().StringVar(&spans, "trace", "", "write spans to this `file`")
 	c.Flags().Lookup("trace").NoOptDefVal = traceDefault
 	return c
@@ -142,6 +150,9 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 	}
 	in := instance{API: httpURL(apiListener.Addr()), Ops: httpURL(opsAddr), Token: state.Token, DatabaseURL: cfg.DatabaseURL,
 		ProjectionsDatabaseURL: cfg.ProjectionsDatabaseURL, NATSURL: cfg.NATSURL, Trace: cfg.traceFile, PID: os.Getpid()}
+	if cfg.Console.On {
+		in.Console, in.ConsoleToken = in.API+"/console/", state.ConsoleToken
+	}
 
 	var last []part // what the parts rest on: watched while they run
 	if in.DatabaseURL == "" {

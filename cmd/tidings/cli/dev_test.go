@@ -2,9 +2,12 @@ package cli
 
 import (
 	"errors"
+	"io"
 	"io/fs"
 	"net"
 	"net/http"
+	"net/http/cookiejar"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -184,6 +187,24 @@ func TestDevPrintsLinesThatWork(t *testing.T) {
 	}
 	if want := []int{http.StatusCreated, http.StatusOK, http.StatusCreated}; !slices.Equal(statuses, want) {
 		t.Errorf("the lines answer %v, want %v:\n%s", statuses, want, d.output())
+	}
+	in := d.instance(t)
+	if !strings.Contains(d.output(), in.Console) || !strings.Contains(d.output(), in.ConsoleToken) {
+		t.Errorf("it does not say how to sign in at %s with %s:\n%s", in.Console, in.ConsoleToken, d.output())
+	}
+	jar, err := cookiejar.New(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	resp, err := (&http.Client{Jar: jar, Transport: transport}).PostForm(in.Console+"sign-in", url.Values{"token": {in.ConsoleToken}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if page, err := io.ReadAll(resp.Body); err != nil || resp.Request.URL.Path != "/console/" || !strings.Contains(string(page), "Truth and outbox") || strings.Contains(string(page), "nobody runs it") {
+		t.Errorf("signing in leads to %s, %v: %s", resp.Request.URL, err, page)
 	}
 }
 

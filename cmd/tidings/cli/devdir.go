@@ -84,9 +84,10 @@ func unlock(f *os.File) error { return errors.Join(f.Truncate(0), f.Close()) }
 
 // devState is what dev keeps from start to start.
 type devState struct {
-	Token     string `json:"token"`
-	CursorKey string `json:"cursor_key"` // signs cursors: those given out must stay good
-	NATSPort  int    `json:"nats_port"`  // of the server in process; taken again while it is free
+	Token        string `json:"token"`
+	ConsoleToken string `json:"console_token"` // a system token
+	CursorKey    string `json:"cursor_key"`    // signs cursors: those given out must stay good
+	NATSPort     int    `json:"nats_port"`     // of the server in process; taken again while it is free
 }
 
 const stateFile = "state.json"
@@ -108,6 +109,9 @@ func readState(dir, token string) (devState, error) {
 	}
 	if s.Token == "" {
 		s.Token = tokens.New()
+	}
+	if s.ConsoleToken == "" {
+		s.ConsoleToken = tokens.New()
 	}
 	if s.CursorKey == "" {
 		key := make([]byte, 32)
@@ -238,7 +242,7 @@ func portOf(address string) int {
 const greeting = `Tidings runs.
 
   API    {api}    documentation: {api}/docs
-  ops    {ops}    /metrics /healthz /readyz
+{console}  ops    {ops}    /metrics /healthz /readyz
   NATS   {nats}
   data   {data}
   token  {token}
@@ -255,7 +259,11 @@ Ctrl-C stops everything.
 `
 
 func greet(w io.Writer, in instance, dir string) error {
-	r := strings.NewReplacer("{api}", in.API, "{ops}", in.Ops, "{nats}", in.NATSURL, "{data}", dir, "{token}", in.Token)
+	see := ""
+	if in.Console != "" {
+		see = "  look   " + in.Console + "    the console; sign in with " + in.ConsoleToken + "\n"
+	}
+	r := strings.NewReplacer("{console}", see, "{api}", in.API, "{ops}", in.Ops, "{nats}", in.NATSURL, "{data}", dir, "{token}", in.Token)
 	if _, err := r.WriteString(w, greeting); err != nil {
 		return fmt.Errorf("print where dev listens: %w", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"slices"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -16,6 +17,7 @@ import (
 	"github.com/tidings/tidings/cmd/internal/fleet"
 	"github.com/tidings/tidings/cmd/internal/heads"
 	"github.com/tidings/tidings/cmd/internal/projector"
+	"github.com/tidings/tidings/console"
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
@@ -84,6 +86,12 @@ func (w *wiring) connect(ctx context.Context) (err error) {
 	}
 	if err := tokens.Ensure(ctx, w.truth, devTenant, devName, w.in.Token, tokens.Roles()); err != nil {
 		return err
+	}
+	if w.cfg.Console.On {
+		roles := []string{tokens.RoleRead, tokens.RoleModerate, tokens.RoleAdmin}
+		if err := tokens.Ensure(ctx, w.truth, tokens.SystemTenant, devName, w.in.ConsoleToken, roles); err != nil {
+			return err
+		}
 	}
 	if w.cfg.DatabaseURL != "" {
 		return nil
@@ -177,7 +185,36 @@ func (w *wiring) api(ctx context.Context, listener net.Listener, waker *broker.W
 	if err := handler.Look(ctx); err != nil {
 		return nil, err
 	}
-	return []part{{"as_of", handler.Run}, {"api", func(ctx context.Context) error {
-		return daemon.Serve(ctx, listener, handler, w.cfg.API.AddressConnections, w.log.With("component", "api"))
-	}}}, nil
+	served, parts := http.Handler(handler), []part{{"as_of", handler.Run}}
+	if w.cfg.Console.On {
+		see, err := w.console(ctx)
+		if err != nil {
+			return nil, err
+		}
+		served, parts = see.Front(handler), append(parts, part{"console", see.Run})
+	}
+	return append(parts, part{"api", func(ctx context.Context) error {
+		return daemon.Serve(ctx, listener, served, w.cfg.API.AddressConnections, w.log.With("component", "api"))
+	}}), nil
+}
+
+// console has pools of its own, so that nobody who looks keeps the parts from their work.
+func (w *wiring) console(ctx context.Context) (*console.Console, error) {
+	keys, err := w.cfg.API.CursorKeys()
+	if err != nil {
+		return nil, err
+	}
+	shared := w.cfg.Postgres.MaxConns
+	w.cfg.Postgres.MaxConns = console.Conns
+	defer func() { w.cfg.Postgres.MaxConns = shared }()
+	truth, err := w.pool(ctx, w.in.DatabaseURL, postgres.RoleSystem, "console")
+	if err != nil {
+		return nil, err
+	}
+	projections, err := w.pool(ctx, w.in.ProjectionsDatabaseURL, postgres.RoleSystem, "console")
+	if err != nil {
+		return nil, err
+	}
+	return console.New(w.cfg.Console, console.Deps{Truth: truth, Projections: projections, NATS: w.nc, JetStream: w.js, Broker: w.cfg.Broker, Kinds: w.truthKinds,
+		Fleet: fleet.Projections(w.truthKinds.Now), Keys: keys, Log: w.log})
 }

@@ -25,6 +25,8 @@ type instance struct {
 	API                    string `json:"api"` // address of the API, http://HOST:PORT
 	Ops                    string `json:"ops"` // address of the ops port
 	Token                  string `json:"token"`
+	Console                string `json:"console,omitempty"`       // its address; empty: it is off
+	ConsoleToken           string `json:"console_token,omitempty"` // a system token, which signs in there
 	DatabaseURL            string `json:"database_url"`
 	ProjectionsDatabaseURL string `json:"projections_database_url"`
 	NATSURL                string `json:"nats_url"`

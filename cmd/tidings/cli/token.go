@@ -83,16 +83,22 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 		data, expires, read, write string
 		asJSON                     bool
 		spec                       tokens.Spec
+		whose                      tokenOwner
 	)
 	c := &cobra.Command{
-		Use:   "create --tenant T --name NAME",
+		Use:   "create {--tenant T | --system} --name NAME",
 		Short: "Make a token and print it, once: only its hash is kept",
 		Long: "Makes a token and prints it, once: only its hash is kept.\n\nA name has one current token. With --replace the new one takes its place, and the one before goes on " +
-			"working for --overlap: give the service the new one meanwhile. It has the roles and rates of the one before where none are given. The name of tokens that were revoked or have expired may be used again.",
+			"working for --overlap: give the service the new one meanwhile. It has the roles and rates of the one before where none are given. The name of tokens that were revoked or have expired may be used again.\n\n" +
+			"With --system the token is an operator's: it opens the console and sees every tenant there. The API's routes refuse it. Its roles are read (looks), moderate (decides on what waits) and admin (acts).",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if spec.TenantID <= 0 || spec.Name == "" {
-				return &usageError{errors.New("token create wants --tenant, a positive number, and --name")}
+			if err := whose.check("token create", spec.Name); err != nil {
+				return err
+			}
+			spec.TenantID = whose.tenant
+			if whose.system && !c.Flags().Changed("roles") {
+				spec.Roles = []string{tokens.RoleRead}
 			}
 			t := createdToken{TenantID: spec.TenantID, Name: spec.Name}
 			if expires != "" {
@@ -120,9 +126,9 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 			case errors.Is(err, store.ErrInvalid):
 				return &usageError{err}
 			case errors.Is(err, tokens.ErrUnknown):
-				return fmt.Errorf("tenant %d has no token named %q that works: make one without --replace", t.TenantID, t.Name)
+				return fmt.Errorf("%s has no token named %q that works: make one without --replace", &whose, t.Name)
 			case errors.Is(err, tokens.ErrExists):
-				return fmt.Errorf("tenant %d has a token named %q already: choose another --name, or --replace it", t.TenantID, t.Name)
+				return fmt.Errorf("%s has a token named %q already: choose another --name, or --replace it", &whose, t.Name)
 			case err != nil:
 				return err
 			}
@@ -132,16 +138,16 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 			if _, err := fmt.Fprintln(p.Stdout, t.Token); err != nil {
 				return fmt.Errorf("write the token: %w", err)
 			}
-			fmt.Fprintf(p.Stderr, "Token %q of tenant %d, roles %s, fingerprint %s. Keep it: it is not shown again.\n", t.Name, t.TenantID, strings.Join(t.Roles, ", "), t.Print)
+			fmt.Fprintf(p.Stderr, "Token %q of %s, roles %s, fingerprint %s. Keep it: it is not shown again.\n", t.Name, &whose, strings.Join(t.Roles, ", "), t.Print)
 			if t.Replaced != nil {
 				fmt.Fprintf(p.Stderr, "The token that it replaces ends %s.\n", utc(t.Replaced))
 			}
 			return nil
 		},
 	}
-	c.Flags().Int64Var(&spec.TenantID, "tenant", 0, "the tenant")
+	whose.flags(c, "the tenant")
 	c.Flags().StringVar(&spec.Name, "name", "", "its name: the actor of writes that name none")
-	c.Flags().StringSliceVar(&spec.Roles, "roles", []string{tokens.RoleRead, tokens.RoleWrite}, "some of "+strings.Join(tokens.Roles(), ","))
+	c.Flags().StringSliceVar(&spec.Roles, "roles", []string{tokens.RoleRead, tokens.RoleWrite}, "some of "+strings.Join(tokens.Roles(), ",")+"; of a system token read alone unless given")
 	c.Flags().StringVar(&expires, "expires", "", "when it ends: a duration such as 720h, a date, or a time in RFC 3339 (default: never)")
 	c.Flags().BoolVar(&spec.Replace, "replace", false, "take the place of the name's current token")
 	c.Flags().DurationVar(&spec.Overlap, "overlap", 24*time.Hour, "how long the token that is replaced goes on working")
@@ -150,6 +156,39 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	dataFlag(c, &data)
 	return c
+}
+
+// tokenOwner is whose a token is: one tenant's, or an operator's.
+type tokenOwner struct {
+	tenant int64
+	system bool
+}
+
+func (o *tokenOwner) flags(c *cobra.Command, tenant string) {
+	c.Flags().Int64Var(&o.tenant, "tenant", 0, tenant)
+	c.Flags().BoolVar(&o.system, "system", false, "a system token, of no tenant: for operators, in the console alone")
+}
+
+// check returns a usageError unless the command names one owner and a token.
+func (o *tokenOwner) check(command, name string) error {
+	if o.tenant < 0 || (o.tenant == tokens.SystemTenant) != o.system || name == "" {
+		return &usageError{fmt.Errorf("%s wants --tenant, a positive number, or --system, and --name", command)}
+	}
+	return nil
+}
+
+func (o *tokenOwner) String() string {
+	if o.system {
+		return "the system"
+	}
+	return fmt.Sprintf("tenant %d", o.tenant)
+}
+
+func tenantText(tenant int64) string {
+	if tenant == tokens.SystemTenant {
+		return "system"
+	}
+	return fmt.Sprint(tenant)
 }
 
 // parseRate puts the flag's rate where it goes, if it has one.
@@ -170,6 +209,7 @@ func (p Process) tokenListCommand() *cobra.Command {
 		data   string
 		asJSON bool
 		tenant int64
+		system bool
 		within time.Duration
 	)
 	c := &cobra.Command{
@@ -177,8 +217,8 @@ func (p Process) tokenListCommand() *cobra.Command {
 		Short: "List the tokens, former ones too: their fingerprints, never the tokens themselves",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if tenant < 0 || within < 0 {
-				return &usageError{errors.New("--tenant wants a positive number, and --expires-within a duration such as 336h")}
+			if tenant < 0 || within < 0 || tenant > 0 && system {
+				return &usageError{errors.New("--tenant wants a positive number and no --system, and --expires-within a duration such as 336h")}
 			}
 			var all []tokens.Token
 			err := p.withTokens(c.Context(), data, func(pool *pgxpool.Pool) (err error) {
@@ -188,6 +228,9 @@ func (p Process) tokenListCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if system {
+				all = slices.DeleteFunc(all, func(t tokens.Token) bool { return t.TenantID != tokens.SystemTenant })
+			}
 			if within > 0 {
 				until := time.Now().Add(within)
 				all = slices.DeleteFunc(all, func(t tokens.Token) bool { return !t.Works || t.Expires == nil || t.Expires.After(until) })
@@ -196,6 +239,7 @@ func (p Process) tokenListCommand() *cobra.Command {
 		},
 	}
 	c.Flags().Int64Var(&tenant, "tenant", 0, "only of this tenant")
+	c.Flags().BoolVar(&system, "system", false, "only system tokens")
 	c.Flags().DurationVar(&within, "expires-within", 0, "only those that work and expire within this time, such as 336h")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per token and line")
 	dataFlag(c, &data)
@@ -214,7 +258,7 @@ func (p Process) printTokens(asJSON bool, all ...tokens.Token) error {
 			}
 			continue
 		}
-		rows = append(rows, []string{t.Fingerprint, fmt.Sprint(t.TenantID), t.Name, strings.Join(t.Roles, ","), utc(&t.Created), tokenState(t), rateText(t.ReadRate), rateText(t.WriteRate)})
+		rows = append(rows, []string{t.Fingerprint, tenantText(t.TenantID), t.Name, strings.Join(t.Roles, ","), utc(&t.Created), tokenState(t), rateText(t.ReadRate), rateText(t.WriteRate)})
 	}
 	if asJSON {
 		return nil
@@ -326,16 +370,18 @@ func (p Process) tokenRevokeCommand() *cobra.Command {
 		data   string
 		asJSON bool
 		t      revokedToken
+		whose  tokenOwner
 		sure   *asking
 	)
 	c := &cobra.Command{
-		Use:   "revoke --tenant T --name NAME",
+		Use:   "revoke {--tenant T | --system} --name NAME",
 		Short: "End every token of a name, those that it replaced too: no API process takes them a second later",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if t.TenantID <= 0 || t.Name == "" {
-				return &usageError{errors.New("token revoke wants --tenant, a positive number, and --name")}
+			if err := whose.check("token revoke", t.Name); err != nil {
+				return err
 			}
+			t.TenantID = whose.tenant
 			err := p.withTokens(c.Context(), data, func(pool *pgxpool.Pool) (err error) {
 				if err := sure.ask(func(w io.Writer) error { return showRevoked(c.Context(), w, pool, t) }); err != nil {
 					return err
@@ -345,7 +391,7 @@ func (p Process) tokenRevokeCommand() *cobra.Command {
 			})
 			switch {
 			case errors.Is(err, tokens.ErrUnknown):
-				return fmt.Errorf("tenant %d has no token named %q", t.TenantID, t.Name)
+				return fmt.Errorf("%s has no token named %q", &whose, t.Name)
 			case err != nil:
 				return err
 			}
@@ -354,9 +400,9 @@ func (p Process) tokenRevokeCommand() *cobra.Command {
 				return p.writeJSON(t)
 			}
 			if t.Ended == 0 {
-				_, err = fmt.Fprintf(p.Stdout, "Token %q of tenant %d was revoked %s.\n", t.Name, t.TenantID, utc(&t.Revoked))
+				_, err = fmt.Fprintf(p.Stdout, "Token %q of %s was revoked %s.\n", t.Name, &whose, utc(&t.Revoked))
 			} else {
-				_, err = fmt.Fprintf(p.Stdout, "Token %q of tenant %d is revoked, %s.\n", t.Name, t.TenantID, utc(&t.Revoked))
+				_, err = fmt.Fprintf(p.Stdout, "Token %q of %s is revoked, %s.\n", t.Name, &whose, utc(&t.Revoked))
 			}
 			if err != nil {
 				return fmt.Errorf("write the result: %w", err)
@@ -364,7 +410,7 @@ func (p Process) tokenRevokeCommand() *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().Int64Var(&t.TenantID, "tenant", 0, "the tenant")
+	whose.flags(c, "the tenant")
 	c.Flags().StringVar(&t.Name, "name", "", "the token's name")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	sure = p.destructive(c)
@@ -381,7 +427,7 @@ func showRevoked(ctx context.Context, w io.Writer, pool *pgxpool.Pool, t revoked
 	rows := [][]string{{"TENANT", "NAME", "ROLES", "CREATED", "STATE"}}
 	for _, token := range all {
 		if token.Name == t.Name && token.Works {
-			rows = append(rows, []string{fmt.Sprint(token.TenantID), token.Name, strings.Join(token.Roles, ","), utc(&token.Created), tokenState(token)})
+			rows = append(rows, []string{tenantText(token.TenantID), token.Name, strings.Join(token.Roles, ","), utc(&token.Created), tokenState(token)})
 		}
 	}
 	if len(rows) == 1 {

@@ -1,0 +1,336 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/tidings/tidings/audit"
+	"github.com/tidings/tidings/tokens"
+)
+
+const (
+	actWait    = 2 * time.Second  // an act that takes longer is followed on its own page
+	actTimeout = time.Hour        // for one act
+	secretKept = 10 * time.Minute // for the one who did the act to read
+)
+
+// act is something that a page lets its reader do.
+type act struct {
+	name   string // in the audit log and in the URL: "consumer.pause"
+	label  string // of the button: "Pause"
+	role   string // that it needs: tokens.RoleAdmin, or RoleModerate
+	system bool   // for system tokens alone
+	danger bool   // what it does cannot be undone
+	// look verifies the form's input (in.Get("consumer")) and says what is about to happen. Errors: *inputError, errNotFound.
+	look func(ctx context.Context, v *view, in url.Values) (subject, error)
+	// do does it and returns the outcome, a sentence. Its ctx ends when the process stops. It is called once per act id.
+	do func(ctx context.Context, d *doing) (outcome string, err error)
+}
+
+// subject is what an act is done to, and what happens.
+type subject struct {
+	Target string   // in the audit log: "followercounts", "dead letter 12"
+	Tenant int64    // whom it concerns, 0 for the installation
+	Says   []string // sentences: what happens
+	Fields []field  // more to fill in
+	Back   string   // the page to go back to
+}
+
+// field is an input of the confirmation form.
+type field struct {
+	Name, Label, Hint, Value string
+	Kind                     string   // text, number, area, checks or choice
+	Options                  []string // of checks and choice
+	Required                 bool
+}
+
+// doing is an act under way.
+type doing struct {
+	In  url.Values // the form
+	Who tokens.Principal
+	Act audit.Act
+
+	mu          sync.Mutex
+	done, total int64
+	secret      string
+	owner       tokens.Hash
+	ended       chan struct{}
+}
+
+// progress tells the reader how far the act is; a total of 0 is not known.
+func (d *doing) progress(done, total int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.done, d.total = done, total
+}
+
+// showOnce has a secret shown to whoever did the act, once; it is never stored.
+func (d *doing) showOnce(s string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.secret = s
+}
+
+// actor names who does it, for tables that keep an actor: the token's name.
+func (d *doing) actor() string { return d.Who.Name }
+
+type actKey uuid.UUID
+
+// mayAct reports whether the view may do the act.
+func (v *view) mayAct(a *act) bool {
+	return a != nil && !v.c.cfg.ReadOnly && v.who.Has(a.role) && (!a.system || v.who.System())
+}
+
+// actOf finds the act of the request, which the token may do.
+func (c *Console) actOf(v *view) (*act, error) {
+	a := c.acts[v.r.PathValue("act")]
+	switch {
+	case a == nil:
+		return nil, errNotFound
+	case c.cfg.ReadOnly:
+		return nil, &problem{http.StatusForbidden, "The console is read only", "It was started with CONSOLE_READ_ONLY. Use the tidings command, or a console that takes acts."}
+	case a.system && !v.who.System():
+		return nil, &problem{http.StatusForbidden, "This act is for operators", "Sign in with a system token that has the role " + a.role + "."}
+	case !v.who.Has(a.role):
+		return nil, &problem{http.StatusForbidden, "The token lacks the role " + a.role, "Sign in with a token that has it. Nothing was done."}
+	}
+	return a, nil
+}
+
+type confirmData struct {
+	Name, Label string
+	Danger      bool
+	Subject     subject
+	In          url.Values
+	ActID       string
+	Reason      string
+	Error       string
+}
+
+// The form's own fields; an act's input has other names.
+const (
+	fieldActID  = "act_id"
+	fieldReason = "reason"
+)
+
+// confirmAct shows what is about to happen, and asks why.
+func (c *Console) confirmAct(v *view) error {
+	a, err := c.actOf(v)
+	if err != nil {
+		return err
+	}
+	id, err := uuid.NewRandom()
+	if err != nil {
+		return fmt.Errorf("make an act id: %w", err)
+	}
+	return c.askAct(v, a, http.StatusOK, confirmData{In: v.r.URL.Query(), ActID: id.String()})
+}
+
+func (c *Console) askAct(v *view, a *act, status int, d confirmData) error {
+	ctx, cancel := context.WithTimeout(v.r.Context(), pageTimeout)
+	defer cancel()
+	s, err := a.look(ctx, v, d.In)
+	if err != nil {
+		return err
+	}
+	for i, f := range s.Fields { // what was filled in stays
+		if v.r.Method == http.MethodPost {
+			s.Fields[i].Value = strings.Join(d.In[f.Name], ",")
+		}
+	}
+	d.Name, d.Label, d.Danger, d.Subject = a.name, a.label, a.danger, s
+	in := url.Values{}
+	for name, values := range d.In { // what is not asked for is carried along
+		asked := name == fieldActID || name == fieldReason
+		for _, f := range s.Fields {
+			asked = asked || f.Name == name
+		}
+		if !asked {
+			in[name] = values
+		}
+	}
+	d.In = in
+	c.render(v, status, "act", a.label, d)
+	return nil
+}
+
+// takeAct does what was confirmed, once per act id.
+func (c *Console) takeAct(v *view) error {
+	a, err := c.actOf(v)
+	if err != nil {
+		return err
+	}
+	if err := v.r.ParseForm(); err != nil {
+		return &inputError{"The form cannot be read."}
+	}
+	id, err := uuid.Parse(v.r.PostForm.Get(fieldActID))
+	if err != nil {
+		return &inputError{"The form has no act id. Open it again."}
+	}
+	in := v.r.PostForm
+	ctx, cancel := context.WithTimeout(v.r.Context(), pageTimeout)
+	defer cancel()
+	if done, err := audit.Get(ctx, c.deps.Truth, id); err == nil { // the form again: what it did may have changed what look reads
+		return c.toAct(v, done.ActID)
+	} else if !errors.Is(err, audit.ErrNotFound) {
+		return err
+	}
+	s, err := a.look(ctx, v, in)
+	if err != nil {
+		return err
+	}
+	record, first, err := audit.Begin(ctx, c.deps.Truth, audit.Act{ActID: id, TenantID: s.Tenant, TokenTenant: v.who.TenantID, TokenName: v.who.Name, Fingerprint: v.hash.Fingerprint(),
+		Name: a.name, Target: s.Target, Reason: in.Get(fieldReason)})
+	if errors.Is(err, audit.ErrInvalid) {
+		return c.askAct(v, a, http.StatusUnprocessableEntity, confirmData{In: in, ActID: id.String(), Reason: in.Get(fieldReason), Error: "Give a reason: it is kept in the audit log."})
+	}
+	if err != nil {
+		return err
+	}
+	if first {
+		if err := c.start(v, a, &doing{In: in, Who: v.who, Act: record, owner: v.hash, ended: make(chan struct{})}); err != nil {
+			return err
+		}
+	}
+	return c.toAct(v, id)
+}
+
+// toAct leads to the act's page.
+func (c *Console) toAct(v *view, id uuid.UUID) error {
+	to := root + "acts/" + id.String()
+	if back := v.r.PostFormValue("back"); strings.HasPrefix(back, root) {
+		to += "?back=" + url.QueryEscape(back)
+	}
+	http.Redirect(v.w, v.r, to, http.StatusSeeOther)
+	return nil
+}
+
+// start has Run do the act, which goes on when the request ends, and waits for it for a moment.
+func (c *Console) start(v *view, a *act, d *doing) error {
+	key := actKey(d.Act.ActID)
+	c.mu.Lock()
+	c.running[key] = d
+	c.mu.Unlock()
+	select {
+	case c.jobs <- func(ctx context.Context) { c.work(ctx, a, d) }:
+	case <-v.r.Context().Done():
+		return c.undone(v, key, v.r.Context().Err())
+	case <-c.live.over: // Run has ended
+		return c.undone(v, key, &problem{http.StatusServiceUnavailable, "This process is stopping", "Nothing was done. Do it again: another process takes it."})
+	}
+	wait := time.NewTimer(actWait)
+	defer wait.Stop()
+	select {
+	case <-d.ended:
+	case <-wait.C:
+	case <-v.r.Context().Done():
+	}
+	return nil
+}
+
+// undone records that nothing was done.
+func (c *Console) undone(v *view, key actKey, why error) error {
+	c.forget(key)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(v.r.Context()), pageTimeout)
+	defer cancel()
+	return errors.Join(why, audit.Finish(ctx, c.deps.Truth, uuid.UUID(key), "Nothing was done: the process was stopping.", true))
+}
+
+func (c *Console) forget(key actKey) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.running, key)
+}
+
+// work does the act and records what came of it, also when the process stops meanwhile.
+func (c *Console) work(ctx context.Context, a *act, d *doing) {
+	defer close(d.ended)
+	wctx, cancel := context.WithTimeout(ctx, actTimeout)
+	defer cancel()
+	outcome, err := c.safely(wctx, a, d)
+	if err != nil {
+		p, _ := problemOf(err)
+		outcome = p.Title + ": " + p.Try
+		c.log.ErrorContext(ctx, "act failed", "act", a.name, "act_id", d.Act.ActID, "target", d.Act.Target, "err", err)
+		var input *inputError
+		if !errors.As(err, &input) && p.Status >= http.StatusInternalServerError {
+			outcome += " The act may have been done in part: look at what it was done to. The cause: " + err.Error()
+		}
+	}
+	fctx, stop := context.WithTimeout(context.WithoutCancel(ctx), pageTimeout)
+	defer stop()
+	if ferr := audit.Finish(fctx, c.deps.Truth, d.Act.ActID, outcome, err != nil); ferr != nil {
+		c.log.ErrorContext(ctx, "outcome of an act not recorded", "act", a.name, "act_id", d.Act.ActID, "outcome", outcome, "err", ferr)
+	}
+	d.mu.Lock()
+	secret := d.secret != ""
+	d.mu.Unlock()
+	if !secret {
+		c.forget(actKey(d.Act.ActID))
+		return
+	}
+	time.AfterFunc(secretKept, func() { c.forget(actKey(d.Act.ActID)) })
+}
+
+// safely is do; a panic is an error.
+func (c *Console) safely(ctx context.Context, a *act, d *doing) (outcome string, err error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			err = fmt.Errorf("the act %s panicked: %v", a.name, cause)
+		}
+	}()
+	return a.do(ctx, d)
+}
+
+type outcomeData struct {
+	Act         audit.Act
+	Done, Total int64
+	Here        bool   // this process does it
+	Secret      string // shown once
+	Back        string
+}
+
+// showAct shows what came of an act. A secret is shown once, to the token that did it.
+func (c *Console) showAct(v *view) error {
+	id, err := uuid.Parse(v.r.PathValue("id"))
+	if err != nil {
+		return errNotFound
+	}
+	ctx, cancel := context.WithTimeout(v.r.Context(), pageTimeout)
+	defer cancel()
+	record, err := audit.Get(ctx, c.deps.Truth, id)
+	if errors.Is(err, audit.ErrNotFound) || err == nil && !v.who.System() && record.TenantID != v.who.TenantID {
+		return errNotFound
+	}
+	if err != nil {
+		return err
+	}
+	data := outcomeData{Act: record, Back: root}
+	if back := v.query("back"); strings.HasPrefix(back, root) {
+		data.Back = back
+	}
+	c.mu.Lock()
+	d := c.running[actKey(id)]
+	c.mu.Unlock()
+	if d != nil {
+		d.mu.Lock()
+		data.Here, data.Done, data.Total = true, d.done, d.total
+		if d.owner == v.hash && record.Finished != nil {
+			data.Secret, d.secret = d.secret, ""
+		}
+		d.mu.Unlock()
+	}
+	if record.Finished == nil {
+		v.w.Header().Set("Refresh", "2") // without JavaScript too
+	}
+	c.render(v, http.StatusOK, "outcome", "Act", data)
+	return nil
+}

@@ -1,0 +1,95 @@
+// The console works without this file as far as reading and acting go. It adds: the reader's time zone, live pages, keys, copying, the theme.
+(() => {
+  "use strict";
+  const root = document.documentElement;
+
+  // Times: the server writes UTC; here they become the reader's, the exact one stays in the title.
+  const format = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "medium" }); // 2030-01-31 23:59:59, as the server writes it
+  const localize = (within) => {
+    for (const t of within.querySelectorAll("time[datetime]")) {
+      const text = format.format(new Date(t.dateTime));
+      if (t.textContent !== text) t.textContent = text;
+    }
+  };
+  const show = (within) => {
+    for (const b of within.querySelectorAll("[data-copy][hidden]")) b.hidden = false;
+    localize(within);
+  };
+  show(document);
+  new MutationObserver(() => show(document)).observe(document.body, { childList: true, subtree: true, characterData: true }); // before the next paint
+
+  // Live pages: htmx's SSE extension swaps what comes, and stops while the tab is hidden. A tab that was opened hidden connects when it is seen.
+  const live = document.querySelector("[data-live]");
+  const connect = () => {
+    if (!live || document.hidden || live.hasAttribute("hx-sse:connect")) return;
+    live.setAttribute("hx-sse:connect", live.dataset.live);
+    live.setAttribute("hx-swap", "innerMorph");
+    window.htmx.process(live);
+  };
+  connect();
+  document.addEventListener("visibilitychange", connect);
+  document.addEventListener("htmx:sse:after:message", () => { root.dataset.live = String(Number(root.dataset.live || 0) + 1); });
+
+  // The theme: as the system is, light, dark.
+  const theme = document.getElementById("theme");
+  const name = () => { theme.textContent = "Theme: " + (root.dataset.theme || "auto"); };
+  theme.hidden = false;
+  name();
+  theme.addEventListener("click", () => {
+    const next = { undefined: "light", light: "dark", dark: "" }[root.dataset.theme];
+    if (next) root.dataset.theme = next; else delete root.dataset.theme;
+    try { localStorage.setItem("tidings-theme", next); } catch { /* for this page alone */ }
+    name();
+  });
+
+  // Copying.
+  const say = (text) => { document.getElementById("said").textContent = text; };
+  document.addEventListener("click", async (e) => {
+    const b = e.target.closest("[data-copy]");
+    if (!b) return;
+    try {
+      await navigator.clipboard.writeText(b.dataset.copy);
+      say("Copied");
+      b.textContent = "Copied";
+    } catch {
+      say("The browser does not allow copying");
+    }
+  });
+
+  // A form is sent once.
+  document.addEventListener("submit", (e) => {
+    if (e.target.method !== "post") return;
+    if (e.target.dataset.sent) e.preventDefault();
+    e.target.dataset.sent = "yes";
+  });
+  window.addEventListener("pageshow", () => { for (const f of document.forms) delete f.dataset.sent; });
+
+  // Keys.
+  const help = document.getElementById("help");
+  const keys = document.getElementById("keys");
+  if (help && keys) {
+    keys.hidden = false;
+    keys.addEventListener("click", () => help.showModal());
+  }
+  let g = 0;
+  document.addEventListener("keydown", (e) => {
+    if (e.ctrlKey || e.metaKey || e.altKey || e.target.closest("input, textarea, select, [contenteditable]") || (help && help.open)) return;
+    if (Date.now() - g < 1500) {
+      g = 0;
+      const link = document.querySelector(`nav a[data-key="${CSS.escape(e.key)}"]`);
+      if (link) { e.preventDefault(); link.click(); }
+      return;
+    }
+    if (e.key === "g") {
+      g = Date.now();
+    } else if (e.key === "/") {
+      const search = document.querySelector("[data-search]");
+      if (search) { e.preventDefault(); search.focus(); search.select(); }
+    } else if (e.key === "r") {
+      location.reload();
+    } else if (e.key === "?" && help) {
+      e.preventDefault();
+      help.showModal();
+    }
+  });
+})();

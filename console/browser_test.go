@@ -1,0 +1,495 @@
+//go:build browser
+
+package console_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+	"github.com/google/uuid"
+
+	"github.com/tidings/tidings/audit"
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/tokens"
+)
+
+// browserPages are the pages that TestEveryPageInABrowser opens in both sizes and themes, without JavaScript, and through axe-core. One line per state that
+// a page has. who is a token of the harness.
+func browserPages(h *harness) []browserPage {
+	return []browserPage{
+		{path: "/console/", says: "Overview", who: h.Tokens.Admin, shot: "console-overview"},
+		{path: "/console/", says: "Overview", who: h.Tokens.TenantReader},
+		{path: "/console/partitions", says: "stuck", who: h.Tokens.Reader, shot: "console-partitions"},
+		{path: "/console/consumers", says: "followercounts", who: h.Tokens.Admin, shot: "console-consumers"},
+		{path: "/console/act/consumer.pause?consumer=archiver", says: "Reason", who: h.Tokens.Admin, shot: "console-act"},
+		{path: "/console/kinds", says: "built in", who: h.Tokens.Reader, shot: "console-kinds"},
+		{path: "/console/doctor", says: "Remedy", who: h.Tokens.Reader, shot: "console-doctor"},
+		{path: "/console/doctor", says: "for operators", who: h.Tokens.TenantReader, status: 403},
+		{path: "/console/tokens", says: "Tokens", who: h.Tokens.Admin, shot: "console-tokens"},
+		{path: "/console/act/token.create", says: "Reason", who: h.Tokens.Admin},
+		{path: "/console/act/token.revoke?name=rita&tenant=7", says: "cannot be undone", who: h.Tokens.Admin},
+		{path: "/console/audit", says: "Audit log", who: h.Tokens.Reader, shot: "console-audit"},
+		{path: "/console/audit?q=nobody", says: "No act matches", who: h.Tokens.TenantReader},
+	}
+}
+
+// sample fills the harness's servers with what the pages are to show.
+func (h *harness) sample(t *testing.T) {
+	t.Helper()
+	h.declare(t)
+	h.pend(t, 400)
+	ada := h.signIn(t, h.Tokens.Admin)
+	ada.act("/console/act/consumer.pause?consumer=threadcache").says("done")
+	ada.act("/console/act/token.create?tenant=7", "name", "importer").says("done")
+	ada.act("/console/act/token.create?tenant=7", "name", "importer").says("failed")
+}
+
+type browserPage struct {
+	path, says, who string
+	shot            string // of the file in docs/images; empty: none
+	status          int    // 0: it is there
+}
+
+// look is how a browser is.
+type look struct {
+	Phone, Dark, NoScript bool
+}
+
+func (l look) String() string {
+	name := "desktop"
+	if l.Phone {
+		name = "phone"
+	}
+	if l.Dark {
+		name += " dark"
+	}
+	if l.NoScript {
+		name += " without JavaScript"
+	}
+	return name
+}
+
+// chromium starts one for the test. Where there is none the test is skipped, and fails in CI.
+func chromium(t *testing.T) context.Context {
+	t.Helper()
+	var path string
+	for _, name := range []string{os.Getenv("CHROMIUM"), "chromium", "chromium-browser", "google-chrome"} {
+		if p, err := exec.LookPath(name); name != "" && err == nil {
+			path = p
+			break
+		}
+	}
+	if path == "" {
+		const says = "no Chromium here, so the console is not tested in a browser (Debian: apt-get install chromium; or set CHROMIUM)"
+		if os.Getenv("CI") == "true" {
+			t.Fatal(says)
+		}
+		t.Skip(says)
+	}
+	options := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(path), chromedp.DisableGPU, chromedp.Flag("force-color-profile", "srgb"),
+		chromedp.ProxyServer("direct://"), chromedp.Env("TZ=UTC"), chromedp.WSURLReadTimeout(time.Minute))
+	if os.Geteuid() == 0 {
+		options = append(options, chromedp.NoSandbox) // Chromium refuses root with its sandbox
+	}
+	allocator, stop := chromedp.NewExecAllocator(context.WithoutCancel(t.Context()), options...)
+	ctx, end := chromedp.NewContext(allocator)
+	t.Cleanup(func() {
+		if err := chromedp.Cancel(ctx); err != nil && !errors.Is(err, context.Canceled) {
+			t.Logf("close Chromium: %v", err)
+		}
+		end()
+		stop()
+	})
+	if err := chromedp.Do(ctx); err != nil {
+		t.Fatalf("start %s: %v", path, err)
+	}
+	return ctx
+}
+
+// browser is one tab with cookies of its own. Each error of the page's console, and each violation of its policy, fails the test.
+type browser struct {
+	t   *testing.T
+	h   *harness
+	ctx context.Context
+
+	mu     sync.Mutex
+	lawful []string
+}
+
+const browserTimeout = time.Minute // for one step, on a machine that is busy
+
+// browser opens a tab in the Chromium, signed in with the token if there is one.
+func (h *harness) browser(t *testing.T, chromium context.Context, token string, l look) *browser {
+	t.Helper()
+	b := &browser{t: t, h: h}
+	var end context.CancelFunc
+	b.ctx, end = chromedp.NewContext(chromium, chromedp.WithNewBrowserContext(), chromedp.WithListener(b.hear))
+	t.Cleanup(end)
+	if err := chromedp.Do(b.ctx); err != nil { // the tab lives as long as this context
+		t.Fatalf("open a tab: %v", err)
+	}
+	width, height, scheme := int64(1280), int64(900), "light"
+	if l.Phone {
+		width, height = 390, 844
+	}
+	if l.Dark {
+		scheme = "dark"
+	}
+	b.run(chromedp.EmulateViewport(width, height), chromedp.Func(func(ctx context.Context, t *chromedp.Target) error {
+		features := []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}
+		if _, err := cdp.Call(ctx, t, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: features}); err != nil {
+			return err
+		}
+		_, err := cdp.Call(ctx, t, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: l.NoScript})
+		return err
+	}))
+	if token != "" {
+		b.open("/console/sign-in")
+		b.run(chromedp.SendKeys(chromedp.CSS("#token"), token+kb.Enter), chromedp.WaitVisible(chromedp.CSS("nav[aria-label=Pages]")))
+	}
+	return b
+}
+
+// hear takes the tab's events.
+func (b *browser) hear(ev any) {
+	switch ev := ev.(type) {
+	case *runtime.EventExceptionThrown:
+		said, _ := json.Marshal(ev.ExceptionDetails)
+		b.wrong("exception: " + string(said))
+	case *runtime.EventConsoleAPICalled:
+		if ev.Type == "error" || ev.Type == "warning" {
+			said, _ := json.Marshal(ev.Args)
+			b.wrong("console: " + string(said))
+		}
+	case *log.EventEntryAdded:
+		if ev.Entry.Level == log.EntryLevelError {
+			b.wrong(fmt.Sprintf("%s: %s %s", ev.Entry.Source, ev.Entry.Text, ev.Entry.URL))
+		}
+	}
+}
+
+func (b *browser) wrong(what string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !slices.ContainsFunc(b.lawful, func(s string) bool { return strings.Contains(what, s) }) {
+		b.t.Errorf("the browser says: %.500s", what)
+	}
+}
+
+// expect names an error that the page's console may have, by a part of it: "status of 404".
+func (b *browser) expect(part string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.lawful = append(b.lawful, part)
+}
+
+// run does steps; the test fails when they do not succeed in time.
+func (b *browser) run(steps ...chromedp.Action[chromedp.Void]) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.ctx, browserTimeout)
+	defer cancel()
+	if err := chromedp.Do(ctx, steps...); err != nil {
+		say, cancel := context.WithTimeout(b.ctx, time.Second)
+		defer cancel()
+		at, _ := chromedp.Run(say, chromedp.Location())
+		text, _ := chromedp.Run(say, chromedp.Text(chromedp.CSS("body")))
+		b.t.Fatalf("at %s: %v: %.1000s", at, err, text)
+	}
+}
+
+// open goes to a page.
+func (b *browser) open(path string) { b.t.Helper(); b.run(chromedp.Navigate(b.h.url + path)) }
+
+// waits until the page says it, for a live page or behind a click.
+func (b *browser) waits(says string) {
+	b.t.Helper()
+	b.until(fmt.Sprintf(`document.readyState === "complete" && document.body.innerText.includes(%q)`, says))
+}
+
+// until waits for a JavaScript expression to be true.
+func (b *browser) until(js string) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.ctx, browserTimeout)
+	defer cancel()
+	look := chromedp.Evaluate[bool]("new Promise(done => { const look = () => { if ("+js+") done(true); else setTimeout(look, 20); }; look(); })", chromedp.EvalAwaitPromise)
+	for { // chromedp.Poll would need eval, which the policy forbids
+		_, err := chromedp.Run(ctx, look)
+		if err == nil {
+			return
+		}
+		if says := err.Error(); !strings.Contains(says, "navigated or closed") && !strings.Contains(says, "context") || ctx.Err() != nil {
+			text, _ := chromedp.Run(b.ctx, chromedp.Text(chromedp.CSS("body")))
+			b.t.Fatalf("%s is not so: %v: %.1000s", js, err, text)
+		}
+	}
+}
+
+// click clicks what the selector finds, a link or a button of the main part with the text without one.
+func (b *browser) click(what string) {
+	b.t.Helper()
+	b.run(chromedp.Click(chromedp.Search(fmt.Sprintf(`//*[self::a or self::button][normalize-space(.)=%q]`, what))))
+}
+
+// keys types into whatever has the focus.
+func (b *browser) keys(text string) { b.t.Helper(); b.run(chromedp.KeyEvent(text)) }
+
+// act opens an act's form by its button, gives the reason and confirms. It returns at the page of the outcome.
+func (b *browser) act(button string) {
+	b.t.Helper()
+	b.click(button)
+	b.run(chromedp.SendKeys(chromedp.CSS("#reason"), "because the test says so"), chromedp.Submit(chromedp.CSS("#reason")), chromedp.WaitVisible(chromedp.CSS("#outcome")))
+}
+
+// eval is what a JavaScript expression is, awaited. The page's policy does not apply to it.
+func eval[T any](b *browser, js string) T {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.ctx, browserTimeout)
+	defer cancel()
+	v, err := chromedp.Run(ctx, chromedp.Evaluate[T](js, chromedp.EvalAwaitPromise))
+	if err != nil {
+		b.t.Fatalf("%.200s: %v", js, err)
+	}
+	return v
+}
+
+// text is what the reader sees of the main part.
+func (b *browser) text() string {
+	b.t.Helper()
+	return eval[string](b, `document.querySelector("main").innerText`)
+}
+
+// shot writes docs/images/NAME.png when TIDINGS_SCREENSHOTS names the folder.
+func (b *browser) shot(name string) {
+	b.t.Helper()
+	dir := os.Getenv("TIDINGS_SCREENSHOTS")
+	if dir == "" || name == "" {
+		return
+	}
+	png, err := chromedp.Run(b.ctx, chromedp.CaptureScreenshot())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, name+".png"), png, 0o644); err != nil {
+		b.t.Error(err)
+	}
+}
+
+// axe is axe-core's source: test-browser.sh fetches it.
+var axe = sync.OnceValues(func() (string, error) {
+	b, err := os.ReadFile(os.Getenv("TIDINGS_AXE"))
+	return string(b), err
+})
+
+// accessible fails for every rule of WCAG 2.2 AA that axe-core finds broken, and for a page that scrolls sideways or shifts while it loads.
+func (b *browser) accessible(where string) {
+	b.t.Helper()
+	source, err := axe()
+	if err != nil {
+		b.t.Fatalf("read axe-core (run make test-browser, which fetches it): %v", err)
+	}
+	eval[*bool](b, source+"; null")
+	type violation struct {
+		ID, Help string
+		Nodes    []struct{ HTML, FailureSummary string }
+	}
+	for _, v := range eval[[]violation](b, `axe.run(document, {runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"], resultTypes: ["violations"]}).then(r =>
+		r.violations.map(v => ({ID: v.id, Help: v.help, Nodes: v.nodes.map(n => ({HTML: n.html, FailureSummary: n.failureSummary}))})))`) {
+		for _, n := range v.Nodes {
+			b.t.Errorf("%s: %s (%s): %.300s: %.300s", where, v.ID, v.Help, n.HTML, n.FailureSummary)
+		}
+	}
+	if wide := eval[int](b, `document.documentElement.scrollWidth - document.documentElement.clientWidth`); wide > 0 {
+		b.t.Errorf("%s: the page is %d pixels too wide", where, wide)
+	}
+	if shift := eval[float64](b, `new Promise(done => {
+		let all = 0;
+		new PerformanceObserver(list => { for (const e of list.getEntries()) if (!e.hadRecentInput) all += e.value; }).observe({type: "layout-shift", buffered: true});
+		requestAnimationFrame(() => requestAnimationFrame(() => done(all)));
+	})`); shift > 0.02 {
+		b.t.Errorf("%s: the layout shifts by %.3f", where, shift)
+	}
+}
+
+func TestEveryPageInABrowser(t *testing.T) {
+	c, h := chromium(t), start(t)
+	h.sample(t)
+	pages := browserPages(h)
+	for _, l := range []look{{}, {Dark: true}, {Phone: true}, {Phone: true, Dark: true}, {NoScript: true}} {
+		tabs := map[string]*browser{}
+		for _, p := range pages {
+			b := tabs[p.who]
+			if b == nil {
+				b = h.browser(t, c, p.who, l)
+				tabs[p.who] = b
+			}
+			if p.status != 0 {
+				b.expect(fmt.Sprintf("status of %d", p.status))
+			}
+			b.open(p.path)
+			if l.NoScript {
+				b.run(chromedp.WaitVisible(chromedp.CSS("main")))
+				if text := b.text(); !strings.Contains(text, p.says) {
+					t.Errorf("%s, %s: does not say %q: %.500s", p.path, l, p.says, text)
+				}
+				continue
+			}
+			b.waits(p.says)
+			b.accessible(p.path + ", " + l.String())
+			if !l.Phone && !l.Dark {
+				b.shot(p.shot)
+			}
+		}
+	}
+}
+
+func TestTheConsoleIsWorkedByKeys(t *testing.T) {
+	h := start(t)
+	b := h.browser(t, chromium(t), h.Tokens.Admin, look{})
+	b.keys("g")
+	b.keys("a")
+	b.waits("Nobody has acted here yet")
+	b.keys("/")
+	b.until(`document.activeElement.id === "q"`)
+	b.keys("nothing" + kb.Enter)
+	b.waits("No act matches")
+	b.keys("?")
+	b.run(chromedp.WaitVisible(chromedp.CSS("#help[open]")))
+	b.accessible("the list of keys")
+	b.keys(kb.Escape)
+	b.run(chromedp.WaitNotPresent(chromedp.CSS("#help[open]")))
+	eval[bool](b, `window.before = true`)
+	b.keys("r")
+	b.until(`window.before === undefined && document.readyState === "complete"`)
+	b.keys(kb.Tab)
+	if at := eval[string](b, `document.activeElement.textContent`); at != "Skip to the content" {
+		t.Errorf("the first stop of Tab is %q", at)
+	}
+	eval[*bool](b, `history.back(), null`)
+	b.waits("Nobody has acted here yet")
+}
+
+func TestATokenIsMadeInTheBrowserAndShownOnce(t *testing.T) {
+	h := start(t)
+	b := h.browser(t, chromium(t), h.Tokens.Admin, look{Phone: true})
+	b.open("/console/tokens")
+	b.click("Create a token")
+	b.run(chromedp.SetValue(chromedp.CSS("#f-tenant"), "7"), chromedp.SendKeys(chromedp.CSS("#f-name"), "importer"), chromedp.SendKeys(chromedp.CSS("#reason"), "a new service"))
+	b.click("Create a token")
+	b.waits("not shown again")
+	b.accessible("the outcome")
+	b.run(chromedp.Reload())
+	b.waits("Made the token")
+	if strings.Contains(b.text(), "tdg_") {
+		t.Error("the token is shown again")
+	}
+	b.click("Back")
+	b.waits("importer")
+}
+
+func TestALivePageInABrowserFollowsAndStopsWhenHidden(t *testing.T) {
+	h := start(t)
+	b := h.browser(t, chromium(t), h.Tokens.Reader, look{})
+	b.open("/console/")
+	b.until(`Number(document.documentElement.dataset.live) > 0`)
+	if _, err := h.pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) SELECT 1, 'follow', i, 'created', '{}' FROM generate_series(1, 4321) i`); err != nil {
+		t.Fatal(err)
+	}
+	b.waits("4,321")
+	for _, hidden := range []bool{true, false} {
+		eval[*bool](b, fmt.Sprintf(`Object.defineProperty(document, "hidden", {value: %t, configurable: true}), document.dispatchEvent(new Event("visibilitychange")), null`, hidden))
+		testkit.Eventually(t, browserTimeout, fmt.Sprintf("a tab is served: %t", !hidden), func() (bool, error) { return (h.streams.Load() > 0) == !hidden, nil })
+	}
+	h.pend(t, 5000)
+	b.waits("9,321")
+}
+
+// untouched fails when something that people wrote runs, or is markup, on the page that the browser shows.
+func (b *browser) untouched(where string) {
+	b.t.Helper()
+	if got := eval[string](b, `[window.XSS, document.querySelectorAll("i[id^=X]").length, document.querySelectorAll("script:not([src^='/console/assets/'])").length, document.querySelectorAll("style, iframe, object, embed, base").length].join()`); got != ",0,0,0" {
+		b.t.Errorf("%s: what people wrote is on the page as markup, or ran: %s", where, got)
+	}
+}
+
+func TestNothingThatPeopleWriteRunsInTheBrowser(t *testing.T) {
+	h := start(t)
+	ids := make([]uuid.UUID, 0, len(payloads()))
+	for i, p := range payloads() {
+		a := audit.Act{ActID: uuid.New(), TenantID: int64(i % 2), TokenName: p, Fingerprint: "0123456789ab", Name: p, Target: p, Reason: p}
+		if _, _, err := audit.Begin(t.Context(), h.pool, a); err != nil {
+			t.Fatal(err)
+		}
+		if err := audit.Finish(t.Context(), h.pool, a.ActID, p, i%3 == 0); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := consumers.Pause(t.Context(), h.pool, []string{"followercounts", "threadcache", "archiver"}[i%3], p, p); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tokens.Create(t.Context(), h.pool, tenant, strings.Map(func(r rune) rune {
+			if r < ' ' || r == '\u202e' || r == '\u2066' {
+				return -1
+			}
+			return r
+		}, p), []string{"read"}, time.Time{}); err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, a.ActID)
+	}
+	b := h.browser(t, chromium(t), h.Tokens.Admin, look{})
+	for _, path := range []string{"/console/audit", "/console/audit?before=30", "/console/tokens", "/console/consumers", "/console/", "/console/acts/" + ids[0].String(), "/console/acts/" + ids[8].String()} {
+		b.open(path)
+		b.run(chromedp.WaitVisible(chromedp.CSS("main")))
+		b.untouched(path)
+	}
+	for _, p := range payloads()[:12] {
+		for _, path := range []string{"/console/audit?q=", "/console/audit?who=", "/console/act/token.create?name=", "/console/tokens?all="} {
+			b.open(path + url.QueryEscape(p))
+			b.untouched(path + p)
+		}
+	}
+	b.expect("status of 422")
+	b.expect("status of 404")
+	for _, path := range []string{"/console/audit?from=", "/console/tokens?tenant=", "/console/act/", "/console/acts/"} {
+		b.open(path + url.QueryEscape(payloads()[0]))
+		b.untouched(path)
+	}
+}
+
+// payloads are texts that would run in a page which does not escape them, each in its way. A page that shows what people wrote is tested with them
+// (TestNothingThatPeopleWriteRuns): <i id=XN> stands in the page, or a script sets window.XN, when one gets through.
+func payloads() (all []string) {
+	for i, p := range []string{
+		`<script>window.XSS=1</script>`, `<SCRIPT SRC=//evil.example/x.js></SCRIPT>`, `"><script>window.XSS=1</script>`, `'><script>window.XSS=1</script>`, `</title><script>window.XSS=1</script>`,
+		`</textarea><script>window.XSS=1</script>`, `</script><script>window.XSS=1</script>`, `<img src=x onerror=window.XSS=1>`, `"><img src=x onerror=window.XSS=1>`, `<svg onload=window.XSS=1>`,
+		`<svg><script>window.XSS=1</script></svg>`, `<svg><animate onbegin=window.XSS=1 attributeName=x dur=1s>`, `<body onload=window.XSS=1>`, `<iframe src="javascript:window.parent.XSS=1"></iframe>`, `<iframe srcdoc="<script>parent.XSS=1</script>"></iframe>`,
+		`<a href="javascript:window.XSS=1" id=a autofocus onfocus=window.XSS=1>x</a>`, `<input autofocus onfocus=window.XSS=1>`, `<select autofocus onfocus=window.XSS=1>`, `<textarea autofocus onfocus=window.XSS=1>`, `<details open ontoggle=window.XSS=1>`,
+		`<video><source onerror=window.XSS=1></video>`, `<audio src=x onerror=window.XSS=1>`, `<object data="javascript:window.XSS=1">`, `<embed src="javascript:window.XSS=1">`, `<math><mi xlink:href="javascript:window.XSS=1">x</mi></math>`,
+		`<form action="javascript:window.XSS=1"><button>x`, `<button formaction="javascript:window.XSS=1">x`, `<link rel=stylesheet href=//evil.example/x.css>`, `<style>@import '//evil.example/x.css';</style>`, `<style>*{display:none}</style>`,
+		`<meta http-equiv=refresh content="0;url=//evil.example">`, `<base href=//evil.example/>`, `" onmouseover="window.XSS=1" autofocus onfocus="window.XSS=1`, `' onfocus='window.XSS=1' autofocus='`, "` onfocus=window.XSS=1 autofocus `",
+		`javascript:window.XSS=1`, `data:text/html,<script>parent.XSS=1</script>`, `{{.}}`, `{{template "layout" .}}`, `${window.XSS=1}`,
+		`<!--><img src=x onerror=window.XSS=1>`, `<![CDATA[<script>window.XSS=1</script>]]>`, `&lt;script&gt;window.XSS=1&lt;/script&gt;`, `%3Cscript%3Ewindow.XSS=1%3C/script%3E`, "\u003cscript\u003ewindow.XSS=1\u003c/script\u003e",
+		"<scr\tipt>window.XSS=1</scr\tipt>", `<img/src="x"/onerror=window.XSS=1>`, `<div hx-get="/console/audit" hx-trigger="load" hx-on:htmx:load="window.XSS=1">x</div>`, `<div data-hx-on:load="window.XSS=1" hx-trigger="load" hx-get="/console/tokens">x</div>`, `<div hx-sse:connect="/console/live/overview" hx-swap="innerHTML">x</div>`,
+		`<template><script>window.XSS=1</script></template><script>window.XSS=1</script>`, "\u202e\u2066<script>window.XSS=1</script>",
+	} {
+		all = append(all, fmt.Sprintf("%d %s<i id=X%d>", i, p, i))
+	}
+	return all
+}

@@ -1,0 +1,38 @@
+package console
+
+import (
+	"log/slog"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/projections"
+)
+
+// Config is the console's environment.
+type Config struct {
+	On       bool `env:"CONSOLE, default=false"`           // serve /console/ on the API's port
+	ReadOnly bool `env:"CONSOLE_READ_ONLY, default=false"` // offer and take no act
+}
+
+// Conns is how many connections each of the console's pools wants: it reads once a second for all who look, and few people act at once.
+const Conns = 4
+
+// Deps are what the console works with. Both pools act as postgres.RoleSystem.
+type Deps struct {
+	Truth       *pgxpool.Pool
+	Projections *pgxpool.Pool
+	NATS        *nats.Conn
+	JetStream   jetstream.JetStream // of NATS; may be away: then pages say so
+	Broker      broker.Config
+	Kinds       Kinds
+	Fleet       []projections.Projection
+	Keys        [][]byte // of sessions: the first seals, each opens; api.Config.CursorKeys
+	Log         *slog.Logger
+}
+
+// Kinds says which kinds are in force: kinds.Catalog.
+type Kinds interface{ Now() *kinds.Set }

@@ -1,0 +1,142 @@
+package console
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/internal/status"
+	"github.com/tidings/tidings/internal/verify"
+	"github.com/tidings/tidings/internal/words"
+	"github.com/tidings/tidings/projections"
+)
+
+type consumersPage struct {
+	Rows []consumerRow
+	Away []status.Away
+}
+
+type consumerRow struct {
+	status.Consumer
+	Holders    []string
+	Line       string // points of a polyline, in lineWidth x lineHeight; empty: too few are known
+	Most       int64  // of the line
+	Since      time.Time
+	Look, Says string
+}
+
+const (
+	lineWidth  = 240
+	lineHeight = 40
+)
+
+func (c *Console) consumersData(ctx context.Context, _ *view) (any, error) {
+	now, err := c.look.state(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p := consumersPage{Away: now.State.Away}
+	for _, k := range now.State.Consumers {
+		row := consumerRow{Consumer: k, Look: consumerBox(k).Look, Says: "runs"}
+		for _, l := range now.State.Leases {
+			if l.Kind == k.Consumer {
+				row.Holders = append(row.Holders, l.Owner+": "+words.Ranges(l.Partitions))
+			}
+		}
+		switch {
+		case k.Paused != nil:
+			row.Says = "paused"
+		case len(k.Lost) > 0:
+			row.Says = "lost events"
+		case len(row.Holders) == 0:
+			row.Look, row.Says = "bad", "nobody runs it"
+		case k.Unknown != "":
+			row.Says = "lag unknown"
+		case row.Look == "bad":
+			row.Says = "late"
+		}
+		row.draw(c.look.line(k.Consumer))
+		p.Rows = append(p.Rows, row)
+	}
+	return p, nil
+}
+
+// draw makes the line of the lag over time.
+func (r *consumerRow) draw(line []point) {
+	if len(line) < 2 {
+		return
+	}
+	first, last := line[0].at, line[len(line)-1].at
+	for _, p := range line {
+		r.Most = max(r.Most, p.lag)
+	}
+	var b strings.Builder
+	for _, p := range line {
+		x := float64(lineWidth) * float64(p.at.Sub(first)) / float64(last.Sub(first))
+		y := float64(lineHeight-2) - float64(lineHeight-4)*float64(p.lag)/float64(max(r.Most, 1))
+		fmt.Fprintf(&b, "%.1f,%.1f ", x, y)
+	}
+	r.Line, r.Since = strings.TrimSpace(b.String()), first
+}
+
+// consumerOf is the consumer that the form names.
+func (c *Console) consumerOf(in url.Values) (projections.Projection, error) {
+	i := slices.IndexFunc(c.deps.Fleet, func(p projections.Projection) bool { return p.Name() == in.Get("consumer") })
+	if i < 0 {
+		return nil, errNotFound
+	}
+	return c.deps.Fleet[i], nil
+}
+
+// lookConsumer is the subject of an act on a consumer.
+func (c *Console) lookConsumer(says ...string) func(context.Context, *view, url.Values) (subject, error) {
+	return func(_ context.Context, _ *view, in url.Values) (subject, error) {
+		p, err := c.consumerOf(in)
+		if err != nil {
+			return subject{}, err
+		}
+		return subject{Target: p.Name(), Says: says, Back: root + "consumers"}, nil
+	}
+}
+
+func (c *Console) doPause(ctx context.Context, d *doing) (string, error) {
+	changed, err := consumers.Pause(ctx, c.deps.Projections, d.Act.Target, d.actor(), d.Act.Reason)
+	if err == nil && !changed {
+		return "It was paused already.", nil
+	}
+	return "Paused. Its instances finish their batches within two seconds.", err
+}
+
+func (c *Console) doResume(ctx context.Context, d *doing) (string, error) {
+	changed, err := consumers.Resume(ctx, c.deps.Projections, d.Act.Target)
+	if err == nil && !changed {
+		return "It was not paused.", nil
+	}
+	return "Resumed.", err
+}
+
+// doVerify compares the consumer's projection with the truth.
+func (c *Console) doVerify(ctx context.Context, d *doing) (string, error) {
+	p, err := c.consumerOf(url.Values{"consumer": {d.Act.Target}})
+	if err != nil {
+		return "", err
+	}
+	const named = 5
+	r, err := verify.Run(ctx, verify.Deps{Sources: c.look.src, Fleet: []projections.Projection{p}, Kinds: c.deps.Kinds.Now}, verify.Options{Wait: pageTimeout, Limit: named})
+	if err != nil {
+		return "", err
+	}
+	compared := r.Projections[0]
+	says := fmt.Sprintf("Compared %s: %s.", words.Of(compared.Checked, "row"), words.Of(compared.Different, "difference"))
+	for _, diff := range compared.Differences {
+		says += fmt.Sprintf(" Tenant %d, %s, %s: the truth has %s, the projection %s.", diff.TenantID, diff.Entity, diff.Field, diff.Want, diff.Got)
+	}
+	if !r.OK {
+		says += " " + strings.Join(r.Why, "; ") + "."
+	}
+	return says, nil
+}

@@ -1,0 +1,15 @@
+package console
+
+import (
+	"context"
+	"net/url"
+
+	"github.com/tidings/tidings/tokens"
+)
+
+// AddAct adds an act of the test's. It comes before the first request.
+func (c *Console) AddAct(name string, do func(ctx context.Context, progress func(done, total int64)) (string, error)) {
+	c.acts[name] = &act{name: name, label: "Do", role: tokens.RoleAdmin,
+		look: func(context.Context, *view, url.Values) (subject, error) { return subject{Target: "it"}, nil },
+		do:   func(ctx context.Context, d *doing) (string, error) { return do(ctx, d.progress) }}
+}

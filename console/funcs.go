@@ -1,0 +1,162 @@
+package console
+
+import (
+	"fmt"
+	"html/template"
+	"math"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/tidings/tidings/internal/words"
+)
+
+// funcs are what templates call.
+func (c *Console) funcs() template.FuncMap {
+	return template.FuncMap{
+		"dict": dict,
+		"when": func(is any, then string) string {
+			if truth, _ := template.IsTrue(is); truth {
+				return then
+			}
+			return ""
+		},
+		"values": values,
+		"list":   func(all ...any) []any { return all },
+		"time":   timeHTML,
+		"span":   span,
+		"num":    num,
+		"capped": capped,
+		"plural": func(n int, noun string) string { return words.Of(int64(n), noun) },
+		"join":   strings.Join,
+		"lower":  strings.ToLower,
+		"url":    func(path string, pairs ...any) string { return address(path, pairs...) },
+		"act":    func(f *frame, name string) *act { return f.View.c.acts[name] },
+		"mayAct": func(f *frame, name string) bool { return f.View.mayAct(f.View.c.acts[name]) },
+		"actURL": func(f *frame, name string, in url.Values) string {
+			q := url.Values{}
+			for k, v := range in {
+				q[k] = v
+			}
+			q.Set("back", f.View.r.URL.RequestURI())
+			return root + "act/" + name + "?" + q.Encode()
+		},
+		"label":  func(a *act) string { return a.label },
+		"danger": func(a *act) bool { return a.danger },
+		"has":    func(list, one string) bool { return containsItem(list, one) },
+	}
+}
+
+func containsItem(list, one string) bool {
+	for item := range strings.SplitSeq(list, ",") {
+		if item == one {
+			return true
+		}
+	}
+	return false
+}
+
+// dict makes a map of names and values, for templates that take more than one.
+func dict(pairs ...any) (map[string]any, error) {
+	if len(pairs)%2 != 0 {
+		return nil, fmt.Errorf("dict: %d arguments", len(pairs))
+	}
+	m := make(map[string]any, len(pairs)/2)
+	for i := 0; i < len(pairs); i += 2 {
+		name, ok := pairs[i].(string)
+		if !ok {
+			return nil, fmt.Errorf("dict: the name %v is not a string", pairs[i])
+		}
+		m[name] = pairs[i+1]
+	}
+	return m, nil
+}
+
+// values makes the input of an act.
+func values(pairs ...any) url.Values {
+	v := url.Values{}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		v.Add(fmt.Sprint(pairs[i]), fmt.Sprint(pairs[i+1]))
+	}
+	return v
+}
+
+// address is a path below /console/ with a query; empty values are left out.
+func address(path string, pairs ...any) string {
+	q := url.Values{}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		if s := fmt.Sprint(pairs[i+1]); s != "" {
+			q.Set(fmt.Sprint(pairs[i]), s)
+		}
+	}
+	u := url.URL{Path: root + path, RawQuery: q.Encode()}
+	return u.String()
+}
+
+// timeHTML is a moment: in UTC, and in the reader's zone where app.js runs. It takes a time.Time or a *time.Time; none is a dash.
+func timeHTML(v any) template.HTML {
+	var t time.Time
+	switch v := v.(type) {
+	case time.Time:
+		t = v
+	case *time.Time:
+		if v != nil {
+			t = *v
+		}
+	}
+	if t.IsZero() {
+		return `<span class="none">–</span>`
+	}
+	t = t.UTC()
+	exact := t.Format("2006-01-02T15:04:05.000000Z")
+	return template.HTML(`<time datetime="` + exact + `" title="` + exact + `">` + t.Format("2006-01-02 15:04:05") + ` UTC</time>`)
+}
+
+// span is a duration that a person reads: of seconds (a number) or a time.Duration.
+func span(v any) string {
+	var d time.Duration
+	switch v := v.(type) {
+	case time.Duration:
+		d = v
+	case float64:
+		if math.IsNaN(v) || math.Abs(v) > 1e9 {
+			return "–"
+		}
+		d = time.Duration(v * float64(time.Second))
+	case int64:
+		d = time.Duration(v) * time.Second
+	case int:
+		d = time.Duration(v) * time.Second
+	default:
+		return fmt.Sprint(v)
+	}
+	switch {
+	case d < 0:
+		return "–" + span(-d)
+	case d < time.Millisecond:
+		return "0 s"
+	case d < time.Second:
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	case d < time.Minute:
+		return strconv.FormatFloat(d.Seconds(), 'f', 1, 64) + " s"
+	case d < time.Hour:
+		return fmt.Sprintf("%d min %d s", int(d.Minutes()), int(d.Seconds())%60)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%d h %d min", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%d days", int(d.Hours()/24))
+}
+
+// num is a whole number with its thousands apart; what is none stays as it is.
+func num(v any) string {
+	s := fmt.Sprint(v)
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil {
+		return s
+	}
+	return words.Count(n)
+}
+
+// capped is a count that stopped at a bound.
+func capped(n int, more bool) string { return words.Capped(int64(n), more) }

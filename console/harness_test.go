@@ -1,0 +1,302 @@
+package console_test
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"net/http/cookiejar"
+	"net/http/httptest"
+	"net/url"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/net/html"
+
+	"github.com/tidings/tidings/console"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/projections/followercounts"
+	"github.com/tidings/tidings/projections/history"
+	"github.com/tidings/tidings/projections/threadcache"
+	"github.com/tidings/tidings/tokens"
+)
+
+// tenant is the one that the harness's tenant tokens are of.
+const tenant = 7
+
+// harness is a console with a database and a JetStream server of its own, and a token per sort of reader.
+type harness struct {
+	db   *testkit.DB
+	nats *testkit.Broker
+	pool *pgxpool.Pool // as the system role
+	conn *nats.Conn
+	js   jetstream.JetStream
+	url  string // http://HOST:PORT
+
+	console *console.Console
+	stop    context.CancelFunc // ends Run
+	streams atomic.Int64       // live pages that are sent now
+
+	Tokens struct{ Reader, Moderator, Admin, TenantReader, TenantModerator, TenantAdmin string }
+}
+
+// start starts a console. change may alter its configuration.
+func start(t *testing.T, change ...func(*console.Config, *console.Deps)) *harness {
+	t.Helper()
+	h := &harness{db: testkit.Postgres(t), nats: testkit.NATS(t)}
+	h.pool = h.db.Pool(t, postgres.RoleSystem)
+	var err error
+	h.conn = h.nats.Connect(t)
+	if h.js, err = jetstream.New(h.conn); err != nil {
+		t.Fatal(err)
+	}
+	for _, who := range []struct {
+		token  *string
+		tenant int64
+		name   string
+		roles  []string
+	}{
+		{&h.Tokens.Reader, 0, "rea", []string{"read"}}, {&h.Tokens.Moderator, 0, "mo", []string{"read", "moderate"}}, {&h.Tokens.Admin, 0, "ada", []string{"read", "moderate", "admin"}},
+		{&h.Tokens.TenantReader, tenant, "rita", []string{"read"}}, {&h.Tokens.TenantModerator, tenant, "max", []string{"read", "moderate"}}, {&h.Tokens.TenantAdmin, tenant, "amy", []string{"read", "moderate", "admin"}},
+	} {
+		*who.token = tokens.New()
+		if err := tokens.Ensure(t.Context(), h.pool, who.tenant, who.name, *who.token, who.roles); err != nil {
+			t.Fatal(err)
+		}
+	}
+	catalog := kinds.NewCatalog(h.pool, kinds.Truth, testkit.Logger(t))
+	if err := catalog.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	cfg, deps := console.Config{On: true}, console.Deps{Truth: h.pool, Projections: h.pool, NATS: h.conn, JetStream: h.js, Broker: h.nats.Config(), Kinds: catalog, Fleet: []projections.Projection{followercounts.New(catalog.Now), threadcache.New(catalog.Now), history.New(catalog.Now)},
+		Keys: [][]byte{bytes.Repeat([]byte{1}, 32)}, Log: testkit.Logger(t)}
+	for _, c := range change {
+		c(&cfg, &deps)
+	}
+	c, err := console.New(cfg, deps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.console = c
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	h.stop = stop
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, "/console/live/") {
+			h.streams.Add(1)
+			defer h.streams.Add(-1)
+		}
+		c.Front(http.NotFoundHandler()).ServeHTTP(w, r)
+	}))
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		srv.Close()
+	})
+	h.url = srv.URL
+	return h
+}
+
+// reader is somebody at the console, without a browser.
+type reader struct {
+	t      *testing.T
+	h      *harness
+	client *http.Client
+}
+
+// signIn opens a session with the token.
+func (h *harness) signIn(t *testing.T, token string) *reader {
+	t.Helper()
+	r := h.visitor(t)
+	if res := r.post("/console/sign-in", url.Values{"token": {token}}); res.status != http.StatusOK || res.path != "/console/" {
+		t.Fatalf("sign in: status %d at %s: %s", res.status, res.path, res.text())
+	}
+	return r
+}
+
+// visitor is somebody who has not signed in.
+func (h *harness) visitor(t *testing.T) *reader {
+	t.Helper()
+	jar, err := cookiejar.New(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &reader{t, h, &http.Client{Jar: jar, Transport: transport}}
+}
+
+// answer is a page as it came.
+type answer struct {
+	t      *testing.T
+	status int
+	path   string // and query, behind redirects
+	header http.Header
+	body   string
+	doc    *html.Node
+}
+
+func (r *reader) get(path string) *answer {
+	r.t.Helper()
+	req, err := http.NewRequestWithContext(r.t.Context(), http.MethodGet, r.h.url+path, nil)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return r.do(req)
+}
+
+func (r *reader) post(path string, form url.Values) *answer {
+	r.t.Helper()
+	req, err := http.NewRequestWithContext(r.t.Context(), http.MethodPost, r.h.url+path, strings.NewReader(form.Encode()))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	return r.do(req)
+}
+
+func (r *reader) do(req *http.Request) *answer {
+	r.t.Helper()
+	res, err := r.client.Do(req)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	doc, err := html.Parse(bytes.NewReader(b))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return &answer{r.t, res.StatusCode, res.Request.URL.RequestURI(), res.Header, string(b), doc}
+}
+
+// page gets a page, which must be there and have nothing inline.
+func page(t *testing.T, r *reader, path string) *answer {
+	t.Helper()
+	a := r.get(path)
+	if a.status != http.StatusOK {
+		t.Fatalf("%s: status %d: %s", path, a.status, a.text())
+	}
+	for n := range a.doc.Descendants() {
+		for _, at := range n.Attr {
+			if at.Key == "style" || strings.HasPrefix(at.Key, "on") || strings.HasPrefix(strings.TrimSpace(strings.ToLower(at.Val)), "javascript:") {
+				t.Errorf("%s: <%s> has the attribute %s=%q, which the policy forbids", path, n.Data, at.Key, at.Val)
+			}
+		}
+		if n.Data == "style" || n.Data == "script" && n.FirstChild != nil {
+			t.Errorf("%s: <%s> has text, which the policy forbids", path, n.Data)
+		}
+	}
+	return a
+}
+
+var spaces = regexp.MustCompile(`\s+`)
+
+// text is what the page's main part says, on one line.
+func (a *answer) text() string {
+	var b strings.Builder
+	for n := range a.first("main").Descendants() {
+		if n.Type == html.TextNode {
+			b.WriteString(n.Data)
+			b.WriteByte(' ')
+		}
+	}
+	return strings.TrimSpace(spaces.ReplaceAllString(b.String(), " "))
+}
+
+// first is the first element of the tag, the document without one.
+func (a *answer) first(tag string) *html.Node {
+	for n := range a.doc.Descendants() {
+		if n.Type == html.ElementNode && n.Data == tag {
+			return n
+		}
+	}
+	return a.doc
+}
+
+// says fails unless the page says all of it.
+func (a *answer) says(all ...string) *answer {
+	a.t.Helper()
+	text := a.text()
+	for _, s := range all {
+		if !strings.Contains(text, s) {
+			a.t.Errorf("%s does not say %q: %.2000s", a.path, s, text)
+		}
+	}
+	return a
+}
+
+// without fails if the page has any of it, in text or markup.
+func (a *answer) without(none ...string) *answer {
+	a.t.Helper()
+	for _, s := range none {
+		if strings.Contains(a.body, s) {
+			a.t.Errorf("%s has %q", a.path, s)
+		}
+	}
+	return a
+}
+
+func attr(n *html.Node, name string) string {
+	for _, a := range n.Attr {
+		if a.Key == name {
+			return a.Val
+		}
+	}
+	return ""
+}
+
+// link is where the first link with the text leads; the test fails without one.
+func (a *answer) link(text string) string {
+	a.t.Helper()
+	for n := range a.doc.Descendants() {
+		if n.Type == html.ElementNode && n.Data == "a" && n.FirstChild != nil && strings.TrimSpace(n.FirstChild.Data) == text {
+			return attr(n, "href")
+		}
+	}
+	a.t.Fatalf("%s has no link %q: %.2000s", a.path, text, a.body)
+	return ""
+}
+
+// form is what the page's act form would send, filled in (name, value, ...).
+func (a *answer) form(pairs ...string) url.Values {
+	in := url.Values{}
+	for n := range a.first("main").Descendants() {
+		switch {
+		case n.Type != html.ElementNode || attr(n, "name") == "":
+		case n.Data == "input" && attr(n, "type") == "checkbox":
+			for _, at := range n.Attr {
+				if at.Key == "checked" {
+					in.Add(attr(n, "name"), attr(n, "value"))
+				}
+			}
+		case n.Data == "input":
+			in.Add(attr(n, "name"), attr(n, "value"))
+		}
+	}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		in.Set(pairs[i], pairs[i+1])
+	}
+	return in
+}
+
+// act confirms an act from the link that leads to its form, and returns the page of its outcome.
+func (r *reader) act(link string, pairs ...string) *answer {
+	r.t.Helper()
+	form := page(r.t, r, link)
+	return r.post(strings.SplitN(link, "?", 2)[0], form.form(append([]string{"reason", "because the test says so"}, pairs...)...))
+}

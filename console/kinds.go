@@ -1,0 +1,61 @@
+package console
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/tidings/tidings/kinds"
+)
+
+type kindsPage struct {
+	Edges    []kindRow
+	Children []kindRow
+	History  []kinds.Version // the last first; for operators
+}
+
+type kindRow struct {
+	Name, Plural, From, To, Lists string
+	Has                           []string // capabilities
+	Attributes                    []string
+	BuiltIn                       bool
+}
+
+func (c *Console) kindsData(ctx context.Context, v *view) (any, error) {
+	set, built := c.deps.Kinds.Now(), kinds.Builtin()
+	var p kindsPage
+	for _, e := range set.AllEdges() {
+		row := kindRow{Name: e.Name, Plural: e.Plural, From: e.From, To: e.To, Lists: e.Forward + ", " + e.Reverse, Attributes: attributes(e.Attributes), BuiltIn: built.Has(e.Name)}
+		if e.Self {
+			row.Has = append(row.Has, "to itself")
+		}
+		p.Edges = append(p.Edges, row)
+	}
+	for _, k := range set.AllChildren() {
+		row := kindRow{Name: k.Name, Plural: k.Plural, To: k.Parent, Attributes: attributes(k.Attributes), BuiltIn: built.Has(k.Name)}
+		for _, can := range []struct {
+			is   bool
+			says string
+		}{{k.Threaded, "threaded"}, {k.Moderated, "moderated"}, {k.OnePerAuthor, "one per author"}} {
+			if can.is {
+				row.Has = append(row.Has, can.says)
+			}
+		}
+		p.Children = append(p.Children, row)
+	}
+	if !v.who.System() {
+		return p, nil
+	}
+	var err error
+	p.History, err = kinds.History(ctx, c.deps.Truth)
+	slices.Reverse(p.History)
+	return p, err
+}
+
+func attributes(of map[string]kinds.Attribute) (all []string) {
+	for name, a := range of {
+		all = append(all, strings.TrimSpace(name+" "+a.Type))
+	}
+	slices.Sort(all)
+	return all
+}

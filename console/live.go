@@ -1,0 +1,201 @@
+package console
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	liveEvery   = time.Second      // between two readings, however many look
+	beatEvery   = 15 * time.Second // a comment on a stream that has nothing to say, so that one who has gone is noticed
+	streamWrite = 10 * time.Second // for one message to somebody slow
+	maxFeeds    = 64               // pages that differ and are looked at
+)
+
+// hub reads live pages once a second, while somebody looks, and sends what has changed to all who do.
+type hub struct {
+	c     *Console
+	every time.Duration
+	wake  chan struct{} // somebody begins to look
+	mu    sync.Mutex
+	feeds map[string]*feed
+	over  chan struct{} // closed when the hub has ended
+}
+
+// feed is one live page as one group of people sees it: of one tenant, with the same roles, and the same query.
+type feed struct {
+	page  *page
+	view  *view
+	last  []byte
+	looks map[chan []byte]bool
+}
+
+func newHub(c *Console) *hub {
+	return &hub{c: c, every: liveEvery, wake: make(chan struct{}, 1), feeds: make(map[string]*feed), over: make(chan struct{})}
+}
+
+// watch begins to look. The channel has what is to be shown, the last of it: somebody slow misses what is between. stop ends looking.
+func (h *hub) watch(v *view, p *page) (messages <-chan []byte, stop func(), ok bool) {
+	roles := slices.Clone(v.who.Roles)
+	slices.Sort(roles)
+	key := fmt.Sprintf("%s %d %s %s", p.name(), v.who.TenantID, strings.Join(roles, ","), v.r.URL.Query().Encode())
+	ch := make(chan []byte, 1)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f := h.feeds[key]
+	if f == nil {
+		if len(h.feeds) == maxFeeds {
+			return nil, nil, false
+		}
+		r := (&http.Request{Method: http.MethodGet, URL: &url.URL{Path: root + p.path, RawQuery: v.r.URL.RawQuery}}).WithContext(context.Background())
+		who := v.who
+		who.Name = "live"
+		f = &feed{page: p, view: &view{c: h.c, r: r, who: who}, looks: make(map[chan []byte]bool)}
+		h.feeds[key] = f
+	}
+	if f.last != nil {
+		ch <- f.last
+	}
+	f.looks[ch] = true
+	select {
+	case h.wake <- struct{}{}:
+	default:
+	}
+	return ch, func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		delete(f.looks, ch)
+		if len(f.looks) == 0 {
+			delete(h.feeds, key)
+		}
+	}, true
+}
+
+func (h *hub) run(ctx context.Context) {
+	defer close(h.over)
+	tick := time.NewTicker(h.every)
+	defer tick.Stop()
+	for {
+		h.mu.Lock()
+		idle := len(h.feeds) == 0
+		h.mu.Unlock()
+		if idle {
+			select {
+			case <-h.wake:
+			case <-ctx.Done():
+				return
+			}
+		}
+		h.round(ctx)
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// round reads each page that somebody looks at, one after the other.
+func (h *hub) round(ctx context.Context) {
+	h.mu.Lock()
+	feeds := make([]*feed, 0, len(h.feeds))
+	for _, f := range h.feeds {
+		feeds = append(feeds, f)
+	}
+	h.mu.Unlock()
+	for _, f := range feeds {
+		now := h.read(ctx, f)
+		if ctx.Err() != nil {
+			return
+		}
+		h.mu.Lock()
+		if !bytes.Equal(now, f.last) {
+			f.last = now
+			for ch := range f.looks {
+				select {
+				case <-ch: // what was not taken yet is old
+				default:
+				}
+				ch <- now
+			}
+		}
+		h.mu.Unlock()
+	}
+}
+
+// read renders the page's live part, or what is wrong in its place.
+func (h *hub) read(ctx context.Context, f *feed) []byte {
+	ctx, cancel := context.WithTimeout(ctx, pageTimeout)
+	defer cancel()
+	data, err := f.page.data(ctx, f.view)
+	name := "live"
+	fr := &frame{Title: f.page.title, Page: f.page, View: f.view, Data: data}
+	if err != nil {
+		p, logged := problemOf(err)
+		if logged && !errors.Is(err, context.Canceled) {
+			h.c.log.WarnContext(ctx, "live page failed", "page", f.page.name(), "err", err)
+		}
+		name, fr.Data = "trouble", p
+	}
+	var b bytes.Buffer
+	if err := h.c.templates[f.page.template()].ExecuteTemplate(&b, name, fr); err != nil {
+		h.c.log.ErrorContext(ctx, "live page not rendered", "page", f.page.name(), "err", err)
+		return nil
+	}
+	return b.Bytes()
+}
+
+// stream sends a live page (server-sent events) until the reader goes, the session or the process ends.
+func (c *Console) stream(v *view, p *page) error {
+	if !v.may(p) {
+		return c.refused(v, p)
+	}
+	messages, stop, ok := c.live.watch(v, p)
+	if !ok {
+		return &problem{http.StatusServiceUnavailable, "Too many live pages", "Reload the page to see it as it is now."}
+	}
+	defer stop()
+	ctl := http.NewResponseController(v.w)
+	v.w.Header().Set("Content-Type", "text/event-stream")
+	v.w.Header().Set("X-Accel-Buffering", "no") // a proxy that would keep it until it ends
+	send := func(text string) bool {
+		if err := ctl.SetWriteDeadline(time.Now().Add(streamWrite)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+			return false
+		}
+		_, err := v.w.Write([]byte(text))
+		return err == nil && ctl.Flush() == nil
+	}
+	if !send(": looking\n\n") {
+		return nil
+	}
+	beat, check := time.NewTicker(beatEvery), time.NewTicker(lookupTTL)
+	defer beat.Stop()
+	defer check.Stop()
+	for {
+		good := true
+		select {
+		case m := <-messages:
+			good = send("data: " + strings.ReplaceAll(strings.ReplaceAll(string(m), "\r", ""), "\n", "\ndata: ") + "\n\n")
+		case <-beat.C:
+			good = send(":\n\n")
+		case <-check.C:
+			_, _, err := c.session(v.r)
+			good = err == nil
+		case <-v.r.Context().Done():
+			good = false
+		case <-c.live.over:
+			good = false
+		}
+		if !good {
+			return nil
+		}
+	}
+}

@@ -1,0 +1,81 @@
+package console_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+func TestTheStateOfTheInstallation(t *testing.T) {
+	h := start(t)
+	h.declare(t)
+	h.pend(t, 1234)
+	ada, amy := h.signIn(t, h.Tokens.Admin), h.signIn(t, h.Tokens.TenantAdmin)
+	page(t, ada, "/console/").says("Truth and outbox", "1,234 pending", "No running relay holds partition 0", "followercounts")
+	page(t, ada, "/console/partitions").says("stuck", "no relay", "EVENTS-0", "0–31")
+	page(t, ada, "/console/consumers").says("followercounts", "nobody runs it", "tidings replay --consumer archiver")
+	page(t, ada, "/console/kinds").says("follow", "threaded", "built in", "No kind was added")
+	page(t, ada, "/console/doctor").says("unheld-partition", "no running process holds partitions 0", "Remedy")
+	for _, path := range []string{"/console/partitions", "/console/consumers", "/console/doctor", "/console/live/partitions"} {
+		if a := amy.get(path); a.status != 403 || strings.Contains(a.body, "EVENTS") {
+			t.Errorf("%s: a tenant's token gets %d", path, a.status)
+		}
+	}
+	page(t, amy, "/console/").says("that tenant alone").without("pending", "/console/partitions")
+	page(t, amy, "/console/kinds").says("follow").without("No kind was added")
+}
+
+// declare makes the stream of partition 0.
+func (h *harness) declare(t *testing.T) {
+	t.Helper()
+	if _, err := broker.Declare(t.Context(), h.js, h.nats.Config(), broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// pend writes messages that nobody publishes, an hour old.
+func (h *harness) pend(t *testing.T, n int) {
+	t.Helper()
+	if _, err := h.pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, inserted_at, available_at)
+		SELECT 7, 'follow', i, 'created', '{}', now() - interval '1 h', now() - interval '1 h' FROM generate_series(1, $1::int) i`, n); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAConsumerIsPausedResumedAndVerified(t *testing.T) {
+	h := start(t)
+	ada, amy := h.signIn(t, h.Tokens.Admin), h.signIn(t, h.Tokens.TenantAdmin)
+	ada.act(page(t, ada, "/console/consumers").link("Pause")).says("done", "Paused")
+	paused, err := consumers.Pauses(t.Context(), h.pool)
+	if p := paused["followercounts"]; err != nil || p.Actor != "ada" || p.Reason != "because the test says so" {
+		t.Fatalf("%+v, %v", paused, err)
+	}
+	ada.act("/console/act/consumer.pause?consumer=followercounts").says("It was paused already")
+	testkit.Eventually(t, 10*time.Second, "the page shows it", func() (bool, error) {
+		return strings.Contains(ada.get("/console/consumers").text(), "ada paused it"), nil
+	})
+	ada.act("/console/act/consumer.resume?consumer=followercounts").says("Resumed")
+	ada.act("/console/act/consumer.verify?consumer=threadcache").says("0 differences")
+	for path, want := range map[string]int{"/console/act/consumer.pause?consumer=nobody": 404, "/console/act/consumer.fly?consumer=archiver": 404} {
+		if a := ada.get(path); a.status != want {
+			t.Errorf("%s: %d, want %d", path, a.status, want)
+		}
+	}
+	if a := amy.get("/console/act/consumer.pause?consumer=archiver"); a.status != 403 || !strings.Contains(a.text(), "for operators") {
+		t.Errorf("a tenant's admin pauses: %d", a.status)
+	}
+}
+
+func TestThePagesSayWhichServerIsAway(t *testing.T) {
+	h := start(t)
+	ada := h.signIn(t, h.Tokens.Admin)
+	h.conn.Close()
+	testkit.Eventually(t, 10*time.Second, "the overview says it", func() (bool, error) { return strings.Contains(ada.get("/console/").text(), "NATS is unavailable"), nil })
+	page(t, ada, "/console/consumers").says("NATS is unavailable", "Behind unknown")
+	page(t, ada, "/console/doctor").says("NATS is unavailable")
+}

@@ -1,0 +1,245 @@
+package console
+
+import (
+	"context"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+	"golang.org/x/time/rate"
+
+	"github.com/tidings/tidings/tokens"
+)
+
+const (
+	cookieName   = "tidings_console"
+	sessionLives = 12 * time.Hour  // then one signs in again, also with a token without an end
+	lookupTTL    = time.Second     // how long a session may go on after its token has ended
+	keepSessions = 1 << 12         // that are remembered for lookupTTL
+	guessEvery   = 6 * time.Second // an address may sign in wrongly so often,
+	guessBurst   = 10              // and so often at once
+	keepGuesses  = 1 << 14         // addresses
+	maxToken     = 4096            // bytes
+)
+
+// sealer makes cookies that nobody else can make or read: AES-GCM under keys that are derived from the cursor keys. The first seals, each opens.
+type sealer []cipher.AEAD
+
+func newSealer(keys [][]byte) (sealer, error) {
+	if len(keys) == 0 {
+		return nil, errors.New("the console needs a key for its sessions: set API_CURSOR_KEY")
+	}
+	var s sealer
+	for _, key := range keys {
+		derived, err := hkdf.Key(sha256.New, key, nil, "tidings console session 1", 32)
+		if err != nil {
+			return nil, fmt.Errorf("derive the console's key: %w", err)
+		}
+		block, err := aes.NewCipher(derived)
+		if err != nil {
+			return nil, fmt.Errorf("use the console's key: %w", err)
+		}
+		aead, err := cipher.NewGCMWithRandomNonce(block)
+		if err != nil {
+			return nil, fmt.Errorf("use the console's key: %w", err)
+		}
+		s = append(s, aead)
+	}
+	return s, nil
+}
+
+// seal writes whose session it is and when it began.
+func (s sealer) seal(h tokens.Hash, at time.Time) string {
+	plain := binary.BigEndian.AppendUint64(h[:], uint64(at.Unix()))
+	return base64.RawURLEncoding.EncodeToString(s[0].Seal(nil, nil, plain, nil))
+}
+
+// open returns whose session it is, unless it was not sealed here or is too old.
+func (s sealer) open(text string, now time.Time) (h tokens.Hash, ok bool) {
+	sealed, err := base64.RawURLEncoding.Strict().DecodeString(text)
+	if err != nil {
+		return h, false
+	}
+	for _, aead := range s {
+		plain, err := aead.Open(nil, nil, sealed, nil)
+		if err != nil || len(plain) != len(h)+8 {
+			continue
+		}
+		copy(h[:], plain)
+		age := now.Sub(time.Unix(int64(binary.BigEndian.Uint64(plain[len(h):])), 0))
+		return h, age < sessionLives && age > -time.Minute
+	}
+	return h, false
+}
+
+// sessions looks tokens up, and remembers them for lookupTTL.
+type sessions struct {
+	find  func(context.Context, tokens.Hash) (tokens.Principal, time.Time, error)
+	mu    *sync.Mutex
+	known *simplelru.LRU[tokens.Hash, foundToken]
+}
+
+type foundToken struct {
+	who  tokens.Principal
+	asOf time.Time
+}
+
+func newSessions(l tokens.Lookup) sessions {
+	known, _ := simplelru.NewLRU[tokens.Hash, foundToken](keepSessions, nil) // of a size above 0
+	return sessions{l.Find, new(sync.Mutex), known}
+}
+
+// principal returns whom the token stands for, or tokens.ErrUnauthenticated.
+func (s sessions) principal(ctx context.Context, h tokens.Hash) (tokens.Principal, error) {
+	s.mu.Lock()
+	f, ok := s.known.Get(h)
+	s.mu.Unlock()
+	if age := time.Since(f.asOf); ok && age < lookupTTL && (f.who.Lives == 0 || age < f.who.Lives) {
+		return f.who, nil
+	}
+	who, asOf, err := s.find(ctx, h)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		s.known.Remove(h)
+		return who, err
+	}
+	s.known.Add(h, foundToken{who, asOf})
+	return who, nil
+}
+
+// guesses bounds how often an address signs in with a token that nobody knows.
+type guesses struct {
+	mu *sync.Mutex
+	by *simplelru.LRU[netip.Prefix, *rate.Limiter]
+}
+
+func newGuesses() guesses {
+	by, _ := simplelru.NewLRU[netip.Prefix, *rate.Limiter](keepGuesses, nil) // of a size above 0
+	return guesses{new(sync.Mutex), by}
+}
+
+// of returns the address's limiter. An address of IPv6 is a network of 64 bits.
+func (g guesses) of(r *http.Request) *rate.Limiter {
+	var from netip.Prefix
+	if a, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
+		ip := a.Addr().Unmap().WithZone("")
+		from, _ = ip.Prefix(min(ip.BitLen(), 64)) // of a valid address
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	l, ok := g.by.Get(from)
+	if !ok {
+		l = rate.NewLimiter(rate.Every(guessEvery), guessBurst)
+		g.by.Add(from, l)
+	}
+	return l
+}
+
+// session returns who the request's cookie stands for, or tokens.ErrUnauthenticated. A token without the role read opens no page.
+func (c *Console) session(r *http.Request) (tokens.Principal, tokens.Hash, error) {
+	cookie, err := r.Cookie(cookieName)
+	if err != nil {
+		return tokens.Principal{}, tokens.Hash{}, tokens.ErrUnauthenticated
+	}
+	h, ok := c.seals.open(cookie.Value, time.Now())
+	if !ok {
+		return tokens.Principal{}, tokens.Hash{}, tokens.ErrUnauthenticated
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), pageTimeout)
+	defer cancel()
+	who, err := c.found.principal(ctx, h)
+	return who, h, err
+}
+
+// cookie of a session. Lax: a link from elsewhere opens the page it names; no page writes on GET.
+func cookie(r *http.Request, value string) *http.Cookie {
+	secure := r.TLS != nil || strings.EqualFold(r.Header.Get("X-Forwarded-Proto"), "https")
+	c := &http.Cookie{Name: cookieName, Value: value, Path: "/console", HttpOnly: true, Secure: secure, SameSite: http.SameSiteLaxMode}
+	if value == "" {
+		c.MaxAge = -1
+	}
+	return c
+}
+
+// toSignIn sends a reader to the form, which leads back. A write, and a live stream, are not repeated.
+func (c *Console) toSignIn(w http.ResponseWriter, r *http.Request) {
+	if strings.HasPrefix(r.URL.Path, root+"live/") {
+		http.Error(w, "signed out", http.StatusUnauthorized)
+		return
+	}
+	to := root + "sign-in"
+	if r.Method == http.MethodGet && r.URL.RequestURI() != root {
+		to += "?next=" + url.QueryEscape(r.URL.RequestURI())
+	}
+	http.Redirect(w, r, to, http.StatusSeeOther)
+}
+
+// next is where to go after signing in: a page of the console, and nothing else.
+func next(r *http.Request) string {
+	u, err := url.Parse(r.FormValue("next"))
+	if err != nil || u.IsAbs() || u.Host != "" || !strings.HasPrefix(u.Path, root) || strings.Contains(u.Path, "\\") || strings.HasPrefix(u.Path, root+"sign-") {
+		return root
+	}
+	return u.RequestURI()
+}
+
+type signInData struct {
+	Next, Error string
+}
+
+func (c *Console) signInForm(w http.ResponseWriter, r *http.Request) {
+	c.render(&view{c: c, w: w, r: r}, http.StatusOK, "signin", "Sign in", signInData{Next: next(r)})
+}
+
+func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
+	v := &view{c: c, w: w, r: r}
+	refuse := func(status int, why string) { c.render(v, status, "signin", "Sign in", signInData{next(r), why}) }
+	limit := c.guesses.of(r)
+	if limit.Tokens() < 1 {
+		w.Header().Set("Retry-After", fmt.Sprint(int(guessEvery/time.Second)))
+		refuse(http.StatusTooManyRequests, "This address tried too many unknown tokens. Wait a few seconds and try again.")
+		return
+	}
+	token := strings.TrimSpace(r.PostFormValue("token"))
+	if scheme, rest, ok := strings.Cut(token, " "); ok && strings.EqualFold(scheme, "Bearer") {
+		token = strings.TrimSpace(rest)
+	}
+	if token == "" || len(token) > maxToken {
+		refuse(http.StatusUnprocessableEntity, "Paste a token.")
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), pageTimeout)
+	defer cancel()
+	h := tokens.HashOf(token)
+	who, err := c.found.principal(ctx, h)
+	switch {
+	case errors.Is(err, tokens.ErrUnauthenticated):
+		limit.Allow()
+		refuse(http.StatusUnauthorized, "The token is unknown, expired or revoked.")
+	case err != nil:
+		c.fail(v, err)
+	case !who.Has(tokens.RoleRead):
+		refuse(http.StatusForbidden, "The token lacks the role read. Make one with --roles read, and moderate or admin for more.")
+	default:
+		http.SetCookie(w, cookie(r, c.seals.seal(h, time.Now())))
+		http.Redirect(w, r, next(r), http.StatusSeeOther)
+	}
+}
+
+func (c *Console) signOut(w http.ResponseWriter, r *http.Request) {
+	http.SetCookie(w, cookie(r, ""))
+	http.Redirect(w, r, root+"sign-in", http.StatusSeeOther)
+}

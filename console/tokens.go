@@ -1,0 +1,199 @@
+package console
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
+)
+
+type tokensPage struct {
+	Tenant int64 // 0: all
+	All    bool  // former ones too
+	Rows   []tokenRow
+	Former int
+}
+
+type tokenRow struct {
+	tokens.Token
+	State, Look string // a word, and a badge's class
+	Current     bool   // neither replaced nor ended
+}
+
+func (c *Console) tokensData(ctx context.Context, v *view) (any, error) {
+	tenant, err := v.tenant()
+	if err != nil {
+		return nil, err
+	}
+	all, err := tokens.List(ctx, c.deps.Truth, tenant)
+	if err != nil {
+		return nil, err
+	}
+	p := tokensPage{Tenant: tenant, All: v.query("all") != ""}
+	for _, t := range all {
+		row := tokenRow{Token: t, Current: t.Works && t.Replaced == nil}
+		row.State, row.Look = tokenState(t, time.Now())
+		if !t.Works {
+			p.Former++
+			if !p.All {
+				continue
+			}
+		}
+		p.Rows = append(p.Rows, row)
+	}
+	return p, nil
+}
+
+// tokenState is a word for what has become of a token.
+func tokenState(t tokens.Token, now time.Time) (state, look string) {
+	const soon = 14 * 24 * time.Hour
+	switch {
+	case t.Revoked != nil:
+		return "revoked", "off"
+	case !t.Works:
+		return "expired", "off"
+	case t.Replaced != nil:
+		return "replaced", "warn"
+	case t.Expires != nil && t.Expires.Sub(now) < soon:
+		return "expires soon", "warn"
+	}
+	return "works", "ok"
+}
+
+// tokenTenant is whose token the form is about. A tenant's admin has its tenant's alone.
+func tokenTenant(v tokens.Principal, in url.Values) (int64, error) {
+	if !v.System() {
+		return v.TenantID, nil
+	}
+	t, err := strconv.ParseInt(cmp.Or(in.Get("tenant"), "0"), 10, 64)
+	if err != nil || t < 0 {
+		return 0, &inputError{"The tenant is a positive number, or 0 for a system token."}
+	}
+	return t, nil
+}
+
+func tokenTarget(tenant int64, name string) string {
+	if tenant == tokens.SystemTenant {
+		return fmt.Sprintf("system token %q", name)
+	}
+	return fmt.Sprintf("token %q of tenant %d", name, tenant)
+}
+
+func (c *Console) lookTokenCreate(_ context.Context, v *view, in url.Values) (subject, error) {
+	tenant, err := tokenTenant(v.who, in)
+	if err != nil {
+		return subject{}, err
+	}
+	s := subject{Target: tokenTarget(tenant, strings.TrimSpace(in.Get("name"))), Tenant: tenant, Back: root + "tokens",
+		Says: []string{"The token is shown once, after you confirm. Only its hash is kept."},
+		Fields: []field{
+			{Name: "name", Label: "Name", Hint: "The actor of writes that name none", Kind: "text", Required: true},
+			{Name: "roles", Label: "Roles", Kind: "checks", Options: tokens.Roles(), Value: tokens.RoleRead},
+			{Name: "days", Label: "Expires after days", Hint: "Empty: never", Kind: "number", Value: "365"},
+		}}
+	if in.Get("name") == "" {
+		s.Target = "a new token"
+	}
+	if v.who.System() {
+		s.Fields = append([]field{{Name: "tenant", Label: "Tenant", Hint: "0 for a system token: it opens the console and sees every tenant", Kind: "number", Value: cmp.Or(in.Get("tenant"), "0"), Required: true}}, s.Fields...)
+	}
+	return s, nil
+}
+
+func (c *Console) doTokenCreate(ctx context.Context, d *doing) (string, error) {
+	tenant, err := tokenTenant(d.Who, d.In)
+	if err != nil {
+		return "", err
+	}
+	spec := tokens.Spec{TenantID: tenant, Name: strings.TrimSpace(d.In.Get("name")), Roles: d.In["roles"]}
+	if days := d.In.Get("days"); days != "" {
+		n, err := strconv.Atoi(days)
+		if err != nil || n < 1 || n > 36_500 {
+			return "", &inputError{"A token expires after 1 to 36,500 days, or never."}
+		}
+		spec.Expires = time.Now().AddDate(0, 0, n)
+	}
+	return c.issue(ctx, d, spec)
+}
+
+func (c *Console) issue(ctx context.Context, d *doing, spec tokens.Spec) (string, error) {
+	made, err := tokens.Issue(ctx, c.deps.Truth, spec)
+	switch {
+	case errors.Is(err, tokens.ErrExists):
+		return "", &inputError{"There is a token of this name already. Rotate it, or choose another name."}
+	case errors.Is(err, tokens.ErrUnknown):
+		return "", &inputError{"There is no current token of this name. Create one."}
+	case errors.Is(err, store.ErrInvalid):
+		return "", &inputError{"A token needs a name of printable text and a role that exists."}
+	case err != nil:
+		return "", err
+	}
+	d.showOnce(made.Token)
+	says := fmt.Sprintf("Made the %s with the fingerprint %s and the roles %s.", tokenTarget(spec.TenantID, spec.Name), tokens.Fingerprint(made.Token), strings.Join(made.Roles, ", "))
+	if made.Replaced != nil {
+		says += " The token before it works until " + made.Replaced.UTC().Format(time.RFC3339) + "."
+	}
+	return says, nil
+}
+
+// lookToken finds the token that a form names.
+func (c *Console) lookToken(ctx context.Context, v *view, in url.Values) (subject, error) {
+	tenant, err := tokenTenant(v.who, in)
+	if err != nil {
+		return subject{}, err
+	}
+	all, err := tokens.List(ctx, c.deps.Truth, tenant)
+	if err != nil {
+		return subject{}, err
+	}
+	name := in.Get("name")
+	if !slices.ContainsFunc(all, func(t tokens.Token) bool { return t.TenantID == tenant && t.Name == name && t.Works }) {
+		return subject{}, errNotFound
+	}
+	return subject{Target: tokenTarget(tenant, name), Tenant: tenant, Back: root + "tokens"}, nil
+}
+
+func (c *Console) lookTokenRotate(ctx context.Context, v *view, in url.Values) (subject, error) {
+	s, err := c.lookToken(ctx, v, in)
+	s.Says = []string{"A new token with the same roles and rates takes the name. It is shown once, after you confirm.", "The current token works on for the time below. Give the service the new one meanwhile."}
+	s.Fields = []field{{Name: "overlap", Label: "Hours that the current token works on", Kind: "number", Value: "24", Required: true}}
+	return s, err
+}
+
+func (c *Console) doTokenRotate(ctx context.Context, d *doing) (string, error) {
+	tenant, err := tokenTenant(d.Who, d.In)
+	if err != nil {
+		return "", err
+	}
+	hours, err := strconv.Atoi(d.In.Get("overlap"))
+	if err != nil || hours < 0 || hours > 24*90 {
+		return "", &inputError{"The current token works on for 0 to 2,160 hours."}
+	}
+	return c.issue(ctx, d, tokens.Spec{TenantID: tenant, Name: d.In.Get("name"), Replace: true, Overlap: time.Duration(hours) * time.Hour})
+}
+
+func (c *Console) lookTokenRevoke(ctx context.Context, v *view, in url.Values) (subject, error) {
+	s, err := c.lookToken(ctx, v, in)
+	s.Says = []string{"Every token of this name ends, those that it replaced too. A second later no process takes them.", "This cannot be undone. A session of the console that began with it ends as well."}
+	return s, err
+}
+
+func (c *Console) doTokenRevoke(ctx context.Context, d *doing) (string, error) {
+	tenant, err := tokenTenant(d.Who, d.In)
+	if err != nil {
+		return "", err
+	}
+	n, _, err := tokens.Revoke(ctx, c.deps.Truth, tenant, d.In.Get("name"))
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("Revoked the %s: %d ended.", tokenTarget(tenant, d.In.Get("name")), n), nil
+}
