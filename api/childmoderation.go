@@ -89,7 +89,7 @@ type moderateInput struct {
 	ChildPath
 	IfMatch string `header:"If-Match" doc:"Required: the ETag that the decision is about, or *."`
 	Body    struct {
-		State  string `json:"state" enum:"approved,hidden,removed" example:"hidden"`
+		State  string `json:"state" enum:"approved,hidden,removed,pending" example:"hidden"`
 		Reason string `json:"reason,omitempty" example:"spam" doc:"Why, for the event and the history: at most 1000 bytes of UTF-8 without control characters."`
 	}
 }
@@ -127,8 +127,8 @@ func (c *childRoutes) moderationRoutes() {
 		words{"list-" + c.dashed + "-settings-versions", "List the versions of the settings for the {children} of {an object}, newest first",
 			"Who set what, when. From the truth. Where nothing was set there are none."}, codeCursorInvalid, codeNotFound), c.settingsVersions)
 
-	register(c.server, c.moderating("moderate", http.MethodPut, c.one()+"/moderation", tokens.RoleModerate, c.entity, words{"moderate-" + c.dashed, "Approve, hide or remove {a child}",
-		"Approving undoes what moderation did. The state that the {child} has changes nothing: 200 with the same version, and no event. What its author " +
+	register(c.server, c.moderating("moderate", http.MethodPut, c.one()+"/moderation", tokens.RoleModerate, c.entity, words{"moderate-" + c.dashed, "Approve, hide or remove {a child}, or hold it for a moderator",
+		"Approving undoes what moderation did. `pending` puts the {child} into the list of what waits: a rule reports it so. The state that the {child} has changes nothing: 200 with the same version, and no event. What its author " +
 			"deleted stays deleted."}, writing(codeVersionStale, codeIfMatchMissing, codeNotFound, c.code(codeChildGone))...), c.moderate)
 }
 
@@ -139,7 +139,7 @@ func (c *childRoutes) pendingRoute(answer *huma.Schema) {
 	register(c.server, r, func(ctx context.Context, in *pendingInput) (*anyOutput, error) {
 		object := in.Object.int64() // 0 when absent
 		return c.page(ctx, list{tenant: callerOf(ctx).TenantID, name: "pending " + c.k.Plural, of: object}, in.Page, func(tx pgx.Tx, after *threadcache.Key) ([]event.Child, error) {
-			return threadcache.Pending(ctx, tx, c.k.Name, object, after, in.Limit+1)
+			return threadcache.Moderated{State: event.ModerationPending, Object: object}.Page(ctx, tx, c.k.Name, after, in.Limit+1)
 		})
 	})
 }

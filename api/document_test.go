@@ -58,7 +58,7 @@ func TestTheDocumentKeepsWhatItHad(t *testing.T) {
 	}
 }
 
-// missing names what was there and is no more. Objects may have got members, a oneOf alternatives, and an object more members that it always has.
+// missing names what was there and is no more. Objects may have got members, a oneOf alternatives, an enum values, and an object more members that it always has.
 func missing(at string, was, now any) (lost []string) {
 	switch was := was.(type) {
 	case map[string]any:
@@ -77,7 +77,7 @@ func missing(at string, was, now any) (lost []string) {
 			}
 			before, isList := v.([]any)
 			after, _ := more.([]any)
-			if name == "oneOf" && isList && len(after) >= len(before) {
+			if (name == "oneOf" || name == "enum") && isList && len(after) >= len(before) {
 				more = after[:len(before)]
 			}
 			if name == "required" && isList {

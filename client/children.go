@@ -420,7 +420,7 @@ func (t ThreadedChildren[C, N, D, V]) Replies(id string, opts ...Option) *List[C
 
 // Moderation is a moderator's decision.
 type Moderation struct {
-	State  string `json:"state"` // approved, hidden or removed
+	State  string `json:"state"` // approved, hidden or removed; or pending, to wait for a moderator
 	Reason string `json:"reason,omitempty"`
 }
 

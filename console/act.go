@@ -84,6 +84,9 @@ func (d *doing) actor() string { return d.Who.Name }
 
 type actKey uuid.UUID
 
+// errContinues reports an act that this process leaves to another, which records its outcome.
+var errContinues = errors.New("console: another process continues the act")
+
 // mayAct reports whether the view may do the act.
 func (v *view) mayAct(a *act) bool {
 	return a != nil && !v.c.cfg.ReadOnly && v.who.Has(a.role) && (!a.system || v.who.System())
@@ -256,6 +259,10 @@ func (c *Console) work(ctx context.Context, a *act, d *doing) {
 	wctx, cancel := context.WithTimeout(ctx, actTimeout)
 	defer cancel()
 	outcome, err := c.safely(wctx, a, d)
+	if errors.Is(err, errContinues) {
+		c.forget(actKey(d.Act.ActID))
+		return
+	}
 	if err != nil {
 		p, _ := problemOf(err)
 		outcome = p.Title + ": " + p.Try

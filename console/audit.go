@@ -39,8 +39,10 @@ func (c *Console) auditFilter(v *view) (f audit.Filter, err error) {
 }
 
 // queryTime is a parameter that is a moment in UTC, as a form sends it or in RFC 3339; zero without it, or a *inputError.
-func (v *view) queryTime(name string) (time.Time, error) {
-	s := v.query(name)
+func (v *view) queryTime(name string) (time.Time, error) { return parseMoment(name, v.query(name)) }
+
+// parseMoment reads such a parameter.
+func parseMoment(name, s string) (time.Time, error) {
 	if s == "" {
 		return time.Time{}, nil
 	}

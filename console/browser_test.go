@@ -48,14 +48,27 @@ func browserPages(h *harness) []browserPage {
 		{path: "/console/act/token.revoke?name=rita&tenant=7", says: "cannot be undone", who: h.Tokens.Admin},
 		{path: "/console/audit", says: "Audit log", who: h.Tokens.Reader, shot: "console-audit"},
 		{path: "/console/audit?q=nobody", says: "No act matches", who: h.Tokens.TenantReader},
+		{path: "/console/event", says: "Find an event", who: h.Tokens.TenantReader},
+		{path: "/console/event?q=900001&payload=show", says: "after 11 attempts", who: h.Tokens.Reader, shot: "console-event"},
+		{path: "/console/event?type=created", says: "Searched", who: h.Tokens.Reader},
+		{path: "/console/event?q=what", says: "not valid", who: h.Tokens.Reader, status: 422},
+		{path: "/console/dead-letters", says: "too large", who: h.Tokens.Admin, shot: "console-dead-letters"},
+		{path: "/console/dead-letters?q=nothing", says: "No dead letter matches", who: h.Tokens.TenantReader},
+		{path: "/console/dead-letters/letters?source=consumers&consumer=followercounts", says: "behind another", who: h.Tokens.Admin},
+		{path: "/console/dead-letters/letter?source=outbox&id=900001", says: "Show the payload", who: h.Tokens.Admin, shot: "console-dead-letter"},
+		{path: "/console/act/dead_letter.discard?source=outbox&id=900001", says: "cannot be undone", who: h.Tokens.Admin},
 	}
 }
 
 // sample fills the harness's servers with what the pages are to show.
 func (h *harness) sample(t *testing.T) {
 	t.Helper()
+	h.sampleModeration(t)
 	h.declare(t)
 	h.pend(t, 400)
+	h.bury(t, 900_001, 300, 7, "too large", "")
+	h.bury(t, 910_001, 3, 8, "no stream", "")
+	h.park(t, 2)
 	ada := h.signIn(t, h.Tokens.Admin)
 	ada.act("/console/act/consumer.pause?consumer=threadcache").says("done")
 	ada.act("/console/act/token.create?tenant=7", "name", "importer").says("done")
@@ -331,7 +344,7 @@ func (b *browser) accessible(where string) {
 func TestEveryPageInABrowser(t *testing.T) {
 	c, h := chromium(t), start(t)
 	h.sample(t)
-	pages := browserPages(h)
+	pages := append(browserPages(h), moderationPages(h)...)
 	for _, l := range []look{{}, {Dark: true}, {Phone: true}, {Phone: true, Dark: true}, {NoScript: true}} {
 		tabs := map[string]*browser{}
 		for _, p := range pages {
@@ -471,25 +484,4 @@ func TestNothingThatPeopleWriteRunsInTheBrowser(t *testing.T) {
 		b.open(path + url.QueryEscape(payloads()[0]))
 		b.untouched(path)
 	}
-}
-
-// payloads are texts that would run in a page which does not escape them, each in its way. A page that shows what people wrote is tested with them
-// (TestNothingThatPeopleWriteRuns): <i id=XN> stands in the page, or a script sets window.XN, when one gets through.
-func payloads() (all []string) {
-	for i, p := range []string{
-		`<script>window.XSS=1</script>`, `<SCRIPT SRC=//evil.example/x.js></SCRIPT>`, `"><script>window.XSS=1</script>`, `'><script>window.XSS=1</script>`, `</title><script>window.XSS=1</script>`,
-		`</textarea><script>window.XSS=1</script>`, `</script><script>window.XSS=1</script>`, `<img src=x onerror=window.XSS=1>`, `"><img src=x onerror=window.XSS=1>`, `<svg onload=window.XSS=1>`,
-		`<svg><script>window.XSS=1</script></svg>`, `<svg><animate onbegin=window.XSS=1 attributeName=x dur=1s>`, `<body onload=window.XSS=1>`, `<iframe src="javascript:window.parent.XSS=1"></iframe>`, `<iframe srcdoc="<script>parent.XSS=1</script>"></iframe>`,
-		`<a href="javascript:window.XSS=1" id=a autofocus onfocus=window.XSS=1>x</a>`, `<input autofocus onfocus=window.XSS=1>`, `<select autofocus onfocus=window.XSS=1>`, `<textarea autofocus onfocus=window.XSS=1>`, `<details open ontoggle=window.XSS=1>`,
-		`<video><source onerror=window.XSS=1></video>`, `<audio src=x onerror=window.XSS=1>`, `<object data="javascript:window.XSS=1">`, `<embed src="javascript:window.XSS=1">`, `<math><mi xlink:href="javascript:window.XSS=1">x</mi></math>`,
-		`<form action="javascript:window.XSS=1"><button>x`, `<button formaction="javascript:window.XSS=1">x`, `<link rel=stylesheet href=//evil.example/x.css>`, `<style>@import '//evil.example/x.css';</style>`, `<style>*{display:none}</style>`,
-		`<meta http-equiv=refresh content="0;url=//evil.example">`, `<base href=//evil.example/>`, `" onmouseover="window.XSS=1" autofocus onfocus="window.XSS=1`, `' onfocus='window.XSS=1' autofocus='`, "` onfocus=window.XSS=1 autofocus `",
-		`javascript:window.XSS=1`, `data:text/html,<script>parent.XSS=1</script>`, `{{.}}`, `{{template "layout" .}}`, `${window.XSS=1}`,
-		`<!--><img src=x onerror=window.XSS=1>`, `<![CDATA[<script>window.XSS=1</script>]]>`, `&lt;script&gt;window.XSS=1&lt;/script&gt;`, `%3Cscript%3Ewindow.XSS=1%3C/script%3E`, "\u003cscript\u003ewindow.XSS=1\u003c/script\u003e",
-		"<scr\tipt>window.XSS=1</scr\tipt>", `<img/src="x"/onerror=window.XSS=1>`, `<div hx-get="/console/audit" hx-trigger="load" hx-on:htmx:load="window.XSS=1">x</div>`, `<div data-hx-on:load="window.XSS=1" hx-trigger="load" hx-get="/console/tokens">x</div>`, `<div hx-sse:connect="/console/live/overview" hx-swap="innerHTML">x</div>`,
-		`<template><script>window.XSS=1</script></template><script>window.XSS=1</script>`, "\u202e\u2066<script>window.XSS=1</script>",
-	} {
-		all = append(all, fmt.Sprintf("%d %s<i id=X%d>", i, p, i))
-	}
-	return all
 }

@@ -16,6 +16,8 @@ import (
 type Config struct {
 	On       bool `env:"CONSOLE, default=false"`           // serve /console/ on the API's port
 	ReadOnly bool `env:"CONSOLE_READ_ONLY, default=false"` // offer and take no act
+	// TraceURL is where a trace is shown, with {trace_id} in the place of its id; without it an event's page has the id alone.
+	TraceURL string `env:"CONSOLE_TRACE_URL"`
 }
 
 // Conns is how many connections each of the console's pools wants: it reads once a second for all who look, and few people act at once.

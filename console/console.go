@@ -17,7 +17,11 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/deadletters"
 	"github.com/tidings/tidings/internal/status"
+	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/tokens"
 )
 
@@ -48,6 +52,11 @@ type Console struct {
 	mu        sync.Mutex
 	running   map[actKey]*doing
 	handler   http.Handler
+
+	store   *store.Store // on deps.Truth, for moderators
+	dlq     *outbox.DLQ
+	letters *consumers.DeadLetters
+	desk    *deadletters.Desk // works on the two
 }
 
 // New returns the console. It starts nothing and connects to nothing. Acts and live pages work while Run does.
@@ -57,7 +66,10 @@ func New(cfg Config, deps Deps) (*Console, error) {
 		return nil, err
 	}
 	c := &Console{cfg: cfg, deps: deps, log: deps.Log.With("component", "console"), seals: seals, found: newSessions(tokens.NewLookup(deps.Truth)), guesses: newGuesses(),
-		acts: make(map[string]*act), templates: make(map[string]*template.Template), jobs: make(chan func(context.Context)), running: make(map[actKey]*doing)}
+		acts: make(map[string]*act), templates: make(map[string]*template.Template), jobs: make(chan func(context.Context)), running: make(map[actKey]*doing), store: store.New(deps.Truth, nil)}
+	c.dlq, c.letters = outbox.NewDLQ(deps.Truth, nil), consumers.NewDeadLetters(deps.Projections, deps.Fleet...)
+	c.desk = deadletters.New(deps.Truth, deps.Projections, c.dlq, c.letters, deps.Log)
+	c.desk.OnCompleted(c.completeAct)
 	c.pages = c.allPages()
 	for _, a := range c.allActs() {
 		c.acts[a.name] = a
@@ -179,6 +191,7 @@ func (c *Console) Run(ctx context.Context) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { c.live.run(ctx); return nil })
+	g.Go(func() error { return c.desk.Run(ctx) })
 	g.Go(func() error { c.look.run(ctx); return nil })
 	g.Go(func() error {
 		for {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tidings/tidings/deadletters"
 	"github.com/tidings/tidings/internal/words"
 )
 
@@ -22,18 +23,19 @@ func (c *Console) funcs() template.FuncMap {
 			}
 			return ""
 		},
-		"values": values,
-		"list":   func(all ...any) []any { return all },
-		"time":   timeHTML,
-		"span":   span,
-		"num":    num,
-		"capped": capped,
-		"plural": func(n int, noun string) string { return words.Of(int64(n), noun) },
-		"join":   strings.Join,
-		"lower":  strings.ToLower,
-		"url":    func(path string, pairs ...any) string { return address(path, pairs...) },
-		"act":    func(f *frame, name string) *act { return f.View.c.acts[name] },
-		"mayAct": func(f *frame, name string) bool { return f.View.mayAct(f.View.c.acts[name]) },
+		"values":  values,
+		"list":    func(all ...any) []any { return all },
+		"time":    timeHTML,
+		"span":    span,
+		"num":     num,
+		"capped":  capped,
+		"counted": func(n int64) string { return capped(int(min(n, deadletters.MaxCount)), n > deadletters.MaxCount) },
+		"plural":  func(n int, noun string) string { return words.Of(int64(n), noun) },
+		"join":    strings.Join,
+		"lower":   strings.ToLower,
+		"url":     func(path string, pairs ...any) string { return address(path, pairs...) },
+		"act":     func(f *frame, name string) *act { return f.View.c.acts[name] },
+		"mayAct":  func(f *frame, name string) bool { return f.View.mayAct(f.View.c.acts[name]) },
 		"actURL": func(f *frame, name string, in url.Values) string {
 			q := url.Values{}
 			for k, v := range in {
@@ -42,9 +44,13 @@ func (c *Console) funcs() template.FuncMap {
 			q.Set("back", f.View.r.URL.RequestURI())
 			return root + "act/" + name + "?" + q.Encode()
 		},
-		"label":  func(a *act) string { return a.label },
-		"danger": func(a *act) bool { return a.danger },
-		"has":    func(list, one string) bool { return containsItem(list, one) },
+		"label":       func(a *act) string { return a.label },
+		"danger":      func(a *act) bool { return a.danger },
+		"mendKey":     mendKey,
+		"storeCounts": c.counts,
+		"holdWords":   holdWords,
+		"mib":         func(bytes int64) string { return strconv.FormatFloat(float64(bytes)/(1<<20), 'f', 1, 64) },
+		"has":         func(list, one string) bool { return containsItem(list, one) },
 	}
 }
 

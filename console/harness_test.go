@@ -3,6 +3,7 @@ package console_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/cookiejar"
@@ -299,4 +300,25 @@ func (r *reader) act(link string, pairs ...string) *answer {
 	r.t.Helper()
 	form := page(r.t, r, link)
 	return r.post(strings.SplitN(link, "?", 2)[0], form.form(append([]string{"reason", "because the test says so"}, pairs...)...))
+}
+
+// payloads are texts that would run in a page which does not escape them, each in its way. A page that shows what people wrote is tested with them
+// (TestNothingThatPeopleWriteRuns): <i id=XN> stands in the page, or a script sets window.XN, when one gets through.
+func payloads() (all []string) {
+	for i, p := range []string{
+		`<script>window.XSS=1</script>`, `<SCRIPT SRC=//evil.example/x.js></SCRIPT>`, `"><script>window.XSS=1</script>`, `'><script>window.XSS=1</script>`, `</title><script>window.XSS=1</script>`,
+		`</textarea><script>window.XSS=1</script>`, `</script><script>window.XSS=1</script>`, `<img src=x onerror=window.XSS=1>`, `"><img src=x onerror=window.XSS=1>`, `<svg onload=window.XSS=1>`,
+		`<svg><script>window.XSS=1</script></svg>`, `<svg><animate onbegin=window.XSS=1 attributeName=x dur=1s>`, `<body onload=window.XSS=1>`, `<iframe src="javascript:window.parent.XSS=1"></iframe>`, `<iframe srcdoc="<script>parent.XSS=1</script>"></iframe>`,
+		`<a href="javascript:window.XSS=1" id=a autofocus onfocus=window.XSS=1>x</a>`, `<input autofocus onfocus=window.XSS=1>`, `<select autofocus onfocus=window.XSS=1>`, `<textarea autofocus onfocus=window.XSS=1>`, `<details open ontoggle=window.XSS=1>`,
+		`<video><source onerror=window.XSS=1></video>`, `<audio src=x onerror=window.XSS=1>`, `<object data="javascript:window.XSS=1">`, `<embed src="javascript:window.XSS=1">`, `<math><mi xlink:href="javascript:window.XSS=1">x</mi></math>`,
+		`<form action="javascript:window.XSS=1"><button>x`, `<button formaction="javascript:window.XSS=1">x`, `<link rel=stylesheet href=//evil.example/x.css>`, `<style>@import '//evil.example/x.css';</style>`, `<style>*{display:none}</style>`,
+		`<meta http-equiv=refresh content="0;url=//evil.example">`, `<base href=//evil.example/>`, `" onmouseover="window.XSS=1" autofocus onfocus="window.XSS=1`, `' onfocus='window.XSS=1' autofocus='`, "` onfocus=window.XSS=1 autofocus `",
+		`javascript:window.XSS=1`, `data:text/html,<script>parent.XSS=1</script>`, `{{.}}`, `{{template "layout" .}}`, `${window.XSS=1}`,
+		`<!--><img src=x onerror=window.XSS=1>`, `<![CDATA[<script>window.XSS=1</script>]]>`, `&lt;script&gt;window.XSS=1&lt;/script&gt;`, `%3Cscript%3Ewindow.XSS=1%3C/script%3E`, "\u003cscript\u003ewindow.XSS=1\u003c/script\u003e",
+		"<scr\tipt>window.XSS=1</scr\tipt>", `<img/src="x"/onerror=window.XSS=1>`, `<div hx-get="/console/audit" hx-trigger="load" hx-on:htmx:load="window.XSS=1">x</div>`, `<div data-hx-on:load="window.XSS=1" hx-trigger="load" hx-get="/console/tokens">x</div>`, `<div hx-sse:connect="/console/live/overview" hx-swap="innerHTML">x</div>`,
+		`<template><script>window.XSS=1</script></template><script>window.XSS=1</script>`, "\u202e\u2066<script>window.XSS=1</script>",
+	} {
+		all = append(all, fmt.Sprintf("%d %s<i id=X%d>", i, p, i))
+	}
+	return all
 }

@@ -1,22 +1,37 @@
 package console
 
-import "github.com/tidings/tidings/tokens"
+import (
+	"github.com/tidings/tidings/deadletters"
+	"github.com/tidings/tidings/tokens"
+)
 
 // The groups of the navigation, in their order.
 const (
-	groupSee    = "See"
-	groupMend   = "Mend"
-	groupManage = "Manage"
+	groupSee      = "See"
+	groupMend     = "Mend"
+	groupModerate = "Moderate"
+	groupManage   = "Manage"
 )
 
 // allPages are the pages, in the navigation's order. The first has the path "".
 func (c *Console) allPages() []*page {
 	return []*page{
 		{path: "", title: "Overview", key: "o", group: groupSee, live: true, data: c.overviewData},
+		{path: "event", title: "Event", key: "e", group: groupSee, data: c.eventData},
+		{path: "dead-letters", title: "Dead letters", key: "l", group: groupMend, data: c.deadGroupsData},
+		{path: "dead-letters/letters", title: "Dead letters", data: c.deadLettersData},
+		{path: "dead-letters/letter", title: "Dead letter", data: c.deadLetterData},
+		{path: "dead-letters/operation", title: "Operation", live: true, data: c.deadOperationData},
+		{path: "inspect", title: "Inspector", key: "i", group: groupSee, data: c.inspectData},
 		{path: "partitions", title: "Partitions", key: "p", group: groupSee, system: true, live: true, data: c.partitionsData},
 		{path: "consumers", title: "Consumers", key: "c", group: groupSee, system: true, live: true, data: c.consumersData},
 		{path: "kinds", title: "Kinds", key: "k", group: groupManage, data: c.kindsData},
 		{path: "doctor", title: "Doctor", key: "d", group: groupSee, system: true, data: c.doctorData},
+		{path: "moderation", title: "Moderation", key: "m", group: groupModerate, data: c.moderationData},
+		{path: "moderation-threads", title: "Threads that wait", key: "h", group: groupModerate, data: c.threadsData},
+		{path: "decisions", title: "Decisions", key: "e", group: groupModerate, data: c.decisionsData},
+		{path: "archive", title: "Archive", key: "v", group: groupManage, system: true, data: c.archiveData},
+		{path: "erasure", title: "Erasure", key: "x", group: groupManage, system: true, data: c.erasureData},
 		{path: "tokens", title: "Tokens", key: "t", group: groupManage, role: tokens.RoleAdmin, data: c.tokensData},
 		{path: "audit", title: "Audit log", key: "a", group: groupManage, data: c.auditData},
 	}
@@ -25,11 +40,26 @@ func (c *Console) allPages() []*page {
 // allActs are what pages let their readers do.
 func (c *Console) allActs() []*act {
 	return []*act{
+		{name: "dead_letter.retry", label: "Retry", role: tokens.RoleAdmin, look: c.lookDeadLetters(deadletters.Retry), do: c.doDeadLetters(deadletters.Retry)},
+		{name: "dead_letter.discard", label: "Discard", role: tokens.RoleAdmin, danger: true, look: c.lookDeadLetters(deadletters.Discard), do: c.doDeadLetters(deadletters.Discard)},
+		{name: "dead_letter.stop", label: "Stop", role: tokens.RoleAdmin, look: c.lookDeadStop, do: c.doDeadStop},
+		{name: "dead_letter.note", label: "Write a note", role: tokens.RoleAdmin, look: c.lookDeadNote, do: c.doDeadNote},
+		{name: "moderation.decide", label: "Decide", role: tokens.RoleModerate, look: c.lookDecide, do: c.doDecide},
+		{name: "moderation.decide_all", label: "Decide on all", role: tokens.RoleModerate, look: c.lookDecideAll, do: c.doDecideAll},
+		{name: "thread.settings", label: "Settings", role: tokens.RoleModerate, look: c.lookSettings, do: c.doSettings},
+		{name: "inspect.mend", label: "Mend", role: tokens.RoleAdmin, look: c.lookMend, do: c.doMend},
 		{name: "consumer.pause", label: "Pause", role: tokens.RoleAdmin, system: true, do: c.doPause,
 			look: c.lookConsumer("The consumer takes no events until it is resumed. They wait on the stream, which keeps them for NATS_MAX_AGE.", "Its projection falls behind meanwhile.")},
 		{name: "consumer.resume", label: "Resume", role: tokens.RoleAdmin, system: true, do: c.doResume, look: c.lookConsumer("The consumer continues where it stopped.")},
 		{name: "consumer.verify", label: "Verify", role: tokens.RoleAdmin, system: true, do: c.doVerify,
 			look: c.lookConsumer("Every row of the projection is compared with the truth, which reads both in full. Nothing is changed.")},
+		{name: "hold.add", label: "Add a hold", role: tokens.RoleAdmin, system: true, look: c.lookHoldAdd, do: c.doHoldAdd},
+		{name: "hold.release", label: "Release", role: tokens.RoleAdmin, system: true, danger: true, look: c.lookHoldRelease, do: c.doHoldRelease},
+		{name: "erasure.count", label: "Scan", role: tokens.RoleAdmin, system: true, do: c.doErase(true),
+			look: c.lookErase("Every store is scanned for what is left of the person, the streams and exported files too. Nothing is changed.")},
+		{name: "erasure.start", label: "Erase a person", role: tokens.RoleAdmin, system: true, danger: true, do: c.doErase(false),
+			look: c.lookErase("All that the user wrote goes, for good, with the edges from and to them, out of every store. No copy is kept.",
+				"The archiver's jobs wait meanwhile, and nothing is replayed. It ends when a scan of everything finds nothing more. If it is interrupted, start it again.")},
 		{name: "token.create", label: "Create a token", role: tokens.RoleAdmin, look: c.lookTokenCreate, do: c.doTokenCreate},
 		{name: "token.rotate", label: "Rotate", role: tokens.RoleAdmin, look: c.lookTokenRotate, do: c.doTokenRotate},
 		{name: "token.revoke", label: "Revoke", role: tokens.RoleAdmin, danger: true, look: c.lookTokenRevoke, do: c.doTokenRevoke},

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/deadletter"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/tracing"
 )
@@ -53,6 +54,9 @@ type deadLetter struct {
 	*delivery
 	reason string
 }
+
+// BehindAnother is the error of a dead letter that has nothing wrong with it but its place.
+const BehindAnother = "an earlier event of its aggregate is parked"
 
 // apply runs the batch in one transaction. ctx ending does not stop it: it has ApplyTimeout. An error that may be an event's is
 // looked for event by event. After one that took too long batches are smaller. errMoved says that the offset was not where it should be.
@@ -184,7 +188,7 @@ func (r *reader) transact(ctx context.Context, stream broker.Stream, b *batch, o
 				out.skipped[d.skip]++
 				continue
 			case parked[a]:
-				out.dead = append(out.dead, deadLetter{d, "an earlier event of its aggregate is parked"})
+				out.dead = append(out.dead, deadLetter{d, BehindAnother})
 				continue
 			case d.fault == nil && oneByOne:
 				began := time.Now()
@@ -290,11 +294,11 @@ func try(ctx context.Context, tx pgx.Tx, p Projection, events ...event.Event) (f
 // Index: none.   Locks: none but the new rows.
 const parkSQL = `
 INSERT /* consumers.park */ INTO consumer_dead_letters
-       (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type, event_version, headers, payload, error)
-SELECT @consumer, seq, key, tenant, aggregate_type, aggregate_id, event_id, event_type, event_version, headers, payload, error
+       (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type, event_version, headers, payload, error, cause)
+SELECT @consumer, seq, key, tenant, aggregate_type, aggregate_id, event_id, event_type, event_version, headers, payload, error, cause
   FROM unnest(@seqs::bigint[], @keys::text[], @tenants::bigint[], @aggregate_types::text[], @aggregate_ids::bigint[],
-       @event_ids::uuid[], @event_types::text[], @event_versions::smallint[], @headers::jsonb[], @payloads::bytea[], @errors::text[])
-  WITH ORDINALITY AS d(seq, key, tenant, aggregate_type, aggregate_id, event_id, event_type, event_version, headers, payload, error, n) ORDER BY n`
+       @event_ids::uuid[], @event_types::text[], @event_versions::smallint[], @headers::jsonb[], @payloads::bytea[], @errors::text[], @causes::text[])
+  WITH ORDINALITY AS d(seq, key, tenant, aggregate_type, aggregate_id, event_id, event_type, event_version, headers, payload, error, cause, n) ORDER BY n`
 
 func park(ctx context.Context, tx pgx.Tx, consumer string, dead []deadLetter) error {
 	n := len(dead)
@@ -304,7 +308,7 @@ func park(ctx context.Context, tx pgx.Tx, consumer string, dead []deadLetter) er
 	var (
 		seqs, tenants, aggregates          = make([]int64, n), make([]int64, n), make([]int64, n)
 		keys, aggregateTypes, types, texts = make([]string, n), make([]string, n), make([]string, n), make([]string, n)
-		ids, headers                       = make([]string, n), make([]string, n)
+		ids, headers, causes               = make([]string, n), make([]string, n), make([]string, n)
 		versions                           = make([]int16, n)
 		payloads                           = make([][]byte, n)
 	)
@@ -313,6 +317,7 @@ func park(ctx context.Context, tx pgx.Tx, consumer string, dead []deadLetter) er
 		a := aggregateOf(e)
 		seqs[i], keys[i], tenants[i], aggregateTypes[i], aggregates[i] = int64(e.Seq), e.Stream, a.tenant, a.kind, a.id
 		types[i], texts[i], payloads[i] = clean(e.Type), clean(d.reason), append([]byte{}, e.Payload...)
+		causes[i] = deadletter.Cause(texts[i])
 		versions[i] = int16(min(max(e.Version, math.MinInt16), math.MaxInt16))
 		id, err := uuid.Parse(e.ID)
 		if err != nil {
@@ -333,7 +338,7 @@ func park(ctx context.Context, tx pgx.Tx, consumer string, dead []deadLetter) er
 	}
 	if _, err := tx.Exec(ctx, parkSQL, postgres.Args{
 		"consumer": consumer, "seqs": seqs, "keys": keys, "tenants": tenants, "aggregate_types": aggregateTypes, "aggregate_ids": aggregates,
-		"event_ids": ids, "event_types": types, "event_versions": versions, "headers": headers, "payloads": payloads, "errors": texts,
+		"event_ids": ids, "event_types": types, "event_versions": versions, "headers": headers, "payloads": payloads, "errors": texts, "causes": causes,
 	}); err != nil {
 		return fmt.Errorf("park %d events of %s: %w", n, consumer, err)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/deadletter"
 	"github.com/tidings/tidings/internal/postgres"
 )
 
@@ -66,12 +67,14 @@ type DeadLetter struct {
 	Error         string
 	DeadAt        time.Time
 	First         bool                // of its aggregate: the one that a retry begins with, and that may be discarded
+	Group         string              // the id of its group
+	Retries       int                 // how often a retry failed
 	Headers       map[string][]string // read by Get alone
 	Payload       []byte              // read by Get alone
 }
 
 const deadLetterColumns = `d.id, d.consumer_name, d.partition_key, d.stream_seq, d.tenant_id, d.aggregate_type, d.aggregate_id, d.event_id::text,
-       d.event_type, d.event_version::int, d.error, d.dead_at, NOT ` + earlierSQL
+       d.event_type, d.event_version::int, d.error, d.dead_at, NOT ` + earlierSQL + `, d.group_id::text, d.retries`
 
 // earlierSQL finds a dead letter of the same aggregate before d.
 // Index: consumer_dead_letters_aggregate_idx.
@@ -80,7 +83,7 @@ const earlierSQL = `EXISTS (SELECT FROM consumer_dead_letters e WHERE (e.consume
 
 func (l *DeadLetter) fields() []any {
 	return []any{&l.ID, &l.Consumer, &l.Partition, &l.StreamSeq, &l.TenantID, &l.AggregateType, &l.AggregateID, &l.EventID, &l.EventType,
-		&l.EventVersion, &l.Error, &l.DeadAt, &l.First}
+		&l.EventVersion, &l.Error, &l.DeadAt, &l.First, &l.Group, &l.Retries}
 }
 
 // DeadLetterFilter selects dead letters: those that meet all that is set. The zero filter selects every one.
@@ -91,10 +94,35 @@ type DeadLetterFilter struct {
 	AggregateType string
 	AggregateID   int64
 	EventType     string
+	EventID       string    // a UUID
+	Group         string    // the id of a group (Groups)
 	DeadBefore    time.Time // parked before
 	DeadAfter     time.Time // parked at this time or after
 	First         bool      // only the first of each aggregate
 	After         int64     // with an id above: where the page before ended
+}
+
+// deadLetterFilterSQL is the WHERE of the statements that take a filter.
+const deadLetterFilterSQL = `
+       (@consumer::text IS NULL OR d.consumer_name = @consumer)
+   AND (@tenant::bigint IS NULL OR d.tenant_id = @tenant)
+   AND (@ids::bigint[] IS NULL OR d.id = ANY(@ids))
+   AND (@aggregate_type::text IS NULL OR d.aggregate_type = @aggregate_type)
+   AND (@aggregate_id::bigint IS NULL OR d.aggregate_id = @aggregate_id)
+   AND (@event_type::text IS NULL OR d.event_type = @event_type)
+   AND (@event_id::uuid IS NULL OR d.event_id = @event_id)
+   AND (@group::uuid IS NULL OR d.group_id = @group)
+   AND (@dead_before::timestamptz IS NULL OR d.dead_at < @dead_before)
+   AND (@dead_after::timestamptz IS NULL OR d.dead_at >= @dead_after)
+   AND NOT (@first AND ` + earlierSQL + `)
+   AND d.id > @after`
+
+func (f DeadLetterFilter) args() pgx.StrictNamedArgs {
+	return pgx.StrictNamedArgs{
+		"consumer": ifSet(f.Consumer), "tenant": ifSet(f.TenantID), "ids": f.IDs, "aggregate_type": ifSet(f.AggregateType),
+		"aggregate_id": ifSet(f.AggregateID), "event_type": ifSet(f.EventType), "event_id": ifSet(f.EventID), "group": ifSet(f.Group), "dead_before": ifSet(f.DeadBefore),
+		"dead_after": ifSet(f.DeadAfter), "first": f.First, "after": f.After,
+	}
 }
 
 // listDeadLettersSQL reads a page of dead letters without headers and payloads.
@@ -102,32 +130,61 @@ type DeadLetterFilter struct {
 const listDeadLettersSQL = `
 SELECT /* consumers.list_dead_letters */ ` + deadLetterColumns + `
   FROM consumer_dead_letters d
- WHERE (@consumer::text IS NULL OR d.consumer_name = @consumer)
-   AND (@tenant::bigint IS NULL OR d.tenant_id = @tenant)
-   AND (@ids::bigint[] IS NULL OR d.id = ANY(@ids))
-   AND (@aggregate_type::text IS NULL OR d.aggregate_type = @aggregate_type)
-   AND (@aggregate_id::bigint IS NULL OR d.aggregate_id = @aggregate_id)
-   AND (@event_type::text IS NULL OR d.event_type = @event_type)
-   AND (@dead_before::timestamptz IS NULL OR d.dead_at < @dead_before)
-   AND (@dead_after::timestamptz IS NULL OR d.dead_at >= @dead_after)
-   AND NOT (@first AND ` + earlierSQL + `)
-   AND d.id > @after
+ WHERE ` + deadLetterFilterSQL + `
  ORDER BY d.id LIMIT @limit`
 
 // List returns the first dead letters that the filter selects, by id, at most limit and MaxDeadLetters of them, without headers
 // and payloads.
 func (d *DeadLetters) List(ctx context.Context, f DeadLetterFilter, limit int) ([]DeadLetter, error) {
-	args := pgx.StrictNamedArgs{
-		"consumer": ifSet(f.Consumer), "tenant": ifSet(f.TenantID), "ids": f.IDs, "aggregate_type": ifSet(f.AggregateType),
-		"aggregate_id": ifSet(f.AggregateID), "event_type": ifSet(f.EventType), "dead_before": ifSet(f.DeadBefore), "dead_after": ifSet(f.DeadAfter),
-		"first": f.First, "after": f.After, "limit": min(limit, MaxDeadLetters),
-	}
+	args := f.args()
+	args["limit"] = min(limit, MaxDeadLetters)
 	rows, _ := d.pool.Query(ctx, listDeadLettersSQL, args)
 	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (l DeadLetter, err error) { return l, row.Scan(l.fields()...) })
 	if err != nil {
 		return nil, fmt.Errorf("list the dead letters after %d: %w", f.After, err)
 	}
 	return all, nil
+}
+
+// countDeadLettersSQL counts what a filter selects.
+// Index: as listDeadLettersSQL; it reads all that the filter selects.   Locks: none.
+const countDeadLettersSQL = `SELECT /* consumers.count_dead_letters */ count(*) FROM consumer_dead_letters d WHERE ` + deadLetterFilterSQL
+
+// Count returns how many dead letters the filter selects. It reads them all.
+func (d *DeadLetters) Count(ctx context.Context, f DeadLetterFilter) (n int64, err error) {
+	if err := d.pool.QueryRow(ctx, countDeadLettersSQL, f.args()).Scan(&n); err != nil {
+		return 0, fmt.Errorf("count the dead letters: %w", err)
+	}
+	return n, nil
+}
+
+// deadTable is the table of dead letters for package deadletter.
+var deadTable = deadletter.Table{Name: "consumer_dead_letters", Consumer: "consumer_name", Error: "error"}
+
+// Groups returns the groups of the tenant's dead letters, of all tenants' when it is 0, by consumer, event type and cause: that with the latest letter first, without
+// counts. With more than deadletter.MaxGroups it returns some of them, and more is true.
+func (d *DeadLetters) Groups(ctx context.Context, tenant int64) (all []deadletter.Group, more bool, err error) {
+	err = postgres.InTx(ctx, d.pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
+		all, more, err = deadletter.Groups(ctx, tx, deadTable, tenant)
+		return err
+	})
+	return all, more, err
+}
+
+// Group returns a group by its id, without counts; nil when the tenant has no letter of it.
+func (d *DeadLetters) Group(ctx context.Context, tenant int64, id string) (g *deadletter.Group, err error) {
+	err = postgres.InTx(ctx, d.pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
+		g, err = deadletter.One(ctx, tx, deadTable, tenant, id)
+		return err
+	})
+	return g, err
+}
+
+// CountGroups fills the counts of groups, of the tenant's letters that were parked since a time.
+func (d *DeadLetters) CountGroups(ctx context.Context, tenant int64, groups []deadletter.Group, since time.Time) error {
+	return postgres.InTx(ctx, d.pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		return deadletter.Count(ctx, tx, deadTable, tenant, groups, since)
+	})
 }
 
 func ifSet[T comparable](v T) *T {
@@ -168,6 +225,10 @@ type DeadLetterRequest struct {
 	Actor  string // required
 	Reason string // may be empty
 	DryRun bool   // do it and take it back
+
+	// Within is called in each transaction, before its commit, with how many letters that transaction took away and why the next one stays, if it does. An error takes
+	// the transaction back. It may be called again with the same.
+	Within func(ctx context.Context, tx pgx.Tx, gone int, fault error) error
 }
 
 // DeadLetterResult is what was done to the dead letters of one aggregate.
@@ -267,6 +328,11 @@ func (d *DeadLetters) act(ctx context.Context, r DeadLetterRequest, res *DeadLet
 		}
 		if err := now.look(ctx, tx); err != nil {
 			return err
+		}
+		if r.Within != nil {
+			if err := r.Within(ctx, tx, now.Gone-res.Gone, now.Fault); err != nil {
+				return err
+			}
 		}
 		if r.DryRun {
 			return errDryRun
@@ -371,6 +437,33 @@ func applyParked(ctx context.Context, tx pgx.Tx, p Projection, events []event.Ev
 	return len(events), nil, nil
 }
 
+// DeadLetterAction is what somebody did to a dead letter.
+type DeadLetterAction struct {
+	At           time.Time
+	Actor        string
+	Action       string // DeadLetterRetry or DeadLetterDiscard
+	Consumer     string
+	DeadLetterID int64
+	Error        string // of a retry that failed; the letter stayed
+	Reason       string
+}
+
+// actionsOnEventSQL reads what was done to the dead letters of an event.
+// Index: consumer_dead_letter_actions_tenant_event_idx.   Locks: none.
+const actionsOnEventSQL = `
+SELECT /* consumers.actions_on_event */ at, actor, action, consumer_name, dead_letter_id, error, reason FROM consumer_dead_letter_actions
+ WHERE tenant_id = @tenant AND event_id = @event_id::uuid ORDER BY at, id LIMIT 100`
+
+// ActionsOn returns what operators did to the dead letters of a tenant's event, in its order.
+func (d *DeadLetters) ActionsOn(ctx context.Context, tenant int64, eventID string) ([]DeadLetterAction, error) {
+	rows, _ := d.pool.Query(ctx, actionsOnEventSQL, pgx.StrictNamedArgs{"tenant": tenant, "event_id": eventID})
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[DeadLetterAction])
+	if err != nil {
+		return nil, fmt.Errorf("read what was done to the dead letters of event %s: %w", eventID, err)
+	}
+	return all, nil
+}
+
 // removeSQL deletes dead letters and notes it.
 // Index: consumer_dead_letters_pkey.   Locks: the rows.
 const removeSQL = `
@@ -389,13 +482,14 @@ func remove(ctx context.Context, tx pgx.Tx, action string, r DeadLetterRequest, 
 // keepSQL notes why a dead letter stays.
 // Index: consumer_dead_letters_pkey.   Locks: the row.
 const keepSQL = `
-WITH kept AS (UPDATE consumer_dead_letters SET error = @error WHERE id = @id RETURNING *)
+WITH kept AS (UPDATE consumer_dead_letters SET error = @error, cause = @cause, retries = retries + 1 WHERE id = @id RETURNING *)
 INSERT /* consumers.keep_dead_letter */ INTO consumer_dead_letter_actions
        (actor, action, dead_letter_id, consumer_name, stream_seq, tenant_id, aggregate_type, aggregate_id, event_id, event_type, error, reason)
 SELECT @actor, 'retry', id, consumer_name, stream_seq, tenant_id, aggregate_type, aggregate_id, event_id, event_type, error, @reason FROM kept`
 
 func keep(ctx context.Context, tx pgx.Tx, r DeadLetterRequest, id int64, fault error) error {
-	if _, err := tx.Exec(ctx, keepSQL, pgx.StrictNamedArgs{"id": id, "error": clean(fault.Error()), "actor": r.Actor, "reason": r.Reason}); err != nil {
+	text := clean(fault.Error())
+	if _, err := tx.Exec(ctx, keepSQL, pgx.StrictNamedArgs{"id": id, "error": text, "cause": deadletter.Cause(text), "actor": r.Actor, "reason": r.Reason}); err != nil {
 		return fmt.Errorf("note why dead letter %d stays: %w", id, err)
 	}
 	return nil

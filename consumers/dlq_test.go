@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/deadletter"
 	"github.com/tidings/tidings/internal/testkit"
 )
 
@@ -367,4 +369,71 @@ func TestARetryOfAnEndedStreamKeepsItsSuccessorsWaiting(t *testing.T) {
 	}
 	r.awaitLag(0)
 	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}, {1, 3, 3}, {1, 4, 1}})
+}
+
+func TestDeadLettersOfOneCauseAreAGroup(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	var defect bad
+	defect.set(3, 2)
+	projection := logbook{hook: defect.hook}
+	r.run(r.system, projection)
+	r.publish(follow(1, 3, 1), follow(1, 3, 2), follow(1, 3, 3), follow(1, 3, 4))
+	r.awaitLag(0)
+	d := consumers.NewDeadLetters(r.system, projection)
+	groups := func(tenant int64) (is []string, all []deadletter.Group) {
+		t.Helper()
+		all, more, err := d.Groups(t.Context(), tenant)
+		if err == nil {
+			err = d.CountGroups(t.Context(), tenant, all, time.Time{})
+		}
+		if err != nil || more {
+			t.Fatal(err, more)
+		}
+		for _, g := range all {
+			is = append(is, fmt.Sprintf("%s %s %s: %d, %d again", g.Consumer, g.EventType, g.Cause, g.Count, g.Again))
+		}
+		slices.Sort(is)
+		slices.SortFunc(all, func(a, b deadletter.Group) int { return strings.Compare(a.Cause, b.Cause) })
+		return is, all
+	}
+	is, all := groups(0)
+	if diff := cmp.Diff([]string{"testlog created an earlier event of its aggregate is parked: 2, 0 again", "testlog created version # is refused: 1, 0 again"}, is); diff != "" {
+		t.Fatalf("(-want +got):\n%s", diff)
+	}
+	if is, _ := groups(99); len(is) != 0 {
+		t.Errorf("of another tenant: %q", is)
+	}
+	got := r.letters(consumers.DeadLetterFilter{Group: all[1].ID})
+	if len(got) != 1 || got[0].Group != all[1].ID || !got[0].First {
+		t.Fatalf("%+v", got)
+	}
+	defect.set(3, 3)
+	refused := errors.New("refused")
+	var noted []string
+	request := consumers.DeadLetterRequest{ID: got[0].ID, Actor: "ann", Within: func(_ context.Context, _ pgx.Tx, gone int, fault error) error {
+		noted = append(noted, fmt.Sprint(gone, " ", fault))
+		return refused
+	}}
+	if _, err := d.Retry(t.Context(), request); !errors.Is(err, refused) || len(r.letters(consumers.DeadLetterFilter{})) != 3 {
+		t.Errorf("%v", err)
+	}
+	refused = nil
+	if res, err := d.Retry(t.Context(), request); err != nil || res.Gone != 1 || !slices.Equal(noted, []string{"1 version 3 is refused", "1 version 3 is refused"}) {
+		t.Errorf("%+v, %v, noted %q", res, err, noted)
+	}
+	kept := r.letters(consumers.DeadLetterFilter{Consumer: name, TenantID: 1, AggregateType: "follow", AggregateID: 3, EventID: r.first(3).EventID})
+	if len(kept) != 1 || kept[0].Retries != 1 {
+		t.Fatalf("%+v", kept)
+	}
+	if did, err := d.ActionsOn(t.Context(), 1, kept[0].EventID); err != nil || len(did) != 1 || did[0].Actor != "ann" || did[0].Error != "version 3 is refused" || did[0].Consumer != name {
+		t.Errorf("%+v, %v", did, err)
+	}
+	if at, err := consumers.Positions(t.Context(), r.system, "EVENTS-0"); err != nil || len(at) != 1 || at[0].Consumer != name || at[0].Seq != 4 || at[0].Closed ||
+		time.Since(at[0].At) > time.Minute {
+		t.Errorf("%+v, %v", at, err)
+	}
+	is, _ = groups(0)
+	if diff := cmp.Diff([]string{"testlog created an earlier event of its aggregate is parked: 1, 0 again", "testlog created version # is refused: 1, 1 again"}, is); diff != "" {
+		t.Errorf("after a retry (-want +got):\n%s", diff)
+	}
 }

@@ -158,3 +158,27 @@ func asOf(offsets map[string]offset) time.Time {
 	}
 	return at.UTC()
 }
+
+// Position is how far a consumer has come on one stream.
+type Position struct {
+	Consumer string
+	Seq      uint64    // the last that was applied
+	At       time.Time // when that was
+	AsOf     time.Time // up to when all that was on the stream is applied
+	Closed   bool      // the stream has ended, and all of it is applied
+}
+
+// positionsSQL reads how far consumers have come on a stream.
+// Index: none, a row per consumer and stream that ever was.   Locks: none.
+const positionsSQL = `
+SELECT /* consumers.positions */ consumer_name, last_processed_id, last_processed_at, as_of, closed FROM consumer_offsets WHERE partition_key = @stream ORDER BY 1`
+
+// Positions returns how far each consumer has come on a stream, by name. A consumer that has none has not begun it.
+func Positions(ctx context.Context, q querier, stream string) ([]Position, error) {
+	rows, _ := q.Query(ctx, positionsSQL, pgx.StrictNamedArgs{"stream": stream})
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Position])
+	if err != nil {
+		return nil, fmt.Errorf("read how far consumers have come on %s: %w", stream, err)
+	}
+	return all, nil
+}

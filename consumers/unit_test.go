@@ -18,9 +18,9 @@ import (
 func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := context.Background()
-	for i, sql := range []string{offsetsSQL, beginSQL, moveSQL, succeedSQL, holdSQL, planSQL, parkedSQL, parkSQL, deadLettersSQL, rebaseSQL, confirmSQL,
-		listDeadLettersSQL, getDeadLetterSQL, lockOffsetSQL, leftSQL, parkedEventsSQL, removeSQL, keepSQL, pauseSQL, resumeSQL, pausesSQL,
-		notPastSQL, sweepDeadLettersSQL, redactDeadLetterSQL, forgetSQL, begunSQL, startSQL} {
+	for i, sql := range append(deadTable.Statements(), offsetsSQL, beginSQL, moveSQL, succeedSQL, holdSQL, planSQL, parkedSQL, parkSQL, deadLettersSQL, rebaseSQL, confirmSQL,
+		listDeadLettersSQL, countDeadLettersSQL, actionsOnEventSQL, positionsSQL, getDeadLetterSQL, lockOffsetSQL, leftSQL, parkedEventsSQL, removeSQL, keepSQL, pauseSQL, resumeSQL, pausesSQL,
+		notPastSQL, sweepDeadLettersSQL, redactDeadLetterSQL, forgetSQL, begunSQL, startSQL) {
 		query, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
 		if err != nil {
 			t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/internal/postgres"
 )
@@ -62,4 +63,31 @@ func (e *eraser) tx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 		}
 		return fn(tx)
 	})
+}
+
+// listSQL reads the erasures that were asked for, the last ones first.
+// Index: none, a row for each.   Locks: none.
+const listSQL = `
+SELECT /* erasure.list */ tenant_id, author_id, requested_at, requested_by, reason, runs, finished_at, counts
+  FROM erasures WHERE requested_at < coalesce(@before, 'infinity'::timestamptz) ORDER BY requested_at DESC, tenant_id, author_id LIMIT @limit`
+
+// Record is an erasure as it is kept. FinishedAt is when a scan of everything has found nothing more; nil: it has to be asked for again.
+type Record struct {
+	TenantID, AuthorID int64
+	RequestedAt        time.Time
+	RequestedBy        string
+	Reason             string
+	Runs               int
+	FinishedAt         *time.Time
+	Counts             map[string]int // rows, messages and files' rows by store
+}
+
+// List returns up to limit erasures, the last ones first, that were asked for before a time; nil begins with the last. The pool acts as the system role.
+func List(ctx context.Context, pool *pgxpool.Pool, before *time.Time, limit int) ([]Record, error) {
+	rows, _ := pool.Query(ctx, listSQL, pgx.StrictNamedArgs{"before": before, "limit": limit})
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Record])
+	if err != nil {
+		return nil, fmt.Errorf("list erasures: %w", err)
+	}
+	return all, nil
 }

@@ -199,6 +199,9 @@ INSERT INTO outbox_messages_kept (id, tenant_id, aggregate_type, aggregate_id, e
 INSERT INTO outbox_archive_holds (tenant_id, reason, created_by) VALUES (1, 'r', 'a');
 INSERT INTO edge_removals (tenant_id, object, object_id, kinds, direction, actor) VALUES (1, 'user', 1, '{follow}', 'both', 'a');
 INSERT INTO erasures (tenant_id, author_id, requested_by) VALUES (1, 1, 'a');
+INSERT INTO outbox_dlq_operations (operation_id, tenant_id, action, filter, actor, total) VALUES (gen_random_uuid(), 1, 'retry', '{}', 'a', 1);
+INSERT INTO consumer_dead_letter_operations (operation_id, tenant_id, action, filter, actor, total) VALUES (gen_random_uuid(), 1, 'retry', '{}', 'a', 1);
+INSERT INTO dead_letter_notes (tenant_id, group_id, note, actor) VALUES (1, gen_random_uuid(), 'n', 'a');
 INSERT INTO archive_settings (tenant_id, object, metadata)
   VALUES (1, '{"name": "x"}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}');
 INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type,

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/deadletter"
 	"github.com/tidings/tidings/internal/postgres"
 )
 
@@ -378,20 +379,24 @@ type Failure struct {
 // MaxAttempts is how often a row may fail before it is moved to the DLQ (the spec's "attempts > 10").
 const MaxAttempts = 10
 
+// retriesSQL counts how often the event of a message m was retried from the DLQ.
+// Index: outbox_dlq_actions_event_idx.
+const retriesSQL = `(SELECT count(*) FROM outbox_dlq_actions a WHERE a.event_id = m.event_id AND a.action = 'retry')`
+
 // failSQL counts a failure of each row and puts it off by 30 s per attempt, 4 minutes at most; past max attempts it moves it
 // to the DLQ. attempts is compared, so that two relays at once count one failure.
 // Index: outbox_messages_pkey.   Locks: the rows.
 const failSQL = `
-WITH failed AS (SELECT * FROM unnest(@ids::bigint[], @event_ids::uuid[], @attempts::smallint[], @errors::text[]) AS f(id, event_id, attempts, error)),
+WITH failed AS (SELECT * FROM unnest(@ids::bigint[], @event_ids::uuid[], @attempts::smallint[], @errors::text[], @causes::text[]) AS f(id, event_id, attempts, error, cause)),
 dead AS (
   DELETE FROM outbox_messages m USING failed f
    WHERE m.id = f.id AND m.event_id = f.event_id AND m.attempts = f.attempts AND m.processed_at IS NULL AND m.attempts >= @max::int
-  RETURNING m.*, f.error),
+  RETURNING m.*, f.error, f.cause),
 moved AS (
   INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
-         available_at, attempts, last_error, trace_id, event_id, inserted_at, slot)
+         available_at, attempts, last_error, trace_id, event_id, inserted_at, slot, cause, retries)
   SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
-         available_at, attempts + 1, error, trace_id, event_id, inserted_at, slot FROM dead
+         available_at, attempts + 1, error, trace_id, event_id, inserted_at, slot, cause, ` + retriesSQL + ` FROM dead m
   RETURNING 1),
 put_off AS (
   UPDATE outbox_messages m SET attempts = m.attempts + 1, last_error = f.error,
@@ -404,12 +409,12 @@ SELECT /* outbox.fail */ (SELECT count(*) FROM put_off)::int, (SELECT count(*) F
 // Fail counts a failure of each row: it is put off, or moved to the DLQ past MaxAttempts. It returns how many went either way.
 func Fail(ctx context.Context, pool *pgxpool.Pool, failures []Failure) (putOff, dead int, err error) {
 	n := len(failures)
-	ids, eventIDs, attempts, texts := make([]int64, n), make([]string, n), make([]int16, n), make([]string, n)
+	ids, eventIDs, attempts, texts, causes := make([]int64, n), make([]string, n), make([]int16, n), make([]string, n), make([]string, n)
 	for i, f := range failures {
-		ids[i], eventIDs[i], attempts[i], texts[i] = f.Row.OutboxID, f.Row.ID, int16(f.Row.Attempts), f.Error
+		ids[i], eventIDs[i], attempts[i], texts[i], causes[i] = f.Row.OutboxID, f.Row.ID, int16(f.Row.Attempts), f.Error, deadletter.Cause(f.Error)
 	}
 	err = pool.QueryRow(ctx, failSQL, pgx.StrictNamedArgs{
-		"ids": ids, "event_ids": eventIDs, "attempts": attempts, "errors": texts, "max": MaxAttempts,
+		"ids": ids, "event_ids": eventIDs, "attempts": attempts, "errors": texts, "causes": causes, "max": MaxAttempts,
 	}).Scan(&putOff, &dead)
 	if err != nil {
 		return 0, 0, fmt.Errorf("count the failures of %d rows: %w", n, err)

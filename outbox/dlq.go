@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/deadletter"
 	"github.com/tidings/tidings/internal/postgres"
 )
 
@@ -44,6 +45,7 @@ type DLQFilter struct {
 	AggregateType string
 	AggregateID   int64
 	EventType     string
+	Group         string    // the id of a group (Groups)
 	DeadBefore    time.Time // moved to the DLQ before
 	DeadAfter     time.Time // moved to the DLQ at this time or after
 	After         int64     // with an id above: where the page before ended
@@ -56,6 +58,7 @@ const dlqFilterSQL = `
    AND (@aggregate_type::text IS NULL OR aggregate_type = @aggregate_type)
    AND (@aggregate_id::bigint IS NULL OR aggregate_id = @aggregate_id)
    AND (@event_type::text IS NULL OR event_type = @event_type)
+   AND (@group::uuid IS NULL OR group_id = @group)
    AND (@dead_before::timestamptz IS NULL OR dead_at < @dead_before)
    AND (@dead_after::timestamptz IS NULL OR dead_at >= @dead_after)
    AND id > @after`
@@ -63,7 +66,7 @@ const dlqFilterSQL = `
 func (f DLQFilter) args() pgx.StrictNamedArgs {
 	args := pgx.StrictNamedArgs{
 		"tenant": ifSet(f.TenantID), "ids": f.IDs, "aggregate_type": ifSet(f.AggregateType), "aggregate_id": ifSet(f.AggregateID),
-		"event_type": ifSet(f.EventType), "dead_before": nil, "dead_after": nil, "after": f.After,
+		"event_type": ifSet(f.EventType), "group": ifSet(f.Group), "dead_before": nil, "dead_after": nil, "after": f.After,
 	}
 	if !f.DeadBefore.IsZero() {
 		args["dead_before"] = f.DeadBefore
@@ -89,15 +92,17 @@ type DLQMessage struct {
 	LastError   string
 	InsertedAt  time.Time // into the outbox
 	DeadAt      time.Time // moved to the DLQ
+	Group       string    // the id of its group
+	Retries     int       // how often it was retried before
 }
 
 // dlqColumns are what scanDLQ reads.
 const dlqColumns = `id, event_id::text, tenant_id, aggregate_type, aggregate_id, event_type, event_version::int, occurred_at, coalesce(trace_id, ''),
-       slot::int, attempts::int, coalesce(last_error, ''), inserted_at, dead_at`
+       slot::int, attempts::int, coalesce(last_error, ''), inserted_at, dead_at, group_id::text, retries`
 
 func (m *DLQMessage) fields() []any {
 	return []any{&m.OutboxID, &m.ID, &m.TenantID, &m.AggregateType, &m.AggregateID, &m.Type, &m.Version, &m.OccurredAt, &m.TraceParent,
-		&m.Slot, &m.Attempts, &m.LastError, &m.InsertedAt, &m.DeadAt}
+		&m.Slot, &m.Attempts, &m.LastError, &m.InsertedAt, &m.DeadAt, &m.Group, &m.Retries}
 }
 
 func scanDLQ(row pgx.CollectableRow) (m DLQMessage, err error) { return m, row.Scan(m.fields()...) }
@@ -140,6 +145,33 @@ func (d *DLQ) Count(ctx context.Context, f DLQFilter) (n int64, err error) {
 	return n, nil
 }
 
+// deadTable is the DLQ's table for package deadletter.
+var deadTable = deadletter.Table{Name: "outbox_messages_dlq", Consumer: "''", Error: "coalesce(last_error, '')"}
+
+// Groups returns the groups of the tenant's messages, of all tenants' when it is 0, by event type and cause: that with the latest message first, without counts. With more
+// than deadletter.MaxGroups it returns some of them, and more is true.
+func (d *DLQ) Groups(ctx context.Context, tenant int64) (all []deadletter.Group, more bool, err error) {
+	err = d.tx(ctx, tenant, pgx.ReadOnly, func(tx pgx.Tx) (err error) {
+		all, more, err = deadletter.Groups(ctx, tx, deadTable, tenant)
+		return err
+	})
+	return all, more, err
+}
+
+// Group returns a group by its id, without counts; nil when the tenant has no message of it.
+func (d *DLQ) Group(ctx context.Context, tenant int64, id string) (g *deadletter.Group, err error) {
+	err = d.tx(ctx, tenant, pgx.ReadOnly, func(tx pgx.Tx) (err error) {
+		g, err = deadletter.One(ctx, tx, deadTable, tenant, id)
+		return err
+	})
+	return g, err
+}
+
+// CountGroups fills the counts of groups, of the tenant's messages that died since a time.
+func (d *DLQ) CountGroups(ctx context.Context, tenant int64, groups []deadletter.Group, since time.Time) error {
+	return d.tx(ctx, tenant, pgx.ReadOnly, func(tx pgx.Tx) error { return deadletter.Count(ctx, tx, deadTable, tenant, groups, since) })
+}
+
 // getDLQSQL reads one message with its payload.
 // Index: outbox_messages_dlq_pkey.   Locks: none.
 const getDLQSQL = `
@@ -176,6 +208,9 @@ type DLQRequest struct {
 	Actor  string // required
 	Reason string // may be empty
 	DryRun bool   // only says what it would do
+
+	// Within is called in the transaction, before its commit, with what it did; an error takes everything back. It may be called again with the same.
+	Within func(ctx context.Context, tx pgx.Tx, did []DLQAction) error
 }
 
 // DLQAction is what was done to one message: a row of outbox_dlq_actions. In a dry run At is zero, and NewID 0.
@@ -268,6 +303,9 @@ func (d *DLQ) act(ctx context.Context, action, sql string, r DLQRequest) ([]DLQA
 	err := d.tx(ctx, r.TenantID, pgx.ReadWrite, func(tx pgx.Tx) (err error) {
 		rows, _ := tx.Query(ctx, sql, args)
 		actions, err = pgx.CollectRows(rows, pgx.RowToStructByPos[DLQAction])
+		if err == nil && r.Within != nil {
+			err = r.Within(ctx, tx, actions)
+		}
 		return err
 	})
 	if err != nil {

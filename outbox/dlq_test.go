@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/deadletter"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 )
@@ -156,7 +157,7 @@ func TestADeadMessageIsShown(t *testing.T) {
 	}
 	want := in
 	want.OutboxID, want.Version, want.ID, want.Slot, want.Payload = id, 1, got.ID, got.Slot, []byte(`{"n": 0}`)
-	if diff := cmp.Diff(DLQMessage{Event: want, Attempts: MaxAttempts + 1, LastError: "no token"}, got, cmpopts.IgnoreFields(DLQMessage{}, "InsertedAt", "DeadAt"),
+	if diff := cmp.Diff(DLQMessage{Event: want, Attempts: MaxAttempts + 1, LastError: "no token", Group: got.Group}, got, cmpopts.IgnoreFields(DLQMessage{}, "InsertedAt", "DeadAt"),
 		cmpopts.EquateApproxTime(0)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -342,5 +343,101 @@ func TestOfSeveralOperatorsOneGetsAMessage(t *testing.T) {
 	// The batches took 25 each, whoever got the first message.
 	if n < 50 || n > 51 || inDLQ != 60-n || inOutbox != retried || noted != n {
 		t.Errorf("%d were taken, %d of them retried; %d in the DLQ, %d in the outbox, %d noted", n, retried, inDLQ, inOutbox, noted)
+	}
+}
+
+func TestMessagesOfOneCauseAreAGroup(t *testing.T) {
+	db := testkit.Postgres(t)
+	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
+	d := NewDLQ(pool, nil)
+	fail := func(id int64, text string) {
+		t.Helper()
+		found, err := Find(t.Context(), pool, FindQuery{OutboxID: id, Limit: 1})
+		if err != nil || len(found) != 1 {
+			t.Fatal(found, err)
+		}
+		exec(t, pool, `UPDATE outbox_messages SET attempts = $1 WHERE id = $2`, MaxAttempts, id)
+		if _, n, err := Fail(t.Context(), pool, []Failure{{Row: Row{Event: found[0].Event, Attempts: MaxAttempts}, Error: text}}); err != nil || n != 1 {
+			t.Fatal(n, err)
+		}
+	}
+	var events []event.Event
+	for i := range int64(4) {
+		e := newEvent(i+1, `{}`)
+		e.TenantID = i/2 + 1
+		events = append(events, e)
+	}
+	events = appendRows(t, pool, events...)
+	for i, text := range []string{"message 1 is too large", "message 22 is too large", "message 3 is too large", `no stream "x"`} {
+		fail(events[i].OutboxID, text)
+	}
+	if groups, _, err := NewDLQ(api, nil).Groups(t.Context(), 2); err != nil || len(groups) != 2 {
+		t.Errorf("the API of tenant 2 sees %+v, %v", groups, err)
+	}
+	groups := func(tenant int64) (is []string, all []deadletter.Group) {
+		t.Helper()
+		all, more, err := d.Groups(t.Context(), tenant)
+		if err != nil || more {
+			t.Fatal(err, more)
+		}
+		if err := d.CountGroups(t.Context(), tenant, all, time.Time{}); err != nil {
+			t.Fatal(err)
+		}
+		for _, g := range all {
+			if g.First.After(g.Last) || g.ID == "" || g.Consumer != "" {
+				t.Errorf("%+v", g)
+			}
+			is = append(is, fmt.Sprintf("%s %s: %s: %d, %d again", g.EventType, g.Cause, g.Error, g.Count, g.Again))
+		}
+		return is, all
+	}
+	is, all := groups(0)
+	if diff := cmp.Diff([]string{`created no stream "…": no stream "x": 1, 0 again`, "created message # is too large: message 3 is too large: 3, 0 again"}, is); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if is, _ := groups(1); !slices.Equal(is, []string{"created message # is too large: message 22 is too large: 2, 0 again"}) {
+		t.Errorf("of tenant 1: %q", is)
+	}
+	// A retry of the group takes all of it, and what comes back is known.
+	refused := errors.New("refused")
+	request := DLQRequest{DLQFilter: DLQFilter{Group: all[1].ID, TenantID: 1}, Limit: 10, Actor: "ann",
+		Within: func(context.Context, pgx.Tx, []DLQAction) error { return refused }}
+	if _, err := d.Retry(t.Context(), request); !errors.Is(err, refused) {
+		t.Errorf("%v", err)
+	}
+	request.Within = nil
+	did, err := d.Retry(t.Context(), request)
+	if err != nil || !slices.Equal(actedOn(did), []int64{events[0].OutboxID, events[1].OutboxID}) {
+		t.Fatalf("%+v, %v", did, err)
+	}
+	fail(did[0].NewID, "message 1 is too large")
+	if is, _ := groups(1); !slices.Equal(is, []string{"created message # is too large: message 1 is too large: 1, 1 again"}) {
+		t.Errorf("after a retry, of tenant 1: %q", is)
+	}
+	if m, err := d.Get(t.Context(), 1, did[0].NewID); err != nil || m.Retries != 1 || m.Group != all[1].ID {
+		t.Errorf("%+v, %v", m, err)
+	}
+}
+
+// TestAHundredThousandDeadMessagesAreGroupedInTime has groups that are large and many, and statistics from before them.
+func TestAHundredThousandDeadMessagesAreGroupedInTime(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	exec(t, pool, `INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts,
+		       event_id, inserted_at, slot, last_error, cause, dead_at)
+		SELECT g, CASE WHEN g % 20 < 10 THEN 1 ELSE 2 END, 'post', g, 'created', 1, jsonb_build_object('text', repeat('x', 300)), now(), now(), 11, gen_random_uuid(), now(), 0, 'e', CASE WHEN g % 200 = 0 THEN 'rare ' || g ELSE 'often' END, now()
+		  FROM generate_series(1, 100000) g`)
+	d := NewDLQ(pool, nil)
+	for _, tenant := range []int64{0, 1} {
+		start := time.Now()
+		all, _, err := d.Groups(t.Context(), tenant)
+		if err == nil {
+			err = d.CountGroups(t.Context(), tenant, all[:50], time.Time{})
+		}
+		if took := time.Since(start); err != nil || took > time.Second {
+			t.Errorf("tenant %d: %d groups in %s, %v", tenant, len(all), took, err)
+		}
+		if len(all) != 501 {
+			t.Errorf("tenant %d: %d groups, want 501", tenant, len(all))
+		}
 	}
 }

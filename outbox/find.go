@@ -30,6 +30,8 @@ type Found struct {
 	ProcessedAt time.Time
 	Attempts    int
 	LastError   string
+	InsertedAt  time.Time // written
+	DeadAt      time.Time // moved to the DLQ; zero elsewhere
 }
 
 // FindQuery says which events to find: by one of OutboxID, EventID, the aggregate, or the time alone.
@@ -49,10 +51,10 @@ type FindQuery struct {
 var ErrFindQuery = errors.New("outbox: find wants an id, an event id, an aggregate with its tenant, or a range of time")
 
 // findColumns of a table; the outbox and the DLQ lack some.
-func findColumns(where, processed, partition, seq string) string {
+func findColumns(where, processed, partition, seq, dead string) string {
 	return `'` + where + `', id, event_id::text, tenant_id, aggregate_type, aggregate_id, event_type, event_version::int,
        CASE WHEN @payload::boolean THEN payload::text END, occurred_at, coalesce(trace_id, ''), slot::int, ` + processed + `, ` + partition + `, coalesce(` + seq + `, 0),
-       attempts::int, coalesce(last_error, '')`
+       attempts::int, coalesce(last_error, ''), inserted_at, ` + dead
 }
 
 // ofType is a part of all filters.
@@ -67,10 +69,10 @@ const fromArchive, fromKept, fromDLQ, fromOutbox = ` FROM outbox_messages_archiv
 
 // The statements of Find: each meets the rows in the order of an index and stops at the limit. Locks: none.
 var (
-	archiveRow = `SELECT /* outbox.find */ ` + findColumns(InArchive, "processed_at", "partition", "stream_seq") + fromArchive
-	keptRow    = `SELECT /* outbox.find */ ` + findColumns(InArchive, "processed_at", "partition", "stream_seq") + fromKept
-	dlqRow     = `SELECT /* outbox.find */ ` + findColumns(InDLQ, "NULL::timestamptz", "NULL::int", "NULL::bigint") + fromDLQ
-	outboxRow  = `SELECT /* outbox.find */ ` + findColumns(InOutbox, "processed_at", "partition", "stream_seq") + fromOutbox
+	archiveRow = `SELECT /* outbox.find */ ` + findColumns(InArchive, "processed_at", "partition", "stream_seq", "NULL::timestamptz") + fromArchive
+	keptRow    = `SELECT /* outbox.find */ ` + findColumns(InArchive, "processed_at", "partition", "stream_seq", "NULL::timestamptz") + fromKept
+	dlqRow     = `SELECT /* outbox.find */ ` + findColumns(InDLQ, "NULL::timestamptz", "NULL::int", "NULL::bigint", "dead_at") + fromDLQ
+	outboxRow  = `SELECT /* outbox.find */ ` + findColumns(InOutbox, "processed_at", "partition", "stream_seq", "NULL::timestamptz") + fromOutbox
 	byID       = `id = @id` + findFilter + ` LIMIT @limit`
 	byEvent    = `event_id = @event_id::uuid` + findFilter + ` LIMIT @limit`
 	// An event tells the id that it got first (docs/adr/0010-outbox-archive.md), and idsOfEventSQL those that it got later. One id at a time: of a list of
@@ -163,11 +165,14 @@ func Find(ctx context.Context, pool *pgxpool.Pool, q FindQuery) ([]Found, error)
 
 func readFound(row pgx.CollectableRow) (f Found, err error) {
 	var payload *string
-	var processed *time.Time
+	var processed, dead *time.Time
 	var seq int64
 	var partition *int
 	err = row.Scan(&f.Where, &f.OutboxID, &f.ID, &f.TenantID, &f.AggregateType, &f.AggregateID, &f.Type, &f.Version, &payload, &f.OccurredAt,
-		&f.TraceParent, &f.Slot, &processed, &partition, &seq, &f.Attempts, &f.LastError)
+		&f.TraceParent, &f.Slot, &processed, &partition, &seq, &f.Attempts, &f.LastError, &f.InsertedAt, &dead)
+	if dead != nil {
+		f.DeadAt = *dead
+	}
 	if payload != nil {
 		f.Payload = []byte(*payload)
 	}

@@ -57,10 +57,15 @@ func TestStatements(t *testing.T) {
 		"unmark": ofTable(unmarkSQL, TableOutbox), "unmark in archive": ofTable(unmarkSQL, TableArchive),
 		"find by id": archiveRow + byID, "find by event": dlqRow + byEvent, "find by id and event": outboxRow + byIDAndEvent, "ids of event": idsOfEventSQL,
 		"find by aggregate": archiveRow + byAggregate, "find by aggregate in the DLQ": dlqRow + dlqByAggregate, "find by time": keptRow + byTime, "find by range": outboxRow + byIDRange,
+		"older": olderSQL, "archive of aggregate": archiveRow + olderOfAggregate, "DLQ of aggregate": dlqRow + olderOfAggregate, "waiting of aggregate": waitingOfAggregate, "probe sequence": probeSeqSQL,
+		"at sequence": outboxRow + bySeq, "actions on event": actionsOnEventSQL, "range of": rangeOfSQL, "lowest open": lowestOpenSQL,
 		"heartbeat": heartbeatSQL, "next heartbeat": nextHeartbeatSQL, "probe": probeSQL, "edges": edgesSQL, "lock holds": lockHoldsSQL,
 		"add hold": addHoldSQL, "list holds": listHoldsSQL, "release hold": releaseHoldSQL, "held": heldSQL, "held whole": heldWholeSQL, "held month": heldMonthSQL,
 		"walk archive": walkArchiveSQL, "any archived": anyArchivedSQL, "restore archive": restoreArchiveSQL, "canonical archive": canonicalArchiveSQL,
 	} {
 		t.Run(name, func(t *testing.T) { testkit.Prepare(t, pool, sql) })
+	}
+	for _, sql := range append(deadTable.Statements(), searchRows...) {
+		testkit.Prepare(t, pool, sql)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/deadletter"
 	"github.com/tidings/tidings/internal/postgres"
 )
 
@@ -162,9 +163,9 @@ UPDATE /* outbox.put_off */ outbox_messages m SET available_at = greatest(m.avai
 WITH taken AS (DELETE FROM outbox_messages WHERE id = @id AND delayed AND clock_timestamp() < @was::timestamptz RETURNING *),
 moved AS (
   INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
-         available_at, attempts, last_error, trace_id, event_id, inserted_at, slot)
+         available_at, attempts, last_error, trace_id, event_id, inserted_at, slot, cause, retries)
   SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
-         available_at, attempts, concat_ws('; ', last_error, 'killed by ' || @actor || ': ' || @reason), trace_id, event_id, inserted_at, slot FROM taken
+         available_at, attempts, concat_ws('; ', last_error, 'killed by ' || @actor || ': ' || @reason), trace_id, event_id, inserted_at, slot, @cause, ` + retriesSQL + ` FROM taken m
   RETURNING 1),` + notedSQL + `
 SELECT /* outbox.kill */ count(*) FROM noted`
 )
@@ -190,7 +191,8 @@ func kill(ctx context.Context, pool *pgxpool.Pool, id int64, actor, reason strin
 	}
 	did := 0
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, killSQL, pgx.StrictNamedArgs{"id": id, "was": was, "actor": actor, "action": "kill", "reason": reason}).Scan(&did)
+		return tx.QueryRow(ctx, killSQL, pgx.StrictNamedArgs{"id": id, "was": was, "actor": actor, "action": "kill", "reason": reason,
+			"cause": deadletter.Cause("killed: " + reason)}).Scan(&did)
 	})
 	if err == nil && did == 0 {
 		return whyNot(ctx, pool, id, false)

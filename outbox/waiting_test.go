@@ -120,7 +120,7 @@ func TestAKillThatARelayOvertakesTakesNothing(t *testing.T) {
 
 	was := scalar[time.Time](t, pool, `SELECT now()`) // message 2 waits on by now, and was due before the second transaction began
 	var did int
-	if err := pool.QueryRow(t.Context(), killSQL, pgx.StrictNamedArgs{"id": 2, "was": was, "actor": "ann", "action": "kill", "reason": "no"}).Scan(&did); err != nil || did != 0 {
+	if err := pool.QueryRow(t.Context(), killSQL, pgx.StrictNamedArgs{"id": 2, "was": was, "actor": "ann", "action": "kill", "reason": "no", "cause": "c"}).Scan(&did); err != nil || did != 0 {
 		t.Errorf("a kill of a message that a relay may have claimed took %d, %v", did, err)
 	}
 	if got := scalar[int](t, pool, `SELECT count(*)::int FROM outbox_messages_dlq`); got != 0 {

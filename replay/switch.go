@@ -82,9 +82,9 @@ const dropDeadLettersSQL = `DELETE /* replay.drop_dead_letters */ FROM consumer_
 // Index: consumer_dead_letters_aggregate_idx.   Locks: none but the new rows.
 const takeDeadLettersSQL = `
 INSERT /* replay.take_dead_letters */ INTO consumer_dead_letters
-       (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type, event_version, headers, payload, error, dead_at)
+       (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type, event_version, headers, payload, error, dead_at, cause, retries)
 SELECT @live, s.stream_seq, s.partition_key, s.tenant_id, s.aggregate_type, s.aggregate_id, s.event_id, s.event_type, s.event_version, s.headers, s.payload,
-       s.error, s.dead_at
+       s.error, s.dead_at, s.cause, s.retries
   FROM {shadow}.consumer_dead_letters s
  WHERE s.consumer_name = @shadow
    AND NOT EXISTS (SELECT FROM consumer_dead_letters l WHERE l.consumer_name = @live AND l.tenant_id = s.tenant_id

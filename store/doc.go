@@ -9,7 +9,7 @@
 //	Create      (none) ──▶ ACTIVE v1        NONE, or PENDING in a premoderated thread
 //	Edit        ACTIVE ──▶ ACTIVE           while NONE, APPROVED or PENDING
 //	Delete      ACTIVE ──▶ DELETED          final; the row, its body and its replies stay
-//	Moderate    any ──▶ APPROVED, HIDDEN or REMOVED, while ACTIVE: an axis of its own
+//	Moderate    any ──▶ APPROVED, HIDDEN, REMOVED or PENDING, while ACTIVE: an axis of its own
 //	SetThreads  (none) ──▶ v1 ──▶ v2 ...    versions are kept (package versioned)
 //
 // The write functions take slices of one tenant's writes and return one outcome per item: an item that is refused does not

@@ -142,7 +142,7 @@ type ChildModeration struct {
 	Meta
 	ID        string // a UUID in lower case
 	IfVersion int64  // the version that the moderator saw, or AnyVersion
-	State     string // event.ModerationApproved, event.ModerationHidden or event.ModerationRemoved
+	State     string // event.ModerationApproved, event.ModerationHidden or event.ModerationRemoved; or event.ModerationPending, to wait for a moderator
 	Reason    string // why, for the event and the history: see ValidReason
 }
 
@@ -168,7 +168,7 @@ UPDATE /* store.child_moderate */ {{.Table}} c
    AND c.author_state = 'ACTIVE' AND c.moderation_state <> h.value
 RETURNING ` + childColumns
 
-// ModerateChildren approves, hides or removes comments, whatever moderation state they have: approving undoes what moderation did. The
+// ModerateChildren approves, hides or removes children or has them wait for a moderator, whatever moderation state they have: approving undoes what moderation did. The
 // outcome's error is ErrNotFound, a *StaleError or a *StateError: what its author withdrew is not moderated. The state that the
 // child has changes nothing and makes no event, whatever the reason. The event has the reason; the truth does not keep it.
 func (s *Store) ModerateChildren(ctx context.Context, tenant int64, k kinds.Child, moderations []ChildModeration) ([]ChildOutcome, error) {
@@ -184,7 +184,7 @@ func (s *Store) moderate(ctx context.Context, tenant int64, k *childKind, modera
 			changes[i].err = fmt.Errorf("%w: nobody moderates a %s", ErrInvalid, k.Kind)
 		}
 		switch m.State {
-		case event.ModerationApproved, event.ModerationHidden, event.ModerationRemoved:
+		case event.ModerationApproved, event.ModerationHidden, event.ModerationRemoved, event.ModerationPending:
 		default:
 			changes[i].err = fmt.Errorf("%w: moderation state %.80q", ErrInvalid, m.State)
 		}

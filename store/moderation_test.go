@@ -58,7 +58,7 @@ func TestModeration(t *testing.T) {
 		}
 	}
 	for name, m := range map[string]store.ChildModeration{
-		"a state that moderators do not give": {State: event.ModerationPending},
+		"a state that moderators do not give": {State: event.ModerationNone},
 		"a state that is none":                {State: "hidden"},
 		"a reason too long":                   {State: event.ModerationHidden, Reason: strings.Repeat("é", 501)},
 		"a reason with a line break":          {State: event.ModerationHidden, Reason: "a\nb"},
@@ -78,6 +78,9 @@ func TestModeration(t *testing.T) {
 	if out := f.moderation(t, waiting.ID, 1, event.ModerationApproved, ""); !out.Changed || !out.Child.Visible() {
 		t.Errorf("approve what waits: %+v", out)
 	}
+	if out := f.moderation(t, waiting.ID, 2, event.ModerationPending, "a rule reports it"); !out.Changed || out.Child.State() != "pending" || out.Child.Body != "let me in" {
+		t.Errorf("report what everybody sees: %+v", out)
+	}
 
 	var got []string
 	for _, e := range f.events(t) {
@@ -87,6 +90,7 @@ func TestModeration(t *testing.T) {
 	}
 	want := []string{
 		"1 v2 HIDDEN tester spam ", "1 v3 APPROVED tester <nil> words", "1 v4 REMOVED tester law ", "2 v2 APPROVED tester <nil> let me in",
+		"2 v3 PENDING tester a rule reports it let me in",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)

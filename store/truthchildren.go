@@ -80,10 +80,10 @@ func ScanObjects(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, after *
 	return scan(ctx, pool, s.sql(scanObjectsSQL), after, limit, s.placeArgs, (*childState).state)
 }
 
-// ScanObject is ScanObjects of one object; of a threaded kind behind a path, "" for the first one.
-func ScanObject(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, tenant, object int64, after string) iter.Seq2[*State[event.Child], error] {
+// ScanObject is ScanObjects of one object, behind a path, or behind an id where the kind has no threads; "" for the first one.
+func ScanObject(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, tenant, object int64, after string, limit int) iter.Seq2[*State[event.Child], error] {
 	s := shapeOf(k)
-	return scan(ctx, pool, s.sql(scanObjectSQL), &State[event.Child]{tenant, event.Child{Parent: event.ID(object), Path: after}}, 0, s.placeArgs, (*childState).state)
+	return scan(ctx, pool, s.sql(scanObjectSQL), &State[event.Child]{tenant, event.Child{Parent: event.ID(object), Path: after, ID: after}}, limit, s.placeArgs, (*childState).state)
 }
 
 func (s childShape) placeArgs(after *State[event.Child]) pgx.StrictNamedArgs {
@@ -111,6 +111,36 @@ func GetChildren(ctx context.Context, q querier, tenant int64, k kinds.Child, re
 		all = append(all, s.state())
 	}
 	return all, nil
+}
+
+// ReadChildren returns the children of the kind with these ids that the tenant has, by id, as Store.GetChild does: with the bodies of those that nobody sees. It reads as q may.
+func ReadChildren(ctx context.Context, q querier, tenant int64, k kinds.Child, ids []string) (map[string]event.Child, error) {
+	rows, err := shapeOf(k).get(ctx, q, tenant, ids)
+	if err != nil {
+		return nil, err
+	}
+	all := make(map[string]event.Child, len(rows))
+	for id, r := range rows {
+		all[id] = r.wire()
+	}
+	return all, nil
+}
+
+// countChildrenSQL counts children of one object, archived or not, up to a number on each side.
+// Index: as scanObjectSQL, one range each.   Locks: none.
+const countChildrenSQL = `
+SELECT /* store.count_children */ count(*), count(*) FILTER (WHERE author_state = 'ACTIVE' AND moderation_state IN ('NONE', 'APPROVED')) FROM (
+  (SELECT author_state, moderation_state FROM {{.Table}} WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint LIMIT @most::bigint)
+   UNION ALL
+  (SELECT author_state, moderation_state FROM {{.Archive}} WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint LIMIT @most::bigint)) c`
+
+// CountChildren returns how many children of the kind an object has, and how many of them everybody sees. From most on there may be more, up to twice as many are counted. It reads as
+// pool may. Cost: two index ranges of at most most rows.
+func CountChildren(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, tenant, object int64, most int) (total, visible int64, err error) {
+	if err = pool.QueryRow(ctx, shapeOf(k).sql(countChildrenSQL), pgx.StrictNamedArgs{"tenant": tenant, "object": object, "most": most}).Scan(&total, &visible); err != nil {
+		return 0, 0, fmt.Errorf("count the %s of %d of tenant %d: %w", k.Plural, object, tenant, err)
+	}
+	return total, visible, nil
 }
 
 // ChildEvent is the state as an event, as if it had just been written. It is on no stream and has neither id nor sequence.

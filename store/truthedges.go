@@ -72,6 +72,21 @@ func GetEdges(ctx context.Context, q querier, tenant int64, k kinds.Edge, refs [
 	return all, nil
 }
 
+// countEdgesFromSQL counts the active ones of an object's first edges.
+// Index: edges_KIND_pkey, one range.   Locks: none.
+const countEdgesFromSQL = `
+SELECT /* store.count_edges_from */ count(*), count(*) FILTER (WHERE status = 'ACTIVE')
+  FROM (SELECT status FROM {edges} WHERE tenant_id = @tenant::bigint AND from_id = @object::bigint LIMIT @most::bigint) e`
+
+// CountEdgesFrom returns how many of an object's edges of the kind are active, among the first most; exact is false where it may have more. It reads as pool may.
+func CountEdgesFrom(ctx context.Context, pool *pgxpool.Pool, k kinds.Edge, tenant, object int64, most int) (active int64, exact bool, err error) {
+	var walked int
+	if err = pool.QueryRow(ctx, edgesOf(k.Name, countEdgesFromSQL), pgx.StrictNamedArgs{"tenant": tenant, "object": object, "most": most}).Scan(&walked, &active); err != nil {
+		return 0, false, fmt.Errorf("count the %s from %d of tenant %d: %w", k.Plural, object, tenant, err)
+	}
+	return active, walked < most, nil
+}
+
 // Counts are how many active edges of a kind come to an object and go out from it.
 type Counts struct {
 	TenantID, ID       int64

@@ -45,7 +45,7 @@ var rules = []rule{
 		may: []string{"store", "tokens", "kinds", "contracts", "outbox", "projections", "projections/*", "versioned", "event", "internal/postgres", "internal/tracing",
 			"consumers"}}, // how far a projection has come, for as_of
 	{pkg: "console", libs: []string{pgx, nats}, // it reads as the CLI does, and hands pools and the connection to those who do (TestTheConsoleHasNoSQL)
-		may: []string{"audit", "store", "tokens", "kinds", "versioned", "outbox", "coldstore", "consumers", "projections", "projections/*", "replay", "erasure", "migrations", "event", "internal/*"}},
+		may: []string{"audit", "store", "tokens", "kinds", "versioned", "outbox", "coldstore", "consumers", "deadletters", "projections", "projections/*", "replay", "erasure", "migrations", "event", "internal/*"}},
 	{pkg: "audit", libs: []string{pgx}},
 	{pkg: "store", may: []string{"kinds", "outbox", "versioned", "event", "internal/postgres", "internal/tracing"}, libs: []string{pgx}},
 	{pkg: "tokens", may: []string{"store", "internal/postgres"}, libs: []string{pgx}}, // store: what a name may be
@@ -55,10 +55,11 @@ var rules = []rule{
 	{pkg: "event"},                          // the wire contract knows nobody
 	{pkg: "client", may: []string{"event"}}, // in the programs of others
 	{pkg: "client/clienttest", may: []string{"client", "cmd/tidings/cli", "kinds", "tokens", "internal/pglocal", "internal/postgres"}, libs: []string{pgx}}, // runs `tidings dev` for tests of others
-	{pkg: "outbox", may: []string{"event", "internal/postgres"}, libs: []string{pgx}},
+	{pkg: "outbox", may: []string{"event", "internal/deadletter", "internal/postgres"}, libs: []string{pgx}},
+	{pkg: "deadletters", may: []string{"outbox", "consumers", "internal/deadletter", "internal/postgres"}, libs: []string{pgx}},
 	{pkg: "coldstore", may: []string{"outbox", "event", "internal/postgres"}, libs: []string{pgx, blob}},
 	{pkg: "relay", may: []string{"outbox", "event", "internal/lease", "internal/broker", "internal/heartbeat", "internal/tracing"}, libs: []string{nats, pgx}}, // pgx: it hands the pool to outbox
-	{pkg: "consumers", may: []string{"kinds", "event", "internal/lease", "internal/broker", "internal/heartbeat", "internal/postgres", "internal/tracing"}, libs: []string{pgx, nats}},
+	{pkg: "consumers", may: []string{"kinds", "event", "internal/lease", "internal/broker", "internal/heartbeat", "internal/postgres", "internal/tracing", "internal/deadletter"}, libs: []string{pgx, nats}},
 	{pkg: "subscribe", may: []string{"consumers", "kinds", "migrations", "event", "internal/lease", "internal/broker", "internal/postgres", "internal/tracing"}, libs: []string{pgx, nats}}, // the face of consumers for others
 	{pkg: "replay", may: []string{"kinds", "consumers", "projections", "migrations", "outbox", "event", "internal/lease", "internal/broker", "internal/postgres"}, libs: []string{pgx, nats}},
 	{pkg: "erasure", may: []string{"kinds", "store", "outbox", "consumers", "projections", "event", "internal/broker", "internal/postgres"},
@@ -75,6 +76,7 @@ var rules = []rule{
 	{pkg: "internal/status", may: []string{"outbox", "relay", "consumers", "internal/*"}, libs: []string{pgx, nats}},
 	{pkg: "internal/upkeep", may: []string{"coldstore", "outbox", "store", "kinds", "versioned", "projections/history", "internal/*"}, libs: []string{pgx}},
 	{pkg: "internal/doctor", may: []string{"coldstore", "outbox", "migrations", "internal/*"}, libs: []string{pgx, nats}},
+	{pkg: "internal/erase", may: []string{"erasure", "coldstore", "replay", "internal/*"}, libs: []string{pgx}},
 	{pkg: "internal/verify", may: []string{"store", "kinds", "versioned", "outbox", "relay", "consumers", "projections", "event", "internal/*"}, libs: []string{pgx, nats}},
 	{pkg: "internal/broker", may: []string{"event"}, libs: []string{nats, srv}}, // event says on which subjects; the only one that knows the server
 	{pkg: "internal/heartbeat", may: []string{"event"}},

@@ -27,6 +27,8 @@ CREATE TABLE consumer_pauses (
 
 -- consumer_dead_letters: poison events, and the later events of the same aggregate, with their payload. Within a partition the
 -- ids are in the order of the stream, and of one stream after another: they are given under the lock of the partition's offset.
+--   cause     error without what differs from event to event (package internal/deadletter); group_id names the letters of a consumer, type and cause
+--   retries   how often a retry failed
 CREATE TABLE consumer_dead_letters (
   id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   consumer_name  text        NOT NULL,
@@ -41,7 +43,10 @@ CREATE TABLE consumer_dead_letters (
   headers        jsonb       NOT NULL,
   payload        bytea       NOT NULL,
   error          text        NOT NULL,
-  dead_at        timestamptz NOT NULL DEFAULT now()
+  dead_at        timestamptz NOT NULL DEFAULT now(),
+  cause          text        NOT NULL DEFAULT '',
+  retries        integer     NOT NULL DEFAULT 0,
+  group_id       uuid        NOT NULL GENERATED ALWAYS AS (md5(consumer_name || E'\n' || event_type || E'\n' || cause)::uuid) STORED
 );
 
 -- consumer_dead_letter_actions: who retried or discarded which dead letter, and why. A row with an error is a retry that failed
@@ -82,4 +87,6 @@ CREATE TABLE IF NOT EXISTS lease_members (
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_cost_delay = 0);
 
 CREATE INDEX consumer_dead_letters_aggregate_idx ON consumer_dead_letters (consumer_name, tenant_id, aggregate_type, aggregate_id, id);
+CREATE INDEX consumer_dead_letters_group_idx ON consumer_dead_letters (group_id, dead_at, id) INCLUDE (retries);
+CREATE INDEX consumer_dead_letters_tenant_group_idx ON consumer_dead_letters (tenant_id, group_id, dead_at, id) INCLUDE (retries);
 CREATE INDEX consumer_dead_letter_actions_tenant_event_idx ON consumer_dead_letter_actions (tenant_id, event_id);

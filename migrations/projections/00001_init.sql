@@ -143,6 +143,29 @@ CREATE TABLE IF NOT EXISTS retention_cursors (
   moved_at     timestamptz NOT NULL DEFAULT now()
 );
 
+-- consumer_dead_letter_operations: retries and discards of many dead letters; as outbox_dlq_operations of the truth, where the columns are explained. A retry
+-- counts the aggregates whose first letter it takes as seen, and their letters as done.
+CREATE TABLE consumer_dead_letter_operations (
+  operation_id uuid        PRIMARY KEY,
+  tenant_id    bigint      NOT NULL CHECK (tenant_id >= 0),
+  action       text        NOT NULL CHECK (action IN ('retry', 'discard')),
+  filter       jsonb       NOT NULL,
+  actor        text        NOT NULL CHECK (actor <> ''),
+  reason       text        NOT NULL DEFAULT '',
+  requested_at timestamptz NOT NULL DEFAULT now(),
+  total        bigint      NOT NULL,
+  seen         bigint      NOT NULL DEFAULT 0,
+  done         bigint      NOT NULL DEFAULT 0,
+  failed       bigint      NOT NULL DEFAULT 0,
+  after_id     bigint      NOT NULL DEFAULT 0,
+  worker       text        NOT NULL DEFAULT '',
+  lease_until  timestamptz NOT NULL DEFAULT '-infinity',
+  worked_at    timestamptz,
+  finished_at  timestamptz,
+  stopped_by   text        NOT NULL DEFAULT '',
+  last_error   text        NOT NULL DEFAULT ''
+);
+
 -- ==== Indexes ====
 
 -- The kind comes behind the id that it goes with, wherever nobody reads all of a kind: an insertion compares keys of fixed width first, and a key's
@@ -162,10 +185,13 @@ CREATE INDEX child_lists_oldest_idx ON child_lists (tenant_id, kind, object_id, 
 CREATE INDEX child_lists_author_idx ON child_lists (tenant_id, kind, created_year, author_id, created_at, child_id) WHERE visible;
 -- The condition keeps the writer's probes by path off it, which are to find one index that begins with tenant, kind and object.
 CREATE INDEX child_lists_slug_idx ON child_lists (tenant_id, kind, object_id, slug) WHERE slug IS NOT NULL;
-CREATE INDEX child_lists_pending_idx ON child_lists (tenant_id, kind, created_at, child_id)
-  WHERE moderation_state = 'PENDING' AND author_state = 'ACTIVE';
-CREATE INDEX child_lists_pending_object_idx ON child_lists (tenant_id, kind, object_id, created_at, child_id)
-  WHERE moderation_state = 'PENDING' AND author_state = 'ACTIVE';
+-- What moderators look at: children that their authors left and nobody sees. A child that everybody sees has no entries here.
+CREATE INDEX child_lists_moderated_idx ON child_lists (tenant_id, kind, moderation_state, created_at, child_id) WHERE author_state = 'ACTIVE' AND NOT visible;
+CREATE INDEX child_lists_moderated_object_idx ON child_lists (tenant_id, kind, moderation_state, object_id, created_at, child_id) WHERE author_state = 'ACTIVE' AND NOT visible;
+CREATE INDEX child_lists_moderated_author_idx ON child_lists (tenant_id, kind, moderation_state, author_id, created_at, child_id) WHERE author_state = 'ACTIVE' AND NOT visible;
+CREATE INDEX consumer_dead_letter_operations_unfinished_idx ON consumer_dead_letter_operations (requested_at) WHERE finished_at IS NULL;
+CREATE INDEX consumer_dead_letter_operations_requested_idx ON consumer_dead_letter_operations (requested_at);
+CREATE INDEX consumer_dead_letter_operations_group_idx ON consumer_dead_letter_operations ((filter ->> 'group'), requested_at);
 CREATE UNIQUE INDEX projection_kinds_head_idx ON projection_kinds (tenant_id, name) WHERE version_state IN ('LATEST', 'DELETED');
 
 -- ==== Roles ====
@@ -199,7 +225,7 @@ END $$;
 DO $$
 DECLARE t text;
 BEGIN
-  FOREACH t IN ARRAY ARRAY['consumer_dead_letters', 'consumer_dead_letter_actions', 'projection_kinds'] LOOP
+  FOREACH t IN ARRAY ARRAY['consumer_dead_letters', 'consumer_dead_letter_actions', 'consumer_dead_letter_operations', 'projection_kinds'] LOOP
     EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', t);
     EXECUTE format($p$CREATE POLICY tenant ON %I TO tidings_api
       USING (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)
@@ -221,12 +247,12 @@ GRANT SELECT ON projection_kinds, consumer_pauses TO tidings_consumer;
 GRANT SELECT, INSERT ON consumer_dead_letters TO tidings_consumer;
 GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_offsets, leases, lease_members TO tidings_consumer;
 GRANT SELECT ON projection_kinds TO tidings_api;
-GRANT SELECT, INSERT, UPDATE ON projection_kinds TO tidings_system;
+GRANT SELECT, INSERT, UPDATE ON projection_kinds, consumer_dead_letter_operations TO tidings_system;
 GRANT SELECT, INSERT ON consumer_dead_letter_actions TO tidings_system; -- an audit: nobody changes it
 GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_pauses TO tidings_system;
 GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_offsets, consumer_dead_letters, leases, lease_members, retention_cursors TO tidings_system;
 
-GRANT SELECT ON consumer_offsets, consumer_pauses, consumer_dead_letters, consumer_dead_letter_actions, leases, lease_members, projection_kinds,
+GRANT SELECT ON consumer_offsets, consumer_pauses, consumer_dead_letters, consumer_dead_letter_actions, consumer_dead_letter_operations, leases, lease_members, projection_kinds,
   retention_cursors, tidings_consumers_migrations, tidings_projections_migrations TO tidings_reader;
 
 -- ==== Functions ====
@@ -259,7 +285,8 @@ SELECT open_read_table(t) FROM unnest(ARRAY['edge_lists', 'edge_shards', 'edge_c
 -- deleted: no event brings those back, and nobody misses them. They come with their keys, indexes, policies and rights. It returns false when they are
 -- there, and changes nothing.
 --   keys    the members of the object that name an entity of the kind, of one type, bigint or uuid
---   author  whether there is an index by the member author_id, of entities as they are, for `tidings history author`
+--   author  whether there are indexes by the member author_id, of entities as they are, for `tidings history author`; and of the versions that
+--           moderators may have made, for the audit of their decisions
 -- +goose StatementBegin
 CREATE FUNCTION make_history(kind text, keys text[], type text, author boolean) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
@@ -299,6 +326,7 @@ BEGIN
   IF author THEN
     EXECUTE format($c$CREATE INDEX %I ON %I (tenant_id, ((object ->> 'author_id')::bigint), %s) WHERE version_state = 'LATEST'$c$,
       history || '_author_idx', history, columns);
+    EXECUTE format($c$CREATE INDEX %I ON %I (tenant_id, version_id) WHERE object ->> 'moderation_state' <> 'NONE'$c$, history || '_moderated_idx', history);
   END IF;
   FOREACH t IN ARRAY ARRAY[history, purged] LOOP
     EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', t);

@@ -284,6 +284,8 @@ CREATE TABLE outbox_ranges (
 
 -- outbox_messages_dlq: given up after too many attempts; kept until somebody retries or discards it. The tenant index stands here and on the
 -- archive, not on the outbox, where it would cost a third of the relay's speed.
+--   cause     last_error without what differs from event to event (package internal/deadletter); group_id names the messages of a type and cause
+--   retries   how often the event was retried from the DLQ before
 CREATE TABLE outbox_messages_dlq (
   id             bigint      PRIMARY KEY,
   tenant_id      bigint      NOT NULL,
@@ -300,7 +302,10 @@ CREATE TABLE outbox_messages_dlq (
   event_id       uuid        NOT NULL UNIQUE,
   inserted_at    timestamptz NOT NULL,
   slot           smallint    NOT NULL,
-  dead_at        timestamptz NOT NULL DEFAULT now()
+  dead_at        timestamptz NOT NULL DEFAULT now(),
+  cause          text        NOT NULL DEFAULT '',
+  retries        integer     NOT NULL DEFAULT 0,
+  group_id       uuid        NOT NULL GENERATED ALWAYS AS (md5(event_type || E'\n' || cause)::uuid) STORED
 );
 
 -- outbox_dlq_actions: who took what out of the DLQ, and why. Rows are added and never changed. A discarded message's payload is
@@ -320,6 +325,45 @@ CREATE TABLE outbox_dlq_actions (
   new_id         bigint,
   reason         text        NOT NULL DEFAULT '',
   CONSTRAINT outbox_dlq_actions_new_id_check CHECK ((action = 'retry') = (new_id IS NOT NULL))
+);
+
+-- outbox_dlq_operations: retries and discards of many messages of the DLQ, as far as they have come (package deadletters). A slice acts and moves the row in one transaction.
+-- The projections have such a table for the dead letters of consumers. Rows are kept: they say what was done to a group before.
+--   tenant_id    whose messages it takes; 0: of all tenants
+--   filter       which ones; what died since requested_at is never among them
+--   total        how many there were; seen of them were acted on, done were taken away, and failed could not be
+--   after_id     the last one that was seen
+--   worker       who works on it, until lease_until; then anybody else does
+CREATE TABLE outbox_dlq_operations (
+  operation_id uuid        PRIMARY KEY,
+  tenant_id    bigint      NOT NULL CHECK (tenant_id >= 0),
+  action       text        NOT NULL CHECK (action IN ('retry', 'discard')),
+  filter       jsonb       NOT NULL,
+  actor        text        NOT NULL CHECK (actor <> ''),
+  reason       text        NOT NULL DEFAULT '',
+  requested_at timestamptz NOT NULL DEFAULT now(),
+  total        bigint      NOT NULL,
+  seen         bigint      NOT NULL DEFAULT 0,
+  done         bigint      NOT NULL DEFAULT 0,
+  failed       bigint      NOT NULL DEFAULT 0,
+  after_id     bigint      NOT NULL DEFAULT 0,
+  worker       text        NOT NULL DEFAULT '',
+  lease_until  timestamptz NOT NULL DEFAULT '-infinity',
+  worked_at    timestamptz,
+  finished_at  timestamptz,
+  stopped_by   text        NOT NULL DEFAULT '',
+  last_error   text        NOT NULL DEFAULT ''
+);
+
+-- dead_letter_notes: what somebody wrote about a group of dead letters (group_id of outbox_messages_dlq or of consumer_dead_letters), for a tenant, or for
+-- operators (tenant 0).
+CREATE TABLE dead_letter_notes (
+  tenant_id  bigint      NOT NULL CHECK (tenant_id >= 0),
+  group_id   uuid        NOT NULL,
+  note       text        NOT NULL CHECK (note <> ''),
+  actor      text        NOT NULL CHECK (actor <> ''),
+  written_at timestamptz NOT NULL DEFAULT now(),
+  PRIMARY KEY (tenant_id, group_id)
 );
 
 -- outbox_messages_archive: the ranges of the past. It has the outbox's columns, because its partitions are the outbox's of before.
@@ -514,6 +558,11 @@ CREATE INDEX outbox_messages_held_idx ON outbox_messages (tenant_id, aggregate_t
 CREATE INDEX outbox_messages_dlq_attempts_idx ON outbox_messages_dlq (attempts);
 CREATE INDEX outbox_messages_dlq_tenant_aggregate_idx ON outbox_messages_dlq (tenant_id, aggregate_type, aggregate_id);
 CREATE INDEX outbox_messages_dlq_occurred_idx ON outbox_messages_dlq (occurred_at, id);
+CREATE INDEX outbox_messages_dlq_group_idx ON outbox_messages_dlq (group_id, dead_at, id) INCLUDE (retries);
+CREATE INDEX outbox_messages_dlq_tenant_group_idx ON outbox_messages_dlq (tenant_id, group_id, dead_at, id) INCLUDE (retries);
+CREATE INDEX outbox_dlq_operations_unfinished_idx ON outbox_dlq_operations (requested_at) WHERE finished_at IS NULL;
+CREATE INDEX outbox_dlq_operations_requested_idx ON outbox_dlq_operations (requested_at);
+CREATE INDEX outbox_dlq_operations_group_idx ON outbox_dlq_operations ((filter ->> 'group'), requested_at);
 CREATE INDEX outbox_dlq_actions_event_idx ON outbox_dlq_actions (event_id);
 -- The archive has no index but its key: attaching a range would build it, with the outbox locked. outbox_range_index adds what a range is
 -- found by, once it is there.
@@ -563,7 +612,7 @@ DO $$
 DECLARE t text;
 BEGIN
   FOREACH t IN ARRAY ARRAY['edges', 'children', 'child_keys', 'children_archive', 'archived_threads', 'threads', 'threads_purged', 'kinds', 'archive_settings', 'api_tokens',
-                           'outbox_messages', 'outbox_messages_dlq', 'outbox_dlq_actions', 'outbox_messages_archive', 'outbox_messages_kept', 'outbox_archive_holds', 'edge_removals', 'erasures', 'operator_acts'] LOOP
+                           'outbox_messages', 'outbox_messages_dlq', 'outbox_dlq_actions', 'outbox_messages_archive', 'outbox_messages_kept', 'outbox_archive_holds', 'edge_removals', 'erasures', 'outbox_dlq_operations', 'dead_letter_notes', 'operator_acts'] LOOP
     EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', t);
     EXECUTE format($p$CREATE POLICY tenant ON %I TO tidings_api
       USING (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)
@@ -622,6 +671,8 @@ GRANT SELECT, INSERT, UPDATE ON outbox_requeued TO tidings_system;
 GRANT SELECT, INSERT, UPDATE ON outbox_archive_holds, job_runs TO tidings_system;
 GRANT SELECT, INSERT, UPDATE ON edge_removals TO tidings_system;
 GRANT SELECT, INSERT, UPDATE ON erasures TO tidings_system;
+GRANT SELECT, INSERT, UPDATE ON outbox_dlq_operations TO tidings_system;
+GRANT SELECT, INSERT, UPDATE, DELETE ON dead_letter_notes TO tidings_system;
 GRANT SELECT, INSERT, UPDATE (finished_at, outcome, failed) ON operator_acts TO tidings_system; -- an audit: nobody changes what was done by whom, and why
 -- An export begins where the streams stand, and is over when an erasure has begun: the API sees that much and no more.
 GRANT SELECT (tenant_id, runs, finished_at) ON erasures TO tidings_api;
@@ -642,7 +693,8 @@ GRANT SELECT (id, event_id, slot, delayed) ON outbox_messages TO tidings_writer;
 
 GRANT SELECT ON edges, children, child_kinds, child_keys, children_archive, archived_threads, child_archive_walk, threads, threads_purged, kinds, archive_settings,
   outbox_messages, outbox_messages_dlq, outbox_dlq_actions, outbox_ranges, outbox_messages_archive, outbox_messages_kept, outbox_requeued, outbox_archive_holds,
-  outbox_archive_exports, outbox_partitions, leases, lease_members, job_runs, retention_cursors, edge_removals, erasures, operator_acts, tidings_truth_migrations TO tidings_reader;
+  outbox_archive_exports, outbox_partitions, leases, lease_members, job_runs, retention_cursors, edge_removals, erasures, operator_acts, outbox_dlq_operations, dead_letter_notes,
+  tidings_truth_migrations TO tidings_reader;
 -- Not the hashes: nobody who looks at rows needs them, and whoever has one can tell whether a token that was found somewhere is it.
 GRANT SELECT (tenant_id, name, roles, created_at, expires_at, revoked_at, replaced_at, rate_read, rate_write, change) ON api_tokens TO tidings_reader;
 

@@ -105,7 +105,7 @@ func (p Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool,
 		err := projections.Compare(projections.Of(store.ScanEdges(ctx, truth, k, nil, 0), wanted(k)), edges(ctx, projection, k.Name, edgeRow{}, 0), (*edgeRow).compare,
 			func(want, got *edgeRow) {
 				checked++
-				c.edge(want, got)
+				beside(k, want, got).Report(report)
 			})
 		if err != nil {
 			return checked, fmt.Errorf("verify edges of %s: %w", k.Name, err)
@@ -131,30 +131,32 @@ type comparison struct {
 	report func(projections.Difference)
 }
 
-func (c comparison) edge(want, got *edgeRow) {
-	present := want
-	if want == nil {
-		present = got
+// beside is an edge on both sides, either of which may be nil.
+func beside(k kinds.Edge, want, got *edgeRow) projections.Beside {
+	of := cmp.Or(want, got)
+	return projections.SideBySide(projections.Difference{
+		Projection: Name, TenantID: of.TenantID, Entity: fmt.Sprintf("%s %d/%d", k.Name, of.From, of.To),
+		Key: projections.Key{Type: k.Name, TenantID: of.TenantID, Aggregate: of.To, Other: of.From},
+	}, want, got, fieldsOf)
+}
+
+func fieldsOf(want, got *edgeRow) []projections.Field {
+	at := func(t time.Time) string { return t.UTC().Format(event.TimeFormat) }
+	all := []projections.Field{
+		projections.Compared("version", want.Version, got.Version),
+		projections.Compared("active", want.Active, got.Active),
+		projections.Compared("positioned_at", at(want.PositionedAt), at(got.PositionedAt)),
+		projections.Compared("filter", orNone(want.Filter), orNone(got.Filter)),
 	}
-	about := projections.Difference{
-		Projection: Name, TenantID: present.TenantID, Entity: fmt.Sprintf("%s %d/%d", c.kind.Name, present.From, present.To),
-		Key: projections.Key{Type: c.kind.Name, TenantID: present.TenantID, Aggregate: present.To, Other: present.From},
+	attributes := projections.Field{Name: "attributes", Want: string(want.Attributes), Got: string(got.Attributes)}
+	if sameJSON(want.Attributes, got.Attributes) {
+		attributes.Got = attributes.Want
 	}
-	differ := func(field string, want, got any) { about.Differ(c.report, field, want, got) }
-	if want == nil || got == nil {
-		differ("row", projections.Present(want != nil), projections.Present(got != nil))
-		return
-	}
-	differ("version", want.Version, got.Version)
-	differ("active", want.Active, got.Active)
-	differ("positioned_at", want.PositionedAt.UTC().Format(event.TimeFormat), got.PositionedAt.UTC().Format(event.TimeFormat))
-	differ("filter", orNone(want.Filter), orNone(got.Filter))
-	if !sameJSON(want.Attributes, got.Attributes) {
-		differ("attributes", string(want.Attributes), string(got.Attributes))
-	}
+	shard := projections.Field{Name: "shard_id", Want: fmt.Sprint(got.ShardID), Got: fmt.Sprint(got.ShardID)}
 	if got.ShardID < 0 || got.ShardID >= got.Shards {
-		differ("shard_id", fmt.Sprintf("0 to %d", got.Shards-1), fmt.Sprint(got.ShardID))
+		shard.Want = fmt.Sprintf("0 to %d", got.Shards-1)
 	}
+	return append(all, attributes, shard)
 }
 
 // counts names them as the kind does: followers and following.

@@ -124,16 +124,20 @@ func compareHead(kind string, want, got *headRow, report func(projections.Differ
 	if want == nil && got.Deleted {
 		return // gone in both
 	}
-	present := want
-	if want == nil {
-		present = got
-	}
+	besideHead(kind, want, got).Report(report)
+}
+
+// besideHead is an entity's last version on both sides, either of which may be nil.
+func besideHead(kind string, want, got *headRow) projections.Beside {
+	present := cmp.Or(want, got)
 	key := projections.Key{Type: kind, TenantID: present.TenantID, Aggregate: cmp.Or(present.To, present.Object), Other: present.From, Child: present.Child}
-	about := projections.Difference{Projection: Name, TenantID: present.TenantID, Entity: entity(key), Key: key, Record: want == nil || got != nil && got.Version >= want.Version}
-	if want == nil || got == nil {
-		about.Differ(report, "row", projections.Present(want != nil), projections.Present(got != nil))
-		return
+	record := want == nil || got != nil && got.Version >= want.Version
+	return projections.SideBySide(projections.Difference{Projection: Name, TenantID: present.TenantID, Entity: entity(key), Key: key, Record: record}, want, got, fieldsOf)
+}
+
+func fieldsOf(want, got *headRow) []projections.Field {
+	return []projections.Field{
+		projections.Compared("version", want.Version, got.Version),
+		projections.Compared("deleted", want.Deleted, got.Deleted),
 	}
-	about.Differ(report, "version", want.Version, got.Version)
-	about.Differ(report, "deleted", want.Deleted, got.Deleted)
 }

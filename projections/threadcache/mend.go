@@ -206,7 +206,7 @@ func (p Projection) make(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, m 
 		events, ids = events[:0], ids[:0]
 		return err
 	}
-	for s, err := range store.ScanObject(ctx, truth, m.kind, m.tenant, m.id, after) {
+	for s, err := range store.ScanObject(ctx, truth, m.kind, m.tenant, m.id, after, 0) {
 		if err != nil {
 			return "", err
 		}

@@ -256,43 +256,6 @@ func ByAuthor(ctx context.Context, tx pgx.Tx, kind string, author int64, after *
 	return page, nil
 }
 
-// pendingSQL is one page of what waits for a moderator.
-// Index: child_lists_pending_idx, one range.   Locks: none.
-const pendingSQL = `
-SELECT /* threadcache.pending */ ` + fields + `
-  FROM child_lists
- WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND moderation_state = 'PENDING' AND author_state = 'ACTIVE'
-   AND (created_at, child_id) > (@created_at::timestamptz, @child_id::uuid)
- ORDER BY created_at, child_id
- LIMIT @limit`
-
-// pendingOfObjectSQL is the same of one object.
-// Index: child_lists_pending_object_idx, one range.   Locks: none.
-const pendingOfObjectSQL = `
-SELECT /* threadcache.pending_of_object */ ` + fields + `
-  FROM child_lists
- WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object AND moderation_state = 'PENDING' AND author_state = 'ACTIVE'
-   AND (created_at, child_id) > (@created_at::timestamptz, @child_id::uuid)
- ORDER BY created_at, child_id
- LIMIT @limit`
-
-// Pending returns up to limit children that wait for a moderator, the one that has waited longest first, behind after; from the
-// first when it is nil. object is 0 for those of all objects. The transaction's tenant is set. Cost: one index range of limit rows.
-func Pending(ctx context.Context, tx pgx.Tx, kind string, object int64, after *Key, limit int) ([]event.Child, error) {
-	sql, args := pendingSQL, pgx.StrictNamedArgs{"kind": kind, "limit": limit, "created_at": any("-infinity"), "child_id": zeroID}
-	if object != 0 {
-		sql, args["object"] = pendingOfObjectSQL, object
-	}
-	if after != nil {
-		args["created_at"], args["child_id"] = after.CreatedAt, after.ChildID
-	}
-	page, err := collect(ctx, tx, sql, args)
-	if err != nil {
-		return nil, fmt.Errorf("read %d pending children: %w", limit, err)
-	}
-	return page, nil
-}
-
 // Summary is a thread in numbers.
 type Summary struct {
 	Visible int64      // children that everybody sees

@@ -140,7 +140,7 @@ func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := context.Background()
 	for i, sql := range []string{
-		oldestSQL, newestSQL, skipOldestSQL, skipNewestSQL, threadedSQL, byIDSQL, bySlugSQL, byAuthorSQL, pendingSQL, pendingOfObjectSQL, summarySQL,
+		oldestSQL, newestSQL, skipOldestSQL, skipNewestSQL, threadedSQL, byIDSQL, bySlugSQL, byAuthorSQL, moderatedAllSQL, moderatedObjectSQL, moderatedAuthorSQL, moderatedAuthorInSQL, waitingSQL, summarySQL,
 		readSettingsSQL, settingsSQL, childrenSQL, descendantsSQL, countsSQL, splitBucketsSQL, splitGroupsSQL, totalsSQL,
 		threadRowsSQL, flatRowsSQL, countedSQL, settingsRowsSQL,
 		heldSQL, redactSQL, aggregatesSQL, readAggregatesSQL, dropChildrenSQL, reachedSQL,
@@ -287,14 +287,8 @@ func (m *model) compare(ctx context.Context, tx pgx.Tx, limit int) error {
 	if err := same("threaded", m.threaded(""), all, err); err != nil {
 		return err
 	}
-	waiting := m.chronological(func(c event.Child) bool { return c.State() == "pending" })
-	for _, post := range []int64{0, 5} {
-		all, err := walk(func(last *event.Child) ([]event.Child, error) {
-			return Pending(ctx, tx, "comment", post, keyOf(last), limit)
-		}, limit)
-		if err := same("pending", waiting, all, err); err != nil {
-			return err
-		}
+	if err := m.compareModerated(ctx, tx, limit); err != nil {
+		return err
 	}
 	for _, author := range []event.ID{1, 2} {
 		want := slices.DeleteFunc(m.newest(), func(c event.Child) bool { return c.AuthorID != author })
@@ -314,6 +308,34 @@ func (m *model) compare(ctx context.Context, tx pgx.Tx, limit int) error {
 		return err
 	}
 	return m.compareTables(ctx, tx)
+}
+
+// compareModerated reads what moderators look at.
+func (m *model) compareModerated(ctx context.Context, tx pgx.Tx, limit int) error {
+	for _, state := range []string{event.ModerationPending, event.ModerationHidden, event.ModerationRemoved} {
+		for _, of := range []Moderated{{State: state}, {State: state, Object: 5}, {State: state, Author: 2}, {State: state, Author: 2, Object: 5}, {State: state, Object: 6}} {
+			want := m.chronological(func(c event.Child) bool {
+				return c.AuthorState == event.AuthorActive && c.ModerationState == state && (of.Author == 0 || int64(c.AuthorID) == of.Author) && of.Object != 6
+			})
+			all, err := walk(func(last *event.Child) ([]event.Child, error) { return of.Page(ctx, tx, "comment", keyOf(last), limit) }, limit)
+			if err := same(fmt.Sprintf("%+v", of), want, all, err); err != nil {
+				return err
+			}
+			n, err := of.Count(ctx, tx, "comment", 3)
+			if err != nil || n != min(len(want), 3) {
+				return fmt.Errorf("%+v are %d, %w, not %d", of, n, err, len(want))
+			}
+		}
+	}
+	var want []Waiting
+	if waiting := m.chronological(func(c event.Child) bool { return c.State() == "pending" }); len(waiting) > 0 {
+		want = []Waiting{{5, len(waiting), waiting[0].CreatedAt.Time, Settings{m.settings.Locked, m.settings.Premoderate, m.settings.Title, m.settings.Version}}}
+	}
+	got, err := WaitingThreads(ctx, tx, "comment", 0, limit)
+	if diff := gocmp.Diff(want, got, cmpopts.EquateEmpty()); err != nil || diff != "" {
+		return fmt.Errorf("threads that wait: %v (-want +got):\n%s", err, diff)
+	}
+	return nil
 }
 
 // compareAt reads what begins at one comment, whatever its state.

@@ -118,7 +118,7 @@ func (p Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool,
 }
 
 func verifyKind(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child, report func(projections.Difference)) (checked int64, err error) {
-	f, n := fold{kind: k, report: report}, counting{kind: k, report: report}
+	f, n := fold{kind: k, visit: func(b projections.Beside) { b.Report(report) }}, counting{kind: k, report: report}
 	next, stop := iter.Pull2(projections.Rows[countedRow](ctx, projection, countedSQL, pgx.StrictNamedArgs{"kind": k.Name}))
 	defer stop()
 	n.next = next
@@ -147,16 +147,16 @@ func verifyKind(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Ch
 // fold takes the children in the order of their threads. The stack holds the ancestors of the last one: a child is finished,
 // its visible descendants known, when something comes that is not below it.
 type fold struct {
-	kind   kinds.Child
-	report func(projections.Difference)
-	stack  []open
+	kind  kinds.Child
+	visit func(projections.Beside)
+	stack []open
 }
 
 type open struct{ want, got *childRow } // want.VisibleDescendants grows
 
 func (f *fold) add(want, got *childRow) {
 	if want == nil {
-		f.differ(got, "row", projections.Present(false), projections.Present(true))
+		f.visit(beside(f.kind, nil, got))
 		return
 	}
 	f.finish(want)
@@ -180,50 +180,57 @@ func (f *fold) finish(next *childRow) {
 				parent.VisibleDescendants++
 			}
 		}
-		f.compare(w, top.got)
+		f.visit(beside(f.kind, w, top.got))
 	}
 }
 
-func (f *fold) compare(want, got *childRow) {
-	if got == nil {
-		f.differ(want, "row", projections.Present(true), projections.Present(false))
-		return
-	}
+// beside is a child of the kind on both sides, either of which may be nil.
+func beside(k kinds.Child, want, got *childRow) projections.Beside {
+	of := cmp.Or(want, got)
+	return projections.SideBySide(projections.Difference{
+		Projection: Name, TenantID: of.TenantID, Entity: fmt.Sprintf("%s %s of %s %d", k.Name, of.ChildID, k.Parent, of.ObjectID),
+		Key: projections.Key{Type: k.Name, TenantID: of.TenantID, Aggregate: of.ObjectID, Child: of.ChildID},
+	}, want, got, fieldsOf)
+}
+
+func fieldsOf(want, got *childRow) []projections.Field {
 	at := func(t time.Time) string { return t.UTC().Format(event.TimeFormat) }
-	for _, c := range []struct {
-		field     string
-		want, got any
-	}{
-		{"child_id", want.ChildID, got.ChildID},
-		{"parent_id", want.ParentID, got.ParentID},
-		{"slug", want.Slug, got.Slug},
-		{"author_id", want.AuthorID, got.AuthorID},
-		{"author_state", want.AuthorState, got.AuthorState},
-		{"moderation_state", want.ModerationState, got.ModerationState},
-		{"version", want.Version, got.Version},
-		{"created_at", at(want.CreatedAt), at(got.CreatedAt)},
-		{"updated_at", at(want.UpdatedAt), at(got.UpdatedAt)},
-		{"visible", want.Visible, got.Visible},
-		{"visible_descendants", want.VisibleDescendants, got.VisibleDescendants},
-		{"shown", want.Shown, got.Shown},
-	} {
-		if c.want != c.got {
-			f.differ(want, c.field, fmt.Sprint(c.want), fmt.Sprint(c.got))
-		}
-	}
-	if string(want.Attributes) != string(event.OneForm(got.Attributes)) { // like a body
-		f.differ(want, "attributes", fmt.Sprintf("%d bytes", len(want.Attributes)), fmt.Sprintf("another %d bytes", len(event.OneForm(got.Attributes))))
-	}
-	if want.Body != got.Body { // a body is nobody's to print
-		f.differ(want, "body", fmt.Sprintf("%d bytes", len(want.Body)), fmt.Sprintf("another %d bytes", len(got.Body)))
+	attributes := string(event.OneForm(got.Attributes))
+	return []projections.Field{
+		projections.Compared("child_id", want.ChildID, got.ChildID),
+		projections.Compared("parent_id", want.ParentID, got.ParentID),
+		projections.Compared("slug", want.Slug, got.Slug),
+		projections.Compared("author_id", want.AuthorID, got.AuthorID),
+		projections.Compared("author_state", want.AuthorState, got.AuthorState),
+		projections.Compared("moderation_state", want.ModerationState, got.ModerationState),
+		projections.Compared("version", want.Version, got.Version),
+		projections.Compared("created_at", at(want.CreatedAt), at(got.CreatedAt)),
+		projections.Compared("updated_at", at(want.UpdatedAt), at(got.UpdatedAt)),
+		projections.Compared("visible", want.Visible, got.Visible),
+		projections.Compared(visibleDescendants, want.VisibleDescendants, got.VisibleDescendants),
+		projections.Compared(shown, want.Shown, got.Shown),
+		projections.Compared("attributes", size{len(want.Attributes), false}, size{len(attributes), string(want.Attributes) != attributes}), // like a body
+		projections.Compared("body", size{len(want.Body), false}, size{len(got.Body), want.Body != got.Body}),
 	}
 }
 
-func (f *fold) differ(of *childRow, field, want, got string) {
-	f.report(projections.Difference{
-		Projection: Name, TenantID: of.TenantID, Entity: fmt.Sprintf("%s %s of %s %d", f.kind.Name, of.ChildID, f.kind.Parent, of.ObjectID), Field: field, Want: want, Got: got,
-		Key: projections.Key{Type: f.kind.Name, TenantID: of.TenantID, Aggregate: of.ObjectID, Child: of.ChildID},
-	})
+// The fields that a child has from those below it.
+const (
+	visibleDescendants = "visible_descendants"
+	shown              = "shown"
+)
+
+// size stands for a text: a body is nobody's to print.
+type size struct {
+	bytes   int
+	another bool // than the truth's
+}
+
+func (s size) String() string {
+	if s.another {
+		return fmt.Sprintf("another %d bytes", s.bytes)
+	}
+	return fmt.Sprintf("%d bytes", s.bytes)
 }
 
 // countedRow is what the projection counts of an object: its children, the visible ones of a bucket or group, which begins at At and ID, or those
@@ -399,12 +406,19 @@ func verifySettings(ctx context.Context, set *kinds.Set, truth, projection *pgxp
 		},
 		func(want, got *settingsRow) {
 			of := cmp.Or(want, got)
-			want, got = cmp.Or(want, &settingsRow{}), cmp.Or(got, &settingsRow{}) // what is absent is nothing
-			about := projections.Difference{Projection: Name, TenantID: of.TenantID, Entity: fmt.Sprintf("thread of %s %d", set.Children[of.Kind].Parent, of.ObjectID),
-				Key: projections.Key{Type: event.AggregateThread, TenantID: of.TenantID, Aggregate: of.ObjectID, Kind: of.Kind}}
-			about.Differ(report, "locked", want.Locked, got.Locked)
-			about.Differ(report, "premoderated", want.Premoderated, got.Premoderated)
-			about.Differ(report, "title", want.Title, got.Title)
-			about.Differ(report, "settings version", want.Version, got.Version)
+			besideSettings(set.Children[of.Kind], cmp.Or(want, &settingsRow{TenantID: of.TenantID, ObjectID: of.ObjectID, Kind: of.Kind}), cmp.Or(got, &settingsRow{})).Report(report)
 		})
+}
+
+// besideSettings is what is set for a thread on both sides; what is absent is nothing.
+func besideSettings(k kinds.Child, want, got *settingsRow) projections.Beside {
+	return projections.SideBySide(projections.Difference{Projection: Name, TenantID: want.TenantID, Entity: fmt.Sprintf("thread of %s %d", k.Parent, want.ObjectID),
+		Key: projections.Key{Type: event.AggregateThread, TenantID: want.TenantID, Aggregate: want.ObjectID, Kind: want.Kind}}, want, got, func(want, got *settingsRow) []projections.Field {
+		return []projections.Field{
+			projections.Compared("locked", want.Locked, got.Locked),
+			projections.Compared("premoderated", want.Premoderated, got.Premoderated),
+			projections.Compared("title", want.Title, got.Title),
+			projections.Compared("settings version", want.Version, got.Version),
+		}
+	})
 }

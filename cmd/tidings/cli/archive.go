@@ -219,6 +219,14 @@ func (p Process) planJobs(ctx context.Context, list []jobs.Job, asJSON bool) err
 
 // withoutJobs calls fn while no job runs anywhere. It waits for the one that does, and says so on stderr.
 func (p Process) withoutJobs(ctx context.Context, truth *pgxpool.Pool, name string, fn func(ctx context.Context, h *jobs.Hold) error) error {
+	if err := p.sayWhoHasJobs(ctx, truth); err != nil {
+		return err
+	}
+	return jobs.WithLease(ctx, truth, name, fn)
+}
+
+// sayWhoHasJobs says on stderr for whom the caller is going to wait.
+func (p Process) sayWhoHasJobs(ctx context.Context, truth *pgxpool.Pool) error {
 	holders, err := lease.Holders(ctx, truth, jobs.Kind)
 	if err != nil {
 		return err
@@ -226,7 +234,7 @@ func (p Process) withoutJobs(ctx context.Context, truth *pgxpool.Pool, name stri
 	for _, h := range holders {
 		fmt.Fprintf(p.Stderr, "Waiting for %s, which has the lease of the archiver's jobs. A job leaves the lease to others after ten minutes; the export of a large range takes longer.\n", h.Owner)
 	}
-	return jobs.WithLease(ctx, truth, name, fn)
+	return nil
 }
 
 // runJobs runs jobs one after the other. Each takes its lease anew, and again when its run has had its time, so that others get their turn.

@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/coldstore"
-	"github.com/tidings/tidings/erasure"
 	"github.com/tidings/tidings/internal/jobs"
 	"github.com/tidings/tidings/internal/upkeep"
 	"github.com/tidings/tidings/outbox"
@@ -310,29 +308,4 @@ func (c cold) holdMonth(ctx context.Context, month time.Time, actor string) erro
 	}
 	_, err = outbox.AddHold(ctx, c.truth, outbox.ArchiveHold{From: month, To: month, Reason: "restored", CreatedBy: actor})
 	return err
-}
-
-// redactCold is the erasure's part in the exports.
-func redactCold(truth *pgxpool.Pool, fence coldstore.Fence) func(context.Context, erasure.ColdRequest) (erasure.ColdReport, error) {
-	return func(ctx context.Context, c erasure.ColdRequest) (erasure.ColdReport, error) {
-		s := coldstore.New(truth, "", fence, nil, nil)
-		var failed error
-		redact := func(row *coldstore.Row) bool {
-			payload, off, err := c.Redact(row.AggregateType, row.EventType, row.Payload)
-			failed = errors.Join(failed, err)
-			if payload == nil || err != nil {
-				return false
-			}
-			if row.Payload = payload; off {
-				row.StreamSeq = nil // its message has left the stream, as the table's row says then
-			}
-			return true
-		}
-		do := s.Redact
-		if c.Look {
-			do = s.Look
-		}
-		r, err := do(ctx, c.TenantID, c.Person, redact)
-		return erasure.ColdReport{Rows: r.Rows, Unread: r.Unread}, errors.Join(err, failed, s.Close())
-	}
 }

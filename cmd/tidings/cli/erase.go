@@ -12,9 +12,8 @@ import (
 
 	"github.com/tidings/tidings/cmd/internal/fleet"
 	"github.com/tidings/tidings/erasure"
-	"github.com/tidings/tidings/internal/jobs"
+	"github.com/tidings/tidings/internal/erase"
 	"github.com/tidings/tidings/kinds"
-	"github.com/tidings/tidings/replay"
 	"github.com/tidings/tidings/store"
 )
 
@@ -123,25 +122,15 @@ func (p Process) erase(ctx context.Context, data string, o erasure.Options) (rep
 	if err != nil {
 		return report, err
 	}
-	deps := erasure.Deps{Truth: y.Truth, Projections: y.Projections, Kinds: now, Fleet: fleet.Projections(func() *kinds.Set { return now }), JetStream: y.JetStream, Broker: y.Broker}
-	deps.Cold = redactCold(y.Truth, nil)
+	deps := erase.Deps{Deps: erasure.Deps{Truth: y.Truth, Projections: y.Projections, Kinds: now, Fleet: fleet.Projections(func() *kinds.Set { return now }), JetStream: y.JetStream, Broker: y.Broker},
+		ProjectionsURL: s.ProjectionsDatabaseURL, Postgres: s.Postgres}
 	if o.DryRun {
-		return erasure.Run(ctx, deps, o)
+		return erase.Run(ctx, deps, o)
 	}
-	err = p.withoutJobs(ctx, y.Truth, "erase", func(ctx context.Context, h *jobs.Hold) (err error) {
-		x, err := replay.Exclude(ctx, replay.Deps{URL: s.ProjectionsDatabaseURL, Postgres: s.Postgres}, deps.Fleet...)
-		if errors.Is(err, replay.ErrRunning) {
-			return fmt.Errorf("%w: %w", erasure.ErrUnfinished, err)
-		}
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, x.Close(ctx)) }()
-		deps.Fence, deps.Excluded, deps.Cold = h.Fence, x.Check, redactCold(y.Truth, h.Fence)
-		report, err = erasure.Run(ctx, deps, o)
-		return err
-	})
-	return report, err
+	if err := p.sayWhoHasJobs(ctx, y.Truth); err != nil {
+		return report, err
+	}
+	return erase.Run(ctx, deps, o)
 }
 
 func (p Process) printErasure(r erasure.Report) error {

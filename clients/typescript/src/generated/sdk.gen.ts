@@ -104,9 +104,9 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Approve, hide or remove a comment
+     * Approve, hide or remove a comment, or hold it for a moderator
      *
-     * Approving undoes what moderation did. The state that the comment has changes nothing: 200 with the same version, and no event. What its author deleted stays deleted. Needs the role `moderate`.
+     * Approving undoes what moderation did. `pending` puts the comment into the list of what waits: a rule reports it so. The state that the comment has changes nothing: 200 with the same version, and no event. What its author deleted stays deleted. Needs the role `moderate`.
      */
     public moderateComment<ThrowOnError extends boolean = true>(options: Options<ModerateCommentData, ThrowOnError>): RequestResult<ModerateCommentResponses, ModerateCommentErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).put<ModerateCommentResponses, ModerateCommentErrors, ThrowOnError, 'data'>({

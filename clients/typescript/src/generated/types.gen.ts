@@ -1217,7 +1217,7 @@ export type ModerateInputBody = {
      * Why, for the event and the history: at most 1000 bytes of UTF-8 without control characters.
      */
     reason?: string;
-    state: 'approved' | 'hidden' | 'removed';
+    state: 'approved' | 'hidden' | 'removed' | 'pending';
 };
 
 export type MutualList = {

@@ -1,0 +1,175 @@
+//go:build browser
+
+package console_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/chromedp/cdproto/cdp"
+	cdppage "github.com/chromedp/cdproto/page"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/store"
+)
+
+// moderationPages are those of browserPages that moderators and inspectors see.
+func moderationPages(h *harness) []browserPage {
+	return []browserPage{
+		{path: "/console/moderation?tenant=7", says: "reported", who: h.Tokens.Moderator, shot: "console-moderation"},
+		{path: "/console/moderation", says: "Bodies are for tokens", who: h.Tokens.TenantReader},
+		{path: "/console/moderation?list=removed", says: "is removed", who: h.Tokens.TenantModerator},
+		{path: "/console/moderation?author=1&object=5", says: "Decide on all", who: h.Tokens.TenantModerator},
+		{path: "/console/moderation", says: "Choose a tenant", who: h.Tokens.Moderator},
+		{path: "/console/moderation-threads", says: "premoderated", who: h.Tokens.TenantModerator},
+		{path: "/console/decisions", says: "spam-rule", who: h.Tokens.TenantReader},
+		{path: "/console/act/thread.settings?kind=comment&object=5", says: "Switches", who: h.Tokens.TenantModerator},
+		{path: "/console/inspect", says: "Nothing is chosen", who: h.Tokens.Admin},
+		{path: "/console/inspect?tenant=7&kind=comment&id=5", says: "differs", who: h.Tokens.Admin, shot: "console-inspector"},
+		{path: "/console/archive", says: "Ranges of the outbox", who: h.Tokens.Admin, shot: "console-archive"},
+		{path: "/console/erasure", says: "not finished", who: h.Tokens.Admin, shot: "console-erasure"},
+		{path: "/console/act/erasure.start", says: "for good", who: h.Tokens.Admin},
+		{path: "/console/inspect?tenant=7&kind=user&id=1", says: "followers", who: h.Tokens.Admin},
+	}
+}
+
+// sampleModeration fills the queue, and makes the projection differ.
+func (h *harness) sampleModeration(t *testing.T) (held []string) {
+	t.Helper()
+	d := &desk{harness: h, store: store.New(h.db.Pool(t, postgres.RoleAPI), nil)}
+	d.settings(t, store.ThreadSettings{Object: 5, Premoderated: true, Title: "Questions to the author"})
+	held = d.write(t, 5, 1, "May I translate this?", "A first comment, which waits.", "And a third one.")
+	seen := d.write(t, 6, 2, "Buy followers here: example.com", "A quiet comment.")
+	d.report(t, seen[0], event.ModerationPending, "a link in the first comment of an account")
+	if out, err := d.store.PutEdges(t.Context(), tenant, kinds.Builtin().Edges["follow"], []store.EdgeWrite{{Meta: store.Meta{Actor: "ann"}, From: 2, To: 1}}); err != nil || out[0].Err != nil {
+		t.Fatal(err, out)
+	}
+	d.deliver(t)
+	d.exec(t, `UPDATE child_lists SET version = 9 WHERE child_id = '`+held[1]+`'`)
+	d.exec(t, `INSERT INTO erasures (tenant_id, author_id, requested_by, reason, counts) VALUES (7, 42, 'ann', 'ticket 17', '{"children": 3, "outbox": 7}')`)
+	d.exec(t, `INSERT INTO outbox_archive_holds (tenant_id, reason, created_by) VALUES (7, 'a dispute', 'ann')`)
+	return append(held, seen...)
+}
+
+// TestTheQueueIsWorkedByKeys decides, holds back and undoes without a mouse.
+func TestTheQueueIsWorkedByKeys(t *testing.T) {
+	h := start(t)
+	ids := h.sampleModeration(t)
+	d := &desk{harness: h, store: store.New(h.db.Pool(t, postgres.RoleAPI), nil)}
+	b := h.browser(t, chromium(t), h.Tokens.TenantModerator, look{})
+	b.keys("g")
+	b.keys("m")
+	b.waits("May I translate this?")
+	here := func() string {
+		return eval[string](b, `(document.querySelector(".item.here") || {dataset: {}}).dataset.item || ""`)
+	}
+	says := func(text string) {
+		t.Helper()
+		b.until(`document.getElementById("moderated").innerText.includes("` + text + `")`)
+	}
+	b.keys("a")
+	says("Select an item first")
+	b.keys("j")
+	b.keys("j")
+	b.keys("k")
+	if got := here(); got != ids[0] {
+		t.Errorf("j, j and k lead to %q, want %q", got, ids[0])
+	}
+	b.keys("a")
+	says("Give a reason first")
+	b.keys("a good question" + kb.Enter) // the focus went to the reason
+	b.keys("a")
+	says("Approved 1 comment")
+	if got := here(); got != ids[1] {
+		t.Errorf("then %q is next, want %q", got, ids[1])
+	}
+	b.keys("s")
+	b.keys("j")
+	b.keys("s")
+	b.keys("x")
+	says("Hid 2 comments")
+	b.keys("u")
+	says("Put back among what waits 2 comments")
+	b.keys("u")
+	says("Put back among what waits 1 comment.")
+	b.keys("g")
+	b.keys("x") // no page: not a decision either
+	b.keys("d")
+	says("Removed 1 comment")
+	got := strings.Join(d.states(t, ids...), ", ")
+	if want := "removed 4, pending 3, pending 3, pending 2, visible 1"; got != want {
+		t.Errorf("the comments are %s, want %s", got, want)
+	}
+	b.keys("r")
+	b.until(`document.readyState === "complete" && document.querySelectorAll(".item").length === 3`)
+	b.accessible("the queue")
+	events := 0
+	if err := h.pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE event_type = 'moderated' AND payload ->> 'actor' = 'max' AND payload ->> 'reason' <> ''`).Scan(&events); err != nil || events != 7 {
+		t.Errorf("%d events of max, %v: want 7", events, err)
+	}
+}
+
+// TestADecisionOfEachSortInTheBrowser is a phone's, and a desktop's without JavaScript.
+func TestADecisionOfEachSortInTheBrowser(t *testing.T) {
+	c := chromium(t)
+	for _, l := range []look{{Phone: true}, {NoScript: true}} {
+		h := start(t)
+		ids := h.sampleModeration(t)
+		d := &desk{harness: h, store: store.New(h.db.Pool(t, postgres.RoleAPI), nil)}
+		b := h.browser(t, c, h.Tokens.TenantModerator, l)
+		b.open("/console/moderation")
+		b.run(chromedp.Click(chromedp.CSS(`[data-item="`+ids[3]+`"] input`)), chromedp.SendKeys(chromedp.CSS("#reason"), "spam"), chromedp.Click(chromedp.CSS(`button[value=remove]`)))
+		if l.NoScript {
+			b.run(chromedp.WaitVisible(chromedp.CSS("#outcome")))
+			b.click("Back")
+			b.run(chromedp.WaitVisible(chromedp.CSS(".items")))
+		} else {
+			b.waits("Removed 1 comment")
+		}
+		b.open("/console/moderation?author=1")
+		b.act("Decide on all that match")
+		b.run(chromedp.WaitVisible(chromedp.CSS("#outcome .badge.ok")))
+		b.open("/console/inspect?kind=comment&id=" + ids[4])
+		b.act("Decide")
+		b.run(chromedp.WaitVisible(chromedp.CSS("#outcome .badge.ok")))
+		b.open("/console/inspect?kind=comment&id=6")
+		b.click("Settings")
+		b.run(chromedp.Click(chromedp.CSS(`input[value=locked]`)), chromedp.SendKeys(chromedp.CSS("#reason"), "enough"), chromedp.Submit(chromedp.CSS("#reason")), chromedp.WaitVisible(chromedp.CSS("#outcome .badge.ok")))
+		if got, want := strings.Join(d.states(t, ids...), ", "), "visible 2, visible 2, visible 2, removed 3, visible 2"; got != want {
+			t.Errorf("%s: the comments are %s, want %s", l, got, want)
+		}
+		if s, err := d.store.GetThread(t.Context(), tenant, comment, 6); err != nil || !s.Locked {
+			t.Errorf("%s: the thread is %+v, %v", l, s, err)
+		}
+		amy := h.browser(t, c, h.Tokens.TenantAdmin, l)
+		d.deliver(t)
+		d.exec(t, `UPDATE child_lists SET version = 9 WHERE child_id = '`+ids[0]+`'`)
+		amy.open("/console/inspect?kind=comment&id=" + ids[0])
+		amy.act("Mend")
+		amy.run(chromedp.WaitVisible(chromedp.CSS("#outcome .badge.ok")))
+		amy.click("Back")
+		amy.run(chromedp.WaitVisible(chromedp.CSS(".beside .badge.ok")), chromedp.WaitNotPresent(chromedp.CSS(".differs")))
+	}
+}
+
+// TestNothingThatIsModeratedRunsInTheBrowser opens what people wrote where it would run if anything did: the policy is off, so that escaping alone is tested.
+func TestNothingThatIsModeratedRunsInTheBrowser(t *testing.T) {
+	d := openDesk(t)
+	ids := d.plant(t)
+	b := d.browser(t, chromium(t), d.Tokens.TenantModerator, look{})
+	b.run(chromedp.Func(func(ctx context.Context, t *chromedp.Target) error {
+		_, err := cdp.Call(ctx, t, cdppage.SetBypassCSP, cdppage.SetBypassCSPParams{Enabled: true})
+		return err
+	}))
+	b.expect("status of 4") // a query that is not valid
+	for _, path := range hostile(ids) {
+		b.open(path)
+		b.until(`document.readyState === "complete"`)
+		b.untouched(path)
+	}
+}

@@ -1,0 +1,372 @@
+package deadletters
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/outbox"
+)
+
+const (
+	leaseFor     = 30 * time.Second // a process that is silent for so long has lost the operation
+	lookEvery    = 5 * time.Second  // for operations that nobody works on
+	outboxSlice  = 200              // messages that a transaction moves: a retry copies their payloads
+	lettersSlice = 50               // letters that one look at those of consumers returns
+)
+
+// Desk works on dead letters. It is safe for concurrent use, by any number of processes.
+type Desk struct {
+	sources   map[string]source
+	truth     *pgxpool.Pool
+	dlq       *outbox.DLQ
+	letters   *consumers.DeadLetters
+	worker    string
+	lease     time.Duration
+	log       *slog.Logger
+	at        func(step string) error // a test's: an error ends the slice there
+	completed func(Operation)
+}
+
+// source is where an operation's letters are.
+type source struct {
+	ledger
+	count func(ctx context.Context, o Operation) (int64, error)
+	slice func(ctx context.Context, o Operation) (Operation, error)
+}
+
+// New returns a Desk. The pools are of the truth and of the projections, and act as the system role; dlq and letters are on them. It starts nothing.
+func New(truth, projections *pgxpool.Pool, dlq *outbox.DLQ, letters *consumers.DeadLetters, log *slog.Logger) *Desk {
+	d := &Desk{truth: truth, dlq: dlq, letters: letters, worker: rand.Text(), lease: leaseFor, log: log.With("component", "dead-letters"), at: func(string) error { return nil },
+		completed: func(Operation) {}}
+	d.sources = map[string]source{
+		Outbox:    {ledger{Outbox, truth, "outbox_dlq_operations"}, d.countMessages, d.sliceMessages},
+		Consumers: {ledger{Consumers, projections, "consumer_dead_letter_operations"}, d.countLetters, d.sliceLetters},
+	}
+	return d
+}
+
+// OnCompleted has Run call fn with each operation that it has finished. It is called before Run.
+func (d *Desk) OnCompleted(fn func(Operation)) { d.completed = fn }
+
+func (d *Desk) sourceOf(name string) (source, error) {
+	s, ok := d.sources[name]
+	if !ok {
+		return s, fmt.Errorf("deadletters: there is no source %q", name)
+	}
+	return s, nil
+}
+
+// Start notes an operation, which Work or Run works off. With the id of one that exists it returns that one.
+func (d *Desk) Start(ctx context.Context, o Operation) (Operation, error) {
+	s, err := d.sourceOf(o.Source)
+	if err != nil {
+		return Operation{}, err
+	}
+	total, err := s.count(ctx, o)
+	if err != nil {
+		return Operation{}, err
+	}
+	if _, err := s.pool.Exec(ctx, s.sql(startSQL), pgx.StrictNamedArgs{"id": o.ID, "tenant": o.TenantID, "action": o.Action, "filter": o.Filter, "actor": o.Actor,
+		"reason": o.Reason, "total": total}); err != nil {
+		return Operation{}, fmt.Errorf("start operation %s on %d dead letters: %w", o.ID, total, err)
+	}
+	return s.get(ctx, o.ID)
+}
+
+// Count returns how many letters an operation would count as its Total. It reads them all.
+func (d *Desk) Count(ctx context.Context, o Operation) (int64, error) {
+	s, err := d.sourceOf(o.Source)
+	if err != nil {
+		return 0, err
+	}
+	return s.count(ctx, o)
+}
+
+// Get returns an operation of the tenant, of any when it is 0, or ErrNotFound.
+func (d *Desk) Get(ctx context.Context, tenant int64, source, id string) (Operation, error) {
+	s, err := d.sourceOf(source)
+	if err != nil {
+		return Operation{}, ErrNotFound
+	}
+	o, err := s.get(ctx, id)
+	if err == nil && tenant != 0 && o.TenantID != tenant {
+		return Operation{}, ErrNotFound
+	}
+	return o, err
+}
+
+// List returns the latest operations of the tenant, of all when it is 0: on a group, or without one on any letters.
+func (d *Desk) List(ctx context.Context, tenant int64, group string, limit int) (all []Operation, err error) {
+	for _, s := range d.sources {
+		some, err := s.list(ctx, tenant, group, limit)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, some...)
+	}
+	slices.SortFunc(all, func(a, b Operation) int { return cmp.Or(b.Requested.Compare(a.Requested), cmp.Compare(a.ID, b.ID)) })
+	return all[:min(len(all), limit)], nil
+}
+
+// Stop ends an operation early; what it has done remains done. ErrFinished reports one that had ended.
+func (d *Desk) Stop(ctx context.Context, tenant int64, source, id, actor string) error {
+	if _, err := d.Get(ctx, tenant, source, id); err != nil {
+		return err
+	}
+	s := d.sources[source]
+	tag, err := s.pool.Exec(ctx, s.sql(stopSQL), pgx.StrictNamedArgs{"id": id, "tenant": tenant, "actor": actor})
+	if err != nil {
+		return fmt.Errorf("stop operation %s: %w", id, err)
+	}
+	if tag.RowsAffected() == 0 {
+		return ErrFinished
+	}
+	return nil
+}
+
+// Work works off an operation until it has ended, and calls progress after each slice. While another process works on it, it waits. When ctx ends it leaves the rest to
+// others and returns the context's error with the operation as it is. Errors of a database end it too; Run tries again.
+func (d *Desk) Work(ctx context.Context, sourceName, id string, progress func(Operation)) (Operation, error) {
+	s, err := d.sourceOf(sourceName)
+	if err != nil {
+		return Operation{}, err
+	}
+	for {
+		o, err := d.workOn(ctx, s, id, progress)
+		if !errors.Is(err, errLost) {
+			return o, err
+		}
+		select {
+		case <-ctx.Done():
+			return o, ctx.Err()
+		case <-time.After(time.Second):
+		}
+		if o, err = s.get(ctx, id); err != nil || o.FinishedAt != nil {
+			return o, err
+		}
+		progress(o)
+	}
+}
+
+// workOn is Work by this process alone: errLost says that another has the operation, or that it has ended.
+func (d *Desk) workOn(ctx context.Context, s source, id string, progress func(Operation)) (o Operation, err error) {
+	o.Source = s.source
+	err = s.pool.QueryRow(ctx, s.sql(claimSQL), pgx.StrictNamedArgs{"id": id, "worker": d.worker, "lease": d.lease}).Scan(o.fields()...)
+	if errors.Is(err, pgx.ErrNoRows) {
+		if o, err = s.get(ctx, id); err == nil && o.FinishedAt == nil {
+			err = errLost
+		}
+		return o, err
+	}
+	if err != nil {
+		return o, fmt.Errorf("claim operation %s: %w", id, err)
+	}
+	for o.FinishedAt == nil {
+		progress(o)
+		if err = d.at("slice"); err != nil {
+			return o, err
+		}
+		var next Operation
+		if next, err = s.slice(ctx, o); err != nil {
+			break
+		}
+		o = next
+	}
+	switch {
+	case err == nil:
+		progress(o)
+		d.log.InfoContext(ctx, "an operation on dead letters has ended", "operation", id, "source", s.source, "action", o.Action, "actor", o.Actor, "done", o.Done, "failed", o.Failed)
+		return o, nil
+	case errors.Is(err, errLost): // it was stopped, or another has it
+		if now, gerr := s.get(ctx, id); gerr != nil || now.FinishedAt != nil {
+			return now, gerr
+		}
+		return o, err
+	}
+	text := err.Error()
+	if ctx.Err() != nil {
+		text = ""
+	}
+	rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	_, rerr := s.pool.Exec(rctx, s.sql(releaseSQL), pgx.StrictNamedArgs{"id": id, "worker": d.worker, "error": text})
+	return o, errors.Join(fmt.Errorf("operation %s: %w", id, err), rerr)
+}
+
+// Run works off operations whose process has stopped or died, until ctx ends, and returns nil. Failures are logged and tried again.
+func (d *Desk) Run(ctx context.Context) error {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		if err := d.runOnce(ctx); err != nil && ctx.Err() == nil {
+			d.log.WarnContext(ctx, "an operation on dead letters failed, trying again", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// runOnce works off what nobody works on.
+func (d *Desk) runOnce(ctx context.Context) error {
+	for _, name := range []string{Outbox, Consumers} {
+		s := d.sources[name]
+		for {
+			var id string
+			err := s.pool.QueryRow(ctx, s.sql(unfinishedSQL)).Scan(&id)
+			if errors.Is(err, pgx.ErrNoRows) {
+				break
+			}
+			if err != nil {
+				return fmt.Errorf("look for operations on dead letters of the %s: %w", name, err)
+			}
+			o, err := d.workOn(ctx, s, id, func(Operation) {})
+			if err != nil && !errors.Is(err, errLost) {
+				return err
+			}
+			if err == nil {
+				d.completed(o)
+			}
+		}
+	}
+	return nil
+}
+
+// move notes what a slice has done.
+func (d *Desk) move(ctx context.Context, q querier, o Operation, m moved) (Operation, error) {
+	return d.sources[o.Source].move(ctx, q, d.worker, d.lease, o.ID, m)
+}
+
+// pass moves past letters that cannot be acted on.
+func (d *Desk) pass(ctx context.Context, o Operation, letter int64, why error) (Operation, error) {
+	m := moved{after: letter, seen: 1, err: why}
+	if why != nil {
+		m.failed = 1
+	}
+	return d.move(ctx, d.sources[o.Source].pool, o, m)
+}
+
+// before is the time that the letters of an operation died before.
+func (o *Operation) before() time.Time {
+	if f := o.Filter.DeadBefore; o.Requested.IsZero() || !f.IsZero() && f.Before(o.Requested) {
+		return f
+	}
+	return o.Requested
+}
+
+// oneLetterFails reports an error that is the letter's, not a database's.
+func oneLetterFails(err error) bool {
+	return !errors.Is(err, errLost) && !postgres.IsTransient(err) && !postgres.IsSystemic(err)
+}
+
+func (o *Operation) messages() outbox.DLQFilter {
+	f := o.Filter
+	return outbox.DLQFilter{TenantID: o.TenantID, IDs: f.IDs, AggregateType: f.AggregateType, AggregateID: f.AggregateID, EventType: f.EventType, Group: f.Group,
+		DeadBefore: o.before(), DeadAfter: f.DeadAfter, After: o.after}
+}
+
+func (d *Desk) countMessages(ctx context.Context, o Operation) (int64, error) {
+	return d.dlq.Count(ctx, o.messages())
+}
+
+// sliceMessages acts on messages of the outbox's DLQ, all together or, where that fails, on one of them.
+func (d *Desk) sliceMessages(ctx context.Context, o Operation) (next Operation, err error) {
+	next, err = d.someMessages(ctx, o, outboxSlice)
+	if err == nil || !oneLetterFails(err) {
+		return next, err
+	}
+	if next, err = d.someMessages(ctx, o, 1); err == nil || !oneLetterFails(err) {
+		return next, err
+	}
+	first, lerr := d.dlq.List(ctx, o.messages(), 1)
+	if lerr != nil || len(first) == 0 {
+		return o, errors.Join(err, lerr)
+	}
+	return d.pass(ctx, o, first[0].OutboxID, err)
+}
+
+func (d *Desk) someMessages(ctx context.Context, o Operation, limit int) (next Operation, err error) {
+	do := d.dlq.Retry
+	if o.Action == Discard {
+		do = d.dlq.Discard
+	}
+	_, err = do(ctx, outbox.DLQRequest{DLQFilter: o.messages(), Limit: limit, Actor: o.Actor, Reason: o.Reason,
+		Within: func(ctx context.Context, tx pgx.Tx, did []outbox.DLQAction) (err error) {
+			m := moved{seen: int64(len(did)), done: int64(len(did)), finished: len(did) == 0}
+			if !m.finished {
+				m.after = did[len(did)-1].DLQID
+			}
+			if next, err = d.move(ctx, tx, o, m); err == nil {
+				err = d.at("moved")
+			}
+			return err
+		}})
+	return next, err
+}
+
+func (o *Operation) letters() consumers.DeadLetterFilter {
+	f := o.Filter
+	return consumers.DeadLetterFilter{Consumer: f.Consumer, TenantID: o.TenantID, IDs: f.IDs, AggregateType: f.AggregateType, AggregateID: f.AggregateID, EventType: f.EventType,
+		Group: f.Group, DeadBefore: o.before(), DeadAfter: f.DeadAfter, First: o.Action == Retry, After: o.after}
+}
+
+func (d *Desk) countLetters(ctx context.Context, o Operation) (int64, error) {
+	return d.letters.Count(ctx, o.letters())
+}
+
+// sliceLetters acts on letters of consumers: the first of each aggregate, for another one cannot be taken before it. A discard brings the next one to the front, which may be
+// the operation's too, so it begins again where it was.
+func (d *Desk) sliceLetters(ctx context.Context, o Operation) (Operation, error) {
+	f := o.letters()
+	f.First = true
+	some, err := d.letters.List(ctx, f, lettersSlice)
+	if err != nil {
+		return o, err
+	}
+	if len(some) == 0 {
+		return d.move(ctx, d.sources[Consumers].pool, o, moved{after: o.after, finished: true})
+	}
+	do := d.letters.Retry
+	if o.Action == Discard {
+		do = d.letters.Discard
+	}
+	for _, l := range some {
+		_, err := do(ctx, consumers.DeadLetterRequest{ID: l.ID, Actor: o.Actor, Reason: o.Reason, Within: func(ctx context.Context, tx pgx.Tx, gone int, fault error) error {
+			m := moved{after: l.ID, seen: 1, done: int64(gone), stays: o.Action == Discard, err: fault}
+			if fault != nil {
+				m.failed = 1
+			}
+			next, err := d.move(ctx, tx, o, m)
+			if err == nil {
+				o.Seen, o.Done, o.Failed = next.Seen, next.Done, next.Failed
+				err = d.at("moved")
+			}
+			return err
+		}})
+		var notFirst *consumers.NotFirstError
+		switch {
+		case err == nil:
+		case errors.Is(err, consumers.ErrNotParked), errors.As(err, &notFirst): // somebody else was there
+			_, err = d.pass(ctx, o, l.ID, nil)
+		case oneLetterFails(err):
+			_, err = d.pass(ctx, o, l.ID, err)
+		}
+		if err != nil {
+			return o, err
+		}
+	}
+	return d.sources[Consumers].get(ctx, o.ID)
+}

@@ -1,0 +1,209 @@
+package deadletters
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/internal/deadletter"
+)
+
+// MaxCount is up to where the letters of a group are counted: one with more has MaxCount+1.
+const MaxCount = deadletter.MaxCount
+
+// Group is the dead letters of one source, consumer, event type and cause.
+type Group struct {
+	deadletter.Group
+	Source string
+	Note   *Note // nil: there is none
+}
+
+// Note is what somebody wrote about a group.
+type Note struct {
+	Text  string
+	Actor string
+	At    time.Time
+}
+
+// GroupFilter selects groups.
+type GroupFilter struct {
+	TenantID  int64  // whose letters; 0: of all tenants
+	Source    string // "" for both
+	Consumer  string
+	EventType string
+	Text      string // within the cause or the last error
+	// After is the last group of the page before.
+	After *GroupKey
+}
+
+// GroupKey is a group's place among the others.
+type GroupKey struct {
+	Last time.Time
+	ID   string
+}
+
+func (k GroupKey) compare(o GroupKey) int {
+	return cmp.Or(o.Last.Compare(k.Last), cmp.Compare(k.ID, o.ID))
+}
+
+// Key is the group's place.
+func (g *Group) Key() GroupKey { return GroupKey{g.Last, g.ID} }
+
+// Groups returns the groups that the filter selects, that with the latest letter first, at most limit of them, with their counts and the notes of the tenant. more says that there are
+// others behind them. Where a source has more than deadletter.MaxGroups, any of these are taken: some is true.
+func (d *Desk) Groups(ctx context.Context, f GroupFilter, limit int) (all []Group, more, some bool, err error) {
+	for _, source := range []string{Outbox, Consumers} {
+		if f.Source != "" && f.Source != source {
+			continue
+		}
+		read := d.dlq.Groups
+		if source == Consumers {
+			read = d.letters.Groups
+		}
+		groups, cut, err := read(ctx, f.TenantID)
+		if err != nil {
+			return nil, false, false, err
+		}
+		some = some || cut
+		for _, g := range groups {
+			if one := (Group{Group: g, Source: source}); f.has(&one) {
+				all = append(all, one)
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b Group) int { return a.Key().compare(b.Key()) })
+	if more = len(all) > limit; more {
+		all = all[:limit]
+	}
+	if err := d.count(ctx, f.TenantID, all, time.Time{}); err != nil {
+		return nil, false, false, err
+	}
+	return all, more, some, d.annotate(ctx, f.TenantID, all)
+}
+
+func (f *GroupFilter) has(g *Group) bool {
+	text := strings.ToLower(f.Text)
+	return (f.Consumer == "" || f.Consumer == g.Consumer) && (f.EventType == "" || f.EventType == g.EventType) &&
+		(text == "" || strings.Contains(strings.ToLower(g.Cause), text) || strings.Contains(strings.ToLower(g.Error), text)) &&
+		(f.After == nil || g.Key().compare(*f.After) > 0)
+}
+
+// Group returns a group of the tenant's letters, of all tenants' when it is 0, with its count and note; nil when it has none.
+func (d *Desk) Group(ctx context.Context, tenant int64, source, id string) (*Group, error) {
+	read := d.dlq.Group
+	if source == Consumers {
+		read = d.letters.Group
+	}
+	g, err := read(ctx, tenant, id)
+	if err != nil || g == nil {
+		return nil, err
+	}
+	one := []Group{{Group: *g, Source: source}}
+	if err := d.count(ctx, tenant, one, time.Time{}); err != nil {
+		return nil, err
+	}
+	return &one[0], d.annotate(ctx, tenant, one)
+}
+
+// Since counts the letters of a group that died since a time, and how many of them had been retried before; each up to MaxCount+1.
+func (d *Desk) Since(ctx context.Context, tenant int64, g Group, since time.Time) (letters, again int64, err error) {
+	one := []Group{g}
+	err = d.count(ctx, tenant, one, since)
+	return one[0].Count, one[0].Again, err
+}
+
+func (d *Desk) count(ctx context.Context, tenant int64, all []Group, since time.Time) error {
+	for _, source := range []string{Outbox, Consumers} {
+		count := d.dlq.CountGroups
+		if source == Consumers {
+			count = d.letters.CountGroups
+		}
+		var of []deadletter.Group
+		for _, g := range all {
+			if g.Source == source {
+				of = append(of, g.Group)
+			}
+		}
+		if len(of) == 0 {
+			continue
+		}
+		if err := count(ctx, tenant, of, since); err != nil {
+			return err
+		}
+		for i := range all {
+			if all[i].Source == source {
+				all[i].Group, of = of[0], of[1:]
+			}
+		}
+	}
+	return nil
+}
+
+const (
+	// notesSQL reads the notes of groups.
+	// Index: dead_letter_notes_pkey.   Locks: none.
+	notesSQL = `
+SELECT /* deadletters.notes */ group_id::text, note, actor, written_at FROM dead_letter_notes WHERE tenant_id = @tenant AND group_id = ANY(@groups::uuid[])`
+	// noteSQL writes the note of a group.
+	// Index: dead_letter_notes_pkey.   Locks: the row.
+	noteSQL = `
+INSERT /* deadletters.note */ INTO dead_letter_notes (tenant_id, group_id, note, actor) VALUES (@tenant, @group::uuid, @note, @actor)
+    ON CONFLICT (tenant_id, group_id) DO UPDATE SET note = excluded.note, actor = excluded.actor, written_at = now()`
+	// unnoteSQL deletes the note of a group.
+	// Index: dead_letter_notes_pkey.   Locks: the row.
+	unnoteSQL = `DELETE /* deadletters.unnote */ FROM dead_letter_notes WHERE tenant_id = @tenant AND group_id = @group::uuid`
+)
+
+func (d *Desk) annotate(ctx context.Context, tenant int64, all []Group) error {
+	if len(all) == 0 {
+		return nil
+	}
+	ids := make([]string, len(all))
+	for i, g := range all {
+		ids[i] = g.ID
+	}
+	notes := make(map[string]Note)
+	rows, _ := d.truth.Query(ctx, notesSQL, pgx.StrictNamedArgs{"tenant": tenant, "groups": ids})
+	var id string
+	var n Note
+	if _, err := pgx.ForEachRow(rows, []any{&id, &n.Text, &n.Actor, &n.At}, func() error {
+		notes[id] = n
+		return nil
+	}); err != nil {
+		return fmt.Errorf("read the notes on %d groups of dead letters: %w", len(ids), err)
+	}
+	for i, g := range all {
+		if n, ok := notes[g.ID]; ok {
+			all[i].Note = &n
+		}
+	}
+	return nil
+}
+
+// MaxNote is the longest note, in bytes.
+const MaxNote = 2000
+
+// ErrNote reports a note that is too long.
+var ErrNote = errors.New("deadletters: a note has at most 2000 bytes")
+
+// SetNote writes the tenant's note on a group, or the operators' when it is 0. An empty one deletes it.
+func (d *Desk) SetNote(ctx context.Context, tenant int64, group, text, actor string) error {
+	text = strings.TrimSpace(strings.ToValidUTF8(strings.ReplaceAll(text, "\x00", ""), ""))
+	if len(text) > MaxNote {
+		return ErrNote
+	}
+	sql, args := noteSQL, pgx.StrictNamedArgs{"tenant": tenant, "group": group, "note": text, "actor": actor}
+	if text == "" {
+		sql, args = unnoteSQL, pgx.StrictNamedArgs{"tenant": tenant, "group": group}
+	}
+	if _, err := d.truth.Exec(ctx, sql, args); err != nil {
+		return fmt.Errorf("write the note on group %s of dead letters: %w", group, err)
+	}
+	return nil
+}

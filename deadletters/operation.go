@@ -1,0 +1,188 @@
+package deadletters
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Where dead letters are.
+const (
+	Outbox    = "outbox"
+	Consumers = "consumers"
+)
+
+// What an operation does.
+const (
+	Retry   = "retry"
+	Discard = "discard"
+)
+
+var (
+	// ErrNotFound reports an operation that does not exist, or that is another tenant's.
+	ErrNotFound = errors.New("deadletters: there is no such operation")
+	// ErrFinished reports an operation that has ended.
+	ErrFinished = errors.New("deadletters: the operation has ended")
+	errLost     = errors.New("deadletters: another process works on the operation")
+)
+
+// Filter selects dead letters: those that meet all that is set.
+type Filter struct {
+	Consumer      string    `json:"consumer,omitempty"` // of Consumers alone
+	Group         string    `json:"group,omitempty"`    // the id of a group
+	IDs           []int64   `json:"ids,omitempty"`
+	AggregateType string    `json:"aggregate_type,omitempty"`
+	AggregateID   int64     `json:"aggregate_id,omitempty"`
+	EventType     string    `json:"event_type,omitempty"`
+	DeadBefore    time.Time `json:"dead_before,omitzero"`
+	DeadAfter     time.Time `json:"dead_after,omitzero"`
+}
+
+// Operation retries or discards the dead letters that a filter selects.
+type Operation struct {
+	ID        string // a UUID
+	Source    string // Outbox or Consumers
+	TenantID  int64  // whose letters; 0: of all tenants
+	Action    string // Retry or Discard
+	Filter    Filter
+	Actor     string // required
+	Reason    string
+	Requested time.Time
+	// Total is how many letters the filter selected then; of a retry of Consumers, how many of them were the first of their aggregate: a retry of one takes those
+	// behind it along.
+	Total  int64
+	Seen   int64 // of Total
+	Done   int64 // letters that were taken away
+	Failed int64 // letters that could not be: they stay
+	// WorkedAt and FinishedAt are nil before.
+	WorkedAt, FinishedAt *time.Time
+	StoppedBy            string // who ended it early
+	LastError            string
+
+	after int64
+}
+
+const operationColumns = `operation_id::text, tenant_id, action, filter, actor, reason, requested_at, total, seen, done, failed, worked_at, finished_at, stopped_by, last_error, after_id`
+
+func (o *Operation) fields() []any {
+	return []any{&o.ID, &o.TenantID, &o.Action, &o.Filter, &o.Actor, &o.Reason, &o.Requested, &o.Total, &o.Seen, &o.Done, &o.Failed, &o.WorkedAt, &o.FinishedAt,
+		&o.StoppedBy, &o.LastError, &o.after}
+}
+
+// The statements on an operation's table.
+const (
+	// startSQL notes an operation, unless it is.
+	// Index: the table's primary key.   Locks: the new row.
+	startSQL = `
+INSERT /* deadletters.start */ INTO {table} (operation_id, tenant_id, action, filter, actor, reason, total)
+VALUES (@id, @tenant, @action, @filter, @actor, @reason, @total) ON CONFLICT (operation_id) DO NOTHING`
+	// getSQL reads an operation.
+	// Index: the table's primary key.   Locks: none.
+	getSQL = `SELECT /* deadletters.get */ ` + operationColumns + ` FROM {table} WHERE operation_id = @id::uuid`
+	// listSQL reads the latest operations, of a group or of all.
+	// Index: by group, or by time.   Locks: none.
+	listSQL = `
+SELECT /* deadletters.list */ ` + operationColumns + ` FROM {table}
+ WHERE (@group::text IS NULL OR filter ->> 'group' = @group) AND (@tenant::bigint = 0 OR tenant_id = @tenant)
+ ORDER BY requested_at DESC, operation_id LIMIT @limit`
+	// unfinishedSQL finds an operation that nobody works on.
+	// Index: that of unfinished ones.   Locks: none.
+	unfinishedSQL = `SELECT /* deadletters.unfinished */ operation_id::text FROM {table} WHERE finished_at IS NULL AND lease_until < now() ORDER BY requested_at LIMIT 1`
+	// claimSQL takes the lease.
+	// Index: the table's primary key.   Locks: the row.
+	claimSQL = `
+UPDATE /* deadletters.claim */ {table} SET worker = @worker, lease_until = now() + @lease::interval
+ WHERE operation_id = @id::uuid AND finished_at IS NULL AND (lease_until < now() OR worker = @worker) RETURNING ` + operationColumns
+	// moveSQL notes what a slice has done, if its process still has the operation.
+	// Index: the table's primary key.   Locks: the row.
+	moveSQL = `
+UPDATE /* deadletters.move */ {table}
+   SET seen = seen + CASE WHEN after_id < @after OR @stays THEN @seen ELSE 0 END, after_id = CASE WHEN @stays THEN after_id ELSE greatest(after_id, @after) END,
+       done = done + @done, failed = failed + @failed, last_error = coalesce(nullif(@error, ''), last_error), worked_at = clock_timestamp(),
+       lease_until = clock_timestamp() + @lease::interval, finished_at = CASE WHEN @finished THEN clock_timestamp() END
+ WHERE operation_id = @id::uuid AND worker = @worker AND finished_at IS NULL RETURNING ` + operationColumns
+	// releaseSQL lets others work on it.
+	// Index: the table's primary key.   Locks: the row.
+	releaseSQL = `
+UPDATE /* deadletters.release */ {table} SET lease_until = '-infinity', last_error = coalesce(nullif(@error, ''), last_error)
+ WHERE operation_id = @id::uuid AND worker = @worker AND finished_at IS NULL`
+	// stopSQL ends an operation.
+	// Index: the table's primary key.   Locks: the row.
+	stopSQL = `
+UPDATE /* deadletters.stop */ {table} SET finished_at = clock_timestamp(), stopped_by = @actor
+ WHERE operation_id = @id::uuid AND (@tenant::bigint = 0 OR tenant_id = @tenant) AND finished_at IS NULL`
+)
+
+// ledger is the table of the operations on letters of a database.
+type ledger struct {
+	source string
+	pool   *pgxpool.Pool
+	table  string
+}
+
+func (l ledger) sql(sql string) string { return strings.ReplaceAll(sql, "{table}", l.table) }
+
+func (l ledger) get(ctx context.Context, id string) (o Operation, err error) {
+	o.Source = l.source
+	err = l.pool.QueryRow(ctx, l.sql(getSQL), pgx.StrictNamedArgs{"id": id}).Scan(o.fields()...)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = ErrNotFound
+	}
+	if err != nil {
+		return Operation{}, fmt.Errorf("read operation %s: %w", id, err)
+	}
+	return o, nil
+}
+
+func (l ledger) list(ctx context.Context, tenant int64, group string, limit int) ([]Operation, error) {
+	args := pgx.StrictNamedArgs{"tenant": tenant, "group": nil, "limit": limit}
+	if group != "" {
+		args["group"] = group
+	}
+	rows, _ := l.pool.Query(ctx, l.sql(listSQL), args)
+	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (o Operation, err error) {
+		o.Source = l.source
+		return o, row.Scan(o.fields()...)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the operations on dead letters: %w", err)
+	}
+	return all, nil
+}
+
+// moved is what a slice has done.
+type moved struct {
+	after              int64 // the last letter that was seen
+	seen, done, failed int64
+	stays              bool // after_id does
+	finished           bool
+	err                error
+}
+
+// querier is a pool or a transaction.
+type querier interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// move notes what a slice has done in its transaction, and returns the operation as it is then. errLost takes the slice back.
+func (l ledger) move(ctx context.Context, q querier, worker string, lease time.Duration, id string, m moved) (o Operation, err error) {
+	o.Source = l.source
+	text := ""
+	if m.err != nil {
+		text = strings.ToValidUTF8(strings.ReplaceAll(m.err.Error(), "\x00", ""), "")
+	}
+	err = q.QueryRow(ctx, l.sql(moveSQL), pgx.StrictNamedArgs{"id": id, "worker": worker, "lease": lease, "after": m.after, "seen": m.seen, "done": m.done,
+		"failed": m.failed, "stays": m.stays, "finished": m.finished, "error": text}).Scan(o.fields()...)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = errLost
+	}
+	if err != nil {
+		return Operation{}, fmt.Errorf("move operation %s: %w", id, err)
+	}
+	return o, nil
+}

@@ -1,0 +1,71 @@
+// Package erase runs an erasure of a person in an installation: under the lease of the archiver's jobs, with replays kept out, and in the exports of the archive too. What an erasure
+// does is package erasure's.
+package erase
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/tidings/tidings/coldstore"
+	"github.com/tidings/tidings/erasure"
+	"github.com/tidings/tidings/internal/jobs"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/replay"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Deps are an erasure's, without what Run adds: Fence, Excluded and Cold.
+type Deps struct {
+	erasure.Deps
+	ProjectionsURL string          // for the connections that keep replays out
+	Postgres       postgres.Config // of these
+}
+
+// Run erases a person, or with o.DryRun counts what there is. It waits for the jobs' lease. Errors: those of erasure.Run; erasure.ErrUnfinished also while a projection is replayed.
+func Run(ctx context.Context, d Deps, o erasure.Options) (report erasure.Report, err error) {
+	d.Cold = cold(d.Truth, nil)
+	if o.DryRun {
+		return erasure.Run(ctx, d.Deps, o)
+	}
+	err = jobs.WithLease(ctx, d.Truth, "erase", func(ctx context.Context, h *jobs.Hold) (err error) {
+		x, err := replay.Exclude(ctx, replay.Deps{URL: d.ProjectionsURL, Postgres: d.Postgres}, d.Fleet...)
+		if errors.Is(err, replay.ErrRunning) {
+			return fmt.Errorf("%w: %w", erasure.ErrUnfinished, err)
+		}
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, x.Close(ctx)) }()
+		d.Fence, d.Excluded, d.Cold = h.Fence, x.Check, cold(d.Truth, h.Fence)
+		report, err = erasure.Run(ctx, d.Deps, o)
+		return err
+	})
+	return report, err
+}
+
+// cold is the erasure's part in the exports.
+func cold(truth *pgxpool.Pool, fence coldstore.Fence) func(context.Context, erasure.ColdRequest) (erasure.ColdReport, error) {
+	return func(ctx context.Context, c erasure.ColdRequest) (erasure.ColdReport, error) {
+		s := coldstore.New(truth, "", fence, nil, nil)
+		var failed error
+		redact := func(row *coldstore.Row) bool {
+			payload, off, err := c.Redact(row.AggregateType, row.EventType, row.Payload)
+			failed = errors.Join(failed, err)
+			if payload == nil || err != nil {
+				return false
+			}
+			if row.Payload = payload; off {
+				row.StreamSeq = nil // its message has left the stream, as the table's row says then
+			}
+			return true
+		}
+		do := s.Redact
+		if c.Look {
+			do = s.Look
+		}
+		r, err := do(ctx, c.TenantID, c.Person, redact)
+		return erasure.ColdReport{Rows: r.Rows, Unread: r.Unread}, errors.Join(err, failed, s.Close())
+	}
+}

@@ -1,0 +1,93 @@
+package followercounts
+
+import (
+	"context"
+	"fmt"
+	"iter"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/store"
+)
+
+// InspectMost is how many edges of an object an inspection counts, at most.
+const InspectMost = 10_000
+
+// InspectEdges puts up to limit edges of the kind from an object beside the projection's, by target, from behind after (0: the first), and returns the last one's
+// target, 0 at the end. Both pools act as the system role. Cost: one range on each side.
+func InspectEdges(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, tenant, from, after int64, limit int) (page []projections.Beside, next int64, err error) {
+	behind := &store.State[event.Edge]{TenantID: tenant, Object: event.Edge{From: event.ID(from), To: event.ID(after)}}
+	last, err := projections.Window(ofObject(projections.Of(store.ScanEdges(ctx, truth, k, behind, limit), wanted(k)), tenant, from),
+		ofObject(edges(ctx, projection, k.Name, edgeRow{TenantID: tenant, From: from, To: after}, limit), tenant, from), limit, (*edgeRow).compare,
+		func(want, got *edgeRow) { page = append(page, beside(k, want, got)) })
+	if err != nil {
+		return nil, 0, fmt.Errorf("inspect %s from %d of tenant %d: %w", k.Plural, from, tenant, err)
+	}
+	if last != nil {
+		next = last.To
+	}
+	return page, next, nil
+}
+
+// InspectEdge is InspectEdges of one edge; a Beside of nothing when neither side has it.
+func InspectEdge(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, tenant, from, to int64) (projections.Beside, error) {
+	page, _, err := InspectEdges(ctx, truth, projection, k, tenant, from, to-1, 1)
+	if err != nil || len(page) == 0 || page[0].Key.Aggregate != to {
+		return projections.Beside{}, err
+	}
+	return page[0], nil
+}
+
+// ofObject ends with the object.
+func ofObject(all iter.Seq2[*edgeRow, error], tenant, from int64) iter.Seq2[*edgeRow, error] {
+	return func(yield func(*edgeRow, error) bool) {
+		for r, err := range all {
+			if err == nil && (r.TenantID != tenant || r.From != from) || !yield(r, err) {
+				return
+			}
+		}
+	}
+}
+
+// inspectCountsSQL reads an object's counts, and counts its incoming edges in the projection's own list, up to a number.
+// Index: edge_counts_pkey; edge_lists_reverse_idx, one range.   Locks: none.
+const inspectCountsSQL = `
+SELECT /* followercounts.inspect_counts */ coalesce((SELECT incoming FROM edge_counts WHERE tenant_id = @tenant::bigint AND kind = @kind AND object_id = @object::bigint), 0),
+       coalesce((SELECT outgoing FROM edge_counts WHERE tenant_id = @tenant::bigint AND kind = @kind AND object_id = @object::bigint), 0),
+       (SELECT count(*) FROM (SELECT FROM edge_lists e WHERE e.tenant_id = @tenant::bigint AND e.kind = @kind AND e.to_id = @object::bigint AND e.active LIMIT @most::bigint) l)`
+
+// InspectCounts puts the counts of an object of a type ("user") beside what they should be: those of the edges from it by the truth, and those of the edges to it by the
+// projection's own list, for the truth has no index by target. exact is false where it did not count all of InspectMost or more; such a number is left out, unless the projection's
+// is lower. Both pools act as the system role.
+func InspectCounts(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, objectType string, tenant, object int64) (b projections.Beside, exact bool, err error) {
+	b = projections.Beside{InTruth: true, InProjection: true, Difference: projections.Difference{Projection: Name, TenantID: tenant, Entity: fmt.Sprintf("counts of %s %d", objectType, object),
+		Key: projections.Key{Type: k.Name, TenantID: tenant, Aggregate: object}}}
+	var got store.Counts
+	var incoming int64
+	args := postgres.Args{"tenant": tenant, "kind": k.Name, "object": object, "most": InspectMost}
+	if err := projection.QueryRow(ctx, inspectCountsSQL, args).Scan(&got.Incoming, &got.Outgoing, &incoming); err != nil {
+		return b, false, fmt.Errorf("inspect the counts of %s %d of tenant %d: %w", objectType, object, tenant, err)
+	}
+	exact = true
+	add := func(name string, want, got int64, all bool) {
+		exact = exact && all
+		if all || got < want {
+			b.Fields = append(b.Fields, projections.Compared(name, want, got))
+		}
+	}
+	if k.From == objectType {
+		outgoing, all, err := store.CountEdgesFrom(ctx, truth, k, tenant, object, InspectMost)
+		if err != nil {
+			return b, false, err
+		}
+		add(k.Forward, outgoing, got.Outgoing, all)
+	}
+	if k.To == objectType {
+		add(k.Reverse, incoming, got.Incoming, incoming < InspectMost)
+	}
+	return b, exact, nil
+}

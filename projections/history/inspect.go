@@ -1,0 +1,89 @@
+package history
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/versioned"
+)
+
+// purgedSQL reads up to which version a history was purged.
+// Index: KIND_history_purged_pkey.   Locks: none.
+const (
+	purgedChildSQL = `SELECT /* history.purged */ version FROM {kind}_history_purged WHERE tenant_id = @tenant::bigint AND {id} = @child::uuid`
+	purgedEdgeSQL  = `SELECT /* history.purged */ version FROM {kind}_history_purged WHERE tenant_id = @tenant::bigint AND {from} = @from::bigint AND {to} = @to::bigint`
+)
+
+// InspectChild puts the version that the truth has of a child beside the last one of its history; a Beside of nothing when neither has it, or it is gone. Both pools act as the system role.
+func InspectChild(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child, tenant int64, id string) (projections.Beside, error) {
+	states, err := store.GetChildren(ctx, truth, tenant, k, []event.Ref{{Type: k.Name, Child: id}})
+	if err != nil {
+		return projections.Beside{}, err
+	}
+	var want *headRow
+	for i := range states {
+		want = childHead(&states[i])
+	}
+	got, err := lastOf(ctx, projection, Children(k), tenant, versioned.Key{id}, ofChildren(k, purgedChildSQL), pgx.StrictNamedArgs{"tenant": tenant, "child": id})
+	if err != nil || want == nil && (got == nil || got.Deleted) {
+		return projections.Beside{}, err
+	}
+	if got != nil {
+		got.Child = id
+	}
+	return besideHead(k.Name, want, got), nil
+}
+
+// InspectEdge is InspectChild of an edge.
+func InspectEdge(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, tenant, from, to int64) (projections.Beside, error) {
+	states, err := store.GetEdges(ctx, truth, tenant, k, []event.Ref{{Type: k.Name, From: event.ID(from), To: event.ID(to)}})
+	if err != nil {
+		return projections.Beside{}, err
+	}
+	var want *headRow
+	for i := range states {
+		want = edgeHead(&states[i])
+	}
+	got, err := lastOf(ctx, projection, Edges(k), tenant, versioned.Key{from, to}, ofEdges(k, purgedEdgeSQL), pgx.StrictNamedArgs{"tenant": tenant, "from": from, "to": to})
+	if err != nil || want == nil && (got == nil || got.Deleted) {
+		return projections.Beside{}, err
+	}
+	if got != nil {
+		got.From, got.To = from, to
+	}
+	return besideHead(k.Name, want, got), nil
+}
+
+// lastOf is the last version of a history, also of one that was purged; nil when there was none.
+func lastOf[T any](ctx context.Context, projection *pgxpool.Pool, t *Table[T], tenant int64, key versioned.Key, purgedSQL string, args pgx.StrictNamedArgs) (h *headRow, err error) {
+	err = postgres.InTx(ctx, projection, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		last, err := t.raw.Recent(ctx, tx, tenant, key, math.MaxInt64, 1)
+		if err != nil {
+			return err
+		}
+		if len(last) > 0 {
+			h = &headRow{TenantID: tenant, Version: last[0].Position, Deleted: last[0].Metadata.VersionState == versioned.Deleted}
+			return nil
+		}
+		h = &headRow{TenantID: tenant, Deleted: true}
+		err = tx.QueryRow(ctx, purgedSQL, args).Scan(&h.Version)
+		if errors.Is(err, pgx.ErrNoRows) {
+			h, err = nil, nil
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("inspect the history of %s %v of tenant %d: %w", t.kind, key, tenant, err)
+	}
+	return h, nil
+}

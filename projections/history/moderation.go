@@ -1,0 +1,98 @@
+package history
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
+)
+
+// Decision is a version of a child in which its moderation state is another than in the version before: a moderator decided, or a rule reported it.
+type Decision struct {
+	Child event.Child // as of that version, with the reason
+	Was   string      // its moderation state before
+	By    string
+	At    time.Time
+	ID    int64 // of the version: decisions are in its order, which is that of their recording
+}
+
+// decisionColumns are those of a version v and the version before, p. The number of that is computed first: below a policy, an index is searched only by what cannot fail.
+const decisionColumns = `v.object, coalesce(p.object ->> 'moderation_state', 'NONE'), v.metadata ->> 'created_by', (v.metadata ->> 'last_update_time')::timestamptz, v.version_id`
+
+// decisionsSQL reads a page of decisions of a kind, the newest first. Other versions of children that moderation has to do with are passed over, at most
+// @walk of all. The last row is that of the last version walked over, without a child.
+// Index: KIND_history_moderated_idx, one range backwards; KIND_history_version_idx, a probe for each.   Locks: none.
+const decisionsSQL = `
+WITH walked AS MATERIALIZED (
+  SELECT tenant_id, {id}, version, version - 1 AS previous, version_id, object, metadata FROM {kind}_history
+   WHERE tenant_id = @tenant::bigint AND object ->> 'moderation_state' <> 'NONE' AND version_id < @before::bigint
+   ORDER BY version_id DESC LIMIT @walk
+), found AS (
+  SELECT ` + decisionColumns + `
+    FROM walked v JOIN {kind}_history p ON p.tenant_id = v.tenant_id AND p.{id} = v.{id} AND p.version = v.previous
+   WHERE p.object ->> 'moderation_state' <> v.object ->> 'moderation_state' ORDER BY v.version_id DESC LIMIT @limit
+)
+SELECT /* history.decisions */ * FROM (
+  SELECT * FROM found
+   UNION ALL
+  SELECT NULL, '', '', now(), version_id FROM (SELECT version_id FROM walked ORDER BY version_id LIMIT 1) w WHERE (SELECT count(*) FROM walked) = @walk AND (SELECT count(*) FROM found) < @limit
+) d ORDER BY 5 DESC, 1 NULLS LAST`
+
+// decisionsWalk is how many versions a page of decisions passes over at most.
+const decisionsWalk = 2000
+
+// Decisions returns up to limit decisions about children of the kind, the newest first, from below the version id before (math.MaxInt64 to start), and
+// where the next page begins: 0 at the end. A page may have fewer where many versions are no decisions.
+func Decisions(ctx context.Context, tx pgx.Tx, k kinds.Child, tenant, before int64, limit int) (page []Decision, next int64, err error) {
+	all, err := decisions(ctx, tx, k, decisionsSQL, pgx.StrictNamedArgs{"tenant": tenant, "before": before, "limit": limit, "walk": decisionsWalk})
+	if err != nil {
+		return nil, 0, fmt.Errorf("read %d decisions about %s of tenant %d: %w", limit, k.Plural, tenant, err)
+	}
+	if n := len(all); n > 0 && all[n-1].Child.ID == "" {
+		return all[:n-1], all[n-1].ID, nil
+	}
+	if len(all) == limit {
+		next = all[limit-1].ID
+	}
+	return all, next, nil
+}
+
+// lastDecisionsSQL reads the last decision about each of some children, among the last versions of each.
+// Index: KIND_history_version_idx, one range backwards for each.   Locks: none.
+const lastDecisionsSQL = `
+SELECT /* history.last_decisions */ d.* FROM unnest(@ids::uuid[]) AS w(id) CROSS JOIN LATERAL (
+  SELECT ` + decisionColumns + `
+    FROM (SELECT *, version - 1 AS previous FROM {kind}_history WHERE tenant_id = @tenant::bigint AND {id} = w.id ORDER BY version DESC LIMIT 20) v
+    JOIN {kind}_history p ON p.tenant_id = v.tenant_id AND p.{id} = v.{id} AND p.version = v.previous
+   WHERE p.object ->> 'moderation_state' <> v.object ->> 'moderation_state'
+   ORDER BY v.version DESC LIMIT 1) d`
+
+// LastDecisions returns the last decision about each of these children of the kind, by the child's id. It has none of children that nobody decided on, or
+// whose last 20 versions are no decisions.
+func LastDecisions(ctx context.Context, tx pgx.Tx, k kinds.Child, tenant int64, ids []string) (map[string]Decision, error) {
+	all, err := decisions(ctx, tx, k, lastDecisionsSQL, pgx.StrictNamedArgs{"tenant": tenant, "ids": ids})
+	if err != nil {
+		return nil, fmt.Errorf("read the last decisions about %d %s of tenant %d: %w", len(ids), k.Plural, tenant, err)
+	}
+	byID := make(map[string]Decision, len(all))
+	for _, d := range all {
+		byID[d.Child.ID] = d
+	}
+	return byID, nil
+}
+
+func decisions(ctx context.Context, tx pgx.Tx, k kinds.Child, sql string, args pgx.StrictNamedArgs) ([]Decision, error) {
+	rows, _ := tx.Query(ctx, ofChildren(k, sql), args)
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (d Decision, err error) {
+		var object []byte
+		if err := row.Scan(&object, &d.Was, &d.By, &d.At, &d.ID); err != nil || object == nil {
+			return d, err
+		}
+		d.Child, err = k.Names().Parse(object)
+		return d, err
+	})
+}

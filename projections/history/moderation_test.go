@@ -1,0 +1,120 @@
+package history
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/projections"
+)
+
+// TestDecisionsAreTheVersionsThatMovedModeration has, besides, 5,000 edits of what was approved: pages that pass over these say where the next begins.
+func TestDecisionsAreTheVersionsThatMovedModeration(t *testing.T) {
+	db := testkit.Postgres(t)
+	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
+	ctx := t.Context()
+	state := func(state, reason string) func(*event.Child) {
+		return func(c *event.Child) { c.ModerationState, c.Reason = state, reason }
+	}
+	apply(t, pool, comment(1, event.Created, "ann", nil), comment(2, event.Moderated, "rule", state(event.ModerationPending, "links")), comment(3, event.Edited, "ann", state(event.ModerationPending, "")),
+		comment(4, event.Moderated, "mod", state(event.ModerationApproved, "fine")))
+	other := func(c *event.Child) { c.ID = strings.Replace(commentID, "1", "2", 1) }
+	apply(t, pool, comment(1, event.Created, "bob", func(c *event.Child) { other(c); c.ModerationState = event.ModerationPending }))
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(ctx, `INSERT INTO comment_history (tenant_id, object, metadata)
+	  SELECT tenant_id, object || jsonb_build_object('version', 5 + g), metadata || jsonb_build_object('version_id', version_id + 1000 + g, 'version_state', 'ARCHIVED')
+	    FROM comment_history, generate_series(0, 4999) g WHERE version = 4`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(ctx, "ANALYZE comment_history"); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	var pages int
+	err := postgres.InTenant(ctx, api, 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		for before := int64(math.MaxInt64); before != 0; pages++ {
+			page, next, err := Decisions(ctx, tx, commentKind, 1, before, 2)
+			if err != nil {
+				return err
+			}
+			for _, d := range page {
+				got = append(got, fmt.Sprint(d.Child.Version, " ", d.Was, " ", d.Child.ModerationState, " ", d.By, " ", d.Child.Reason))
+			}
+			before = next
+		}
+		last, err := LastDecisions(ctx, tx, commentKind, 1, []string{commentID, strings.Replace(commentID, "1", "2", 1)})
+		if err != nil || len(last) != 0 { // the last 20 versions are edits
+			t.Errorf("last decisions: %v, %v", last, err)
+		}
+		rows, _ := tx.Query(ctx, "EXPLAIN "+ofChildren(commentKind, decisionsSQL), pgx.StrictNamedArgs{"tenant": 1, "before": math.MaxInt64, "limit": 2, "walk": decisionsWalk})
+		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if plan := strings.Join(lines, "\n"); !strings.Contains(plan, "Index Scan Backward using comment_history_moderated_idx") || strings.Contains(plan, "Filter: (version") {
+			t.Errorf("the plan:\n%s", plan)
+		}
+		return err
+	})
+	want := []string{"4 PENDING APPROVED mod fine", "2 NONE PENDING rule links"}
+	if diff := cmp.Diff(want, got); err != nil || diff != "" || pages != 4 {
+		t.Errorf("%v, %d pages, decisions (-want +got):\n%s", err, pages, diff)
+	}
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(ctx, "DELETE FROM comment_history WHERE version > 4"); err != nil {
+		t.Fatal(err)
+	}
+	err = postgres.InTenant(ctx, api, 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		last, err := LastDecisions(ctx, tx, commentKind, 1, []string{commentID})
+		if d := last[commentID]; err != nil || len(last) != 1 || d.By != "mod" || d.Child.Reason != "fine" || d.Child.Version != 4 {
+			t.Errorf("last decisions: %+v, %v", last, err)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// TestInspectionPutsTheTruthsVersionBesideTheHistory has a child and an edge whose histories lack the last version, or all of them, or were purged.
+func TestInspectionPutsTheTruthsVersionBesideTheHistory(t *testing.T) {
+	db := testkit.Postgres(t)
+	system, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
+	ctx := t.Context()
+	exec := func(sql string, args ...any) {
+		t.Helper()
+		if _, err := owner.Exec(ctx, sql, args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec(`INSERT INTO children_comment (tenant_id, child_id, object_id, slug, path, author_id, body, version) VALUES (1, $1, 5, '00000000', '0000000000000000000000', 7, 'x', 2)`, commentID)
+	exec(`INSERT INTO edges_follow (tenant_id, from_id, to_id, version) VALUES (1, 7, 5, 3)`)
+	look := func() (got []string) {
+		child, err := InspectChild(ctx, system, system, commentKind, 1, commentID)
+		edge, err2 := InspectEdge(ctx, system, system, followKind, 1, 7, 5)
+		if err != nil || err2 != nil {
+			t.Fatal(err, err2)
+		}
+		for _, b := range []projections.Beside{child, edge} {
+			b.Report(func(d projections.Difference) { got = append(got, d.Entity[:16]+" "+d.Field+": "+d.Want+", "+d.Got) })
+		}
+		return got
+	}
+	want := []string{"history of comme row: present, absent", "history of follo row: present, absent"}
+	if diff := cmp.Diff(want, look()); diff != "" {
+		t.Errorf("without a history (-want +got):\n%s", diff)
+	}
+	apply(t, system, comment(1, event.Created, "ann", nil), follow(1, "ann"), follow(2, "ann"), follow(3, "ann"))
+	if diff := cmp.Diff([]string{"history of comme version: 2, 1"}, look()); diff != "" {
+		t.Errorf("with a history (-want +got):\n%s", diff)
+	}
+	exec(`DELETE FROM follow_history`)
+	exec(`INSERT INTO follow_history_purged (tenant_id, follower_id, followee_id, version) VALUES (1, 7, 5, 3)`)
+	exec(`UPDATE edges_follow SET status = 'REMOVED'`)
+	apply(t, system, comment(2, event.Edited, "ann", nil))
+	if got := look(); len(got) != 0 {
+		t.Errorf("with a history that was purged: %q", got)
+	}
+}
