@@ -19,8 +19,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"go.opentelemetry.io/otel/propagation"
 )
 
 // Retry says when a request is repeated.
@@ -210,7 +208,6 @@ func (c *core) request(ctx context.Context, k *call) (*http.Request, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tidings: %w", err)
 	}
-	propagation.TraceContext{}.Inject(ctx, propagation.HeaderCarrier(req.Header)) // of a span in ctx, if there is one
 	for name, values := range k.header {
 		req.Header[name] = slices.Clone(values) // a transport may add to them
 	}

@@ -266,7 +266,7 @@ func (c *Console) work(ctx context.Context, a *act, d *doing) {
 	if err != nil {
 		p, _ := problemOf(err)
 		outcome = p.Title + ": " + p.Try
-		c.log.ErrorContext(ctx, "act failed", "act", a.name, "act_id", d.Act.ActID, "target", d.Act.Target, "err", err)
+		c.log.WarnContext(ctx, "act failed", "act", a.name, "act_id", d.Act.ActID, "target", d.Act.Target, "err", err)
 		var input *inputError
 		if !errors.As(err, &input) && p.Status >= http.StatusInternalServerError {
 			outcome += " The act may have been done in part: look at what it was done to. The cause: " + err.Error()
@@ -275,7 +275,7 @@ func (c *Console) work(ctx context.Context, a *act, d *doing) {
 	fctx, stop := context.WithTimeout(context.WithoutCancel(ctx), pageTimeout)
 	defer stop()
 	if ferr := audit.Finish(fctx, c.deps.Truth, d.Act.ActID, outcome, err != nil); ferr != nil {
-		c.log.ErrorContext(ctx, "outcome of an act not recorded", "act", a.name, "act_id", d.Act.ActID, "outcome", outcome, "err", ferr)
+		c.log.ErrorContext(ctx, "outcome of an act not recorded", "act", a.name, "act_id", d.Act.ActID, "outcome", outcome, "err", ferr, "runbook", "ConsoleFails")
 	}
 	d.mu.Lock()
 	secret := d.secret != ""

@@ -436,7 +436,7 @@ func (c *Console) completeAct(o deadletters.Operation) {
 	ctx, cancel := context.WithTimeout(context.Background(), pageTimeout)
 	defer cancel()
 	if err := audit.Finish(ctx, c.deps.Truth, id, outcomeOf(o), false); err != nil {
-		c.log.ErrorContext(ctx, "outcome of an act not recorded", "act_id", id, "err", err)
+		c.log.ErrorContext(ctx, "outcome of an act not recorded", "act_id", id, "err", err, "runbook", "ConsoleFails")
 	}
 }
 

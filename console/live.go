@@ -141,13 +141,13 @@ func (h *hub) read(ctx context.Context, f *feed) []byte {
 	if err != nil {
 		p, logged := problemOf(err)
 		if logged && !errors.Is(err, context.Canceled) {
-			h.c.log.WarnContext(ctx, "live page failed", "page", f.page.name(), "err", err)
+			h.c.log.WarnContext(ctx, "live page failed", "page", f.page.name(), "err", err, "runbook", "ConsoleFails")
 		}
 		name, fr.Data = "trouble", p
 	}
 	var b bytes.Buffer
 	if err := h.c.templates[f.page.template()].ExecuteTemplate(&b, name, fr); err != nil {
-		h.c.log.ErrorContext(ctx, "live page not rendered", "page", f.page.name(), "err", err)
+		h.c.log.ErrorContext(ctx, "live page not rendered", "page", f.page.name(), "err", err, "runbook", "ConsoleFails")
 		return nil
 	}
 	return b.Bytes()

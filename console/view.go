@@ -140,7 +140,7 @@ func (c *Console) fail(v *view, err error) {
 	}
 	p, logged := problemOf(err)
 	if logged {
-		c.log.ErrorContext(v.r.Context(), "page failed", "path", v.r.URL.Path, "err", err)
+		c.log.WarnContext(v.r.Context(), "page failed", "path", v.r.URL.Path, "err", err)
 	}
 	c.render(v, p.Status, "error", p.Title, p)
 }
@@ -218,7 +218,7 @@ func (c *Console) render(v *view, status int, name, title string, data any) {
 func (c *Console) renderFrame(v *view, status int, name string, f *frame) {
 	var b bytes.Buffer
 	if err := c.templates[name].ExecuteTemplate(&b, "layout", f); err != nil {
-		c.log.ErrorContext(v.r.Context(), "page not rendered", "page", name, "err", err)
+		c.log.ErrorContext(v.r.Context(), "page not rendered", "page", name, "err", err, "runbook", "ConsoleFails")
 		http.Error(v.w, "The console failed. The log of the API has the cause.", http.StatusInternalServerError)
 		return
 	}

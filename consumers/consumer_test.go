@@ -794,8 +794,10 @@ func TestTheBatchInHandIsFinishedAtShutdown(t *testing.T) {
 
 // TestABatchThatACrashTakesBackIsAppliedAgain has PostgreSQL die with commits that it has not written out: those of batches do not wait for the disk.
 func TestABatchThatACrashTakesBackIsAppliedAgain(t *testing.T) {
-	pg := testkit.PostgresProcess(t, "wal_writer_delay=10s")
-	r := newRig(t, pg.DB(t), testkit.NATS(t))
+	pg := testkit.PostgresProcess(t)
+	db := pg.DB(t)
+	r := newRig(t, db, testkit.NATS(t))
+	pg.HoldWAL(t, db)
 	cfg := config()
 	cfg.Lease.TTL = time.Minute // a renewal would write the batches out
 	in := r.runWith(cfg, r.js, r.system, logbook{})

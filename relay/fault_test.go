@@ -436,8 +436,10 @@ func TestPostgreSQLIsShutDownAtOnceAndRestarted(t *testing.T) {
 
 // TestMarksThatACrashTakesBackAreMadeAgain has PostgreSQL die with commits that it has not written out: a round's does not wait for the disk.
 func TestMarksThatACrashTakesBackAreMadeAgain(t *testing.T) {
-	server := testkit.PostgresProcess(t, "wal_writer_delay=10s")
-	pool, b := server.DB(t).Pool(t, postgres.RoleSystem), testkit.NATS(t)
+	server := testkit.PostgresProcess(t)
+	db, b := server.DB(t), testkit.NATS(t)
+	pool := db.Pool(t, postgres.RoleSystem)
+	server.HoldWAL(t, db)
 	r := newRelay(t, pool, b)
 	r.cfg.Lease.TTL = time.Minute // a renewal would write the marks out
 	stop := start(t, r)

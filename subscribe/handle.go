@@ -30,7 +30,7 @@ type Event[T any] struct {
 // Permanent, and when its payload is not what its type says.
 //
 // The context of fn has the span context of the event's creation, where the event has one: a span that fn starts is its child, and trace.LinkFromContext makes a link
-// instead. Package client sends it along.
+// instead.
 //
 // Instances of the same name share the work by durable JetStream consumers, one per stream, NAME-KIND-EVENT. New streams of a resize are begun when those before them
 // are done. The package comment says which order is kept.

@@ -440,7 +440,10 @@ func TestInstancesShareAPartitionAndOneThatDiesLosesNothing(t *testing.T) {
 			default:
 				w.keepsWhatTakesLong(t)
 			}
-			for _, in := range all {
+			if err := all[0].stop(); !errors.Is(err, subscribe.ErrClosed) {
+				t.Errorf("the instance without a connection: %v", err)
+			}
+			for _, in := range all[1:] {
 				if err := in.stop(); err != nil {
 					t.Error(err)
 				}

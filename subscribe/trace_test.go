@@ -4,10 +4,12 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/propagation"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
@@ -18,7 +20,16 @@ import (
 	"github.com/tidings/tidings/subscribe"
 )
 
-// TestTracesGoOnInWhatEventsCause: a handler has the context of the event's creation, the client sends it along, and a projection is in the spans of the program.
+// propagating sends the context of a request along, as the transport of otelhttp does.
+type propagating struct{}
+
+func (propagating) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	propagation.TraceContext{}.Inject(r.Context(), propagation.HeaderCarrier(r.Header))
+	return http.DefaultTransport.RoundTrip(r)
+}
+
+// TestTracesGoOnInWhatEventsCause: a handler has the context of the event's creation, which its requests may carry, and a projection is in the spans of the program.
 func TestTracesGoOnInWhatEventsCause(t *testing.T) {
 	const creation = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 	spans := tracetest.NewInMemoryExporter()
@@ -32,7 +43,7 @@ func TestTracesGoOnInWhatEventsCause(t *testing.T) {
 		w.WriteHeader(http.StatusBadRequest)
 	}))
 	defer api.Close()
-	c, err := client.New(api.URL, client.WithToken("secret"))
+	c, err := client.New(api.URL, client.WithToken("secret"), client.WithHTTPClient(&http.Client{Transport: propagating{}}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,16 +66,17 @@ func TestTracesGoOnInWhatEventsCause(t *testing.T) {
 	})
 	for _, want := range []string{creation, ""} {
 		if got := <-headers; got != want {
-			t.Errorf("the client sends the traceparent %q, want %q", got, want)
+			t.Errorf("the handler's request has the traceparent %q, want %q", got, want)
 		}
 	}
 	if err := h.stop(); err != nil {
 		t.Error(err)
 	}
 	p := r.start(func(ctx context.Context) error {
-		return subscribe.Project(ctx, r.nc, pool, "search", func(ctx context.Context, _ pgx.Tx, _ []event.Event) error {
-			if !trace.SpanFromContext(ctx).IsRecording() {
-				t.Error("the projection is in no span")
+		return subscribe.Project(ctx, r.nc, pool, "search", func(ctx context.Context, _ pgx.Tx, events []event.Event) error {
+			sampled := slices.ContainsFunc(events, func(e event.Event) bool { return e.TraceParent != "" })
+			if got := trace.SpanFromContext(ctx).IsRecording(); got != sampled {
+				t.Errorf("of %d events one is sampled: %t; the projection is in a span: %t", len(events), sampled, got)
 			}
 			return nil
 		}, subscribe.Log(testkit.Logger(t)))

@@ -51,23 +51,11 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 		return err
 	}
 	log, reg := slog.Default(), prometheus.NewRegistry()
-	truth, err := postgres.Open(ctx, cfg.DatabaseURL, cfg.Postgres, postgres.RoleAPI, "api")
+	truth, tokens, projections, closePools, err := databases(ctx, cfg)
 	if err != nil {
 		return err
 	}
-	defer truth.Close()
-	few := cfg.Postgres
-	few.MaxConns = api.TokenConns
-	tokens, err := postgres.Open(ctx, cfg.DatabaseURL, few, postgres.RoleAPI, "api")
-	if err != nil {
-		return err
-	}
-	defer tokens.Close()
-	projections, err := postgres.Open(ctx, cfg.ProjectionsDatabaseURL, cfg.Postgres, postgres.RoleAPI, "api")
-	if err != nil {
-		return err
-	}
-	defer projections.Close()
+	defer closePools()
 	nc, err := broker.Connect(cfg.Broker, "api", log) // for wake-ups, and to keep pages: neither reads nor writes need a broker
 	if err != nil {
 		return err
@@ -157,6 +145,30 @@ func openConsole(ctx context.Context, cfg config, nc *nats.Conn, catalog *kinds.
 		closePools()
 	}
 	return c, closePools, err
+}
+
+// databases opens the pools: of the truth for requests and for tokens, and of the projections.
+func databases(ctx context.Context, cfg config) (truth, tokens, projections *pgxpool.Pool, closeAll func(), err error) {
+	few := cfg.Postgres
+	few.MaxConns = api.TokenConns
+	var open []*pgxpool.Pool
+	closeAll = func() {
+		for _, pool := range open {
+			pool.Close()
+		}
+	}
+	for _, p := range []struct {
+		to  **pgxpool.Pool
+		url string
+		cfg postgres.Config
+	}{{&truth, cfg.DatabaseURL, cfg.Postgres}, {&tokens, cfg.DatabaseURL, few}, {&projections, cfg.ProjectionsDatabaseURL, cfg.Postgres}} {
+		if *p.to, err = postgres.Open(ctx, p.url, p.cfg, postgres.RoleAPI, "api"); err != nil {
+			closeAll()
+			return nil, nil, nil, nil, err
+		}
+		open = append(open, *p.to)
+	}
+	return truth, tokens, projections, closeAll, nil
 }
 
 // await waits for the databases' schemas, and reads what requests need.

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -120,6 +121,18 @@ func (p *PG) Kill(t testing.TB) {
 func (p *PG) KillBackend(t testing.TB, pid int) {
 	t.Helper()
 	check(t, "kill a process of PostgreSQL", p.s.killBackend(pid))
+}
+
+// HoldWAL stops the process that writes commits out which do not wait for the disk, until the server is killed: a crash loses them, unless a later commit
+// waits for the disk. db is on this server.
+func (p *PG) HoldWAL(t testing.TB, db *DB) {
+	t.Helper()
+	var pid int
+	err := db.Pool(t, postgres.RoleOwner).QueryRow(context.Background(), `SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'`).Scan(&pid)
+	check(t, "find the WAL writer", err)
+	if err == nil {
+		check(t, "stop the WAL writer", syscall.Kill(pid, syscall.SIGSTOP))
+	}
 }
 
 // Freeze stops the server and all its processes with SIGSTOP: connections stay open and nobody answers. It is thawed at the

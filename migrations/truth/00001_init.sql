@@ -630,6 +630,7 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 CREATE POLICY relay ON outbox_messages FOR SELECT TO tidings_relay USING (true);
+CREATE POLICY relay ON outbox_dlq_actions FOR SELECT TO tidings_relay USING (true);
 CREATE POLICY relay_marks ON outbox_messages FOR UPDATE TO tidings_relay USING (true) WITH CHECK (true);
 CREATE POLICY relay_buries ON outbox_messages FOR DELETE TO tidings_relay USING (true);
 CREATE POLICY relay_beats ON outbox_messages FOR INSERT TO tidings_relay WITH CHECK (tenant_id = 0 AND aggregate_type = 'heartbeat'); -- no other event is a relay's to write
@@ -657,6 +658,7 @@ GRANT UPDATE (state, returned_at, returned_by) ON archived_threads TO tidings_ap
 -- The relay changes what became of a message, and never the message. One that fails for good it moves to the DLQ.
 GRANT SELECT, DELETE, UPDATE (processed_at, stream_seq, partition, attempts, last_error, available_at, behind) ON outbox_messages TO tidings_relay;
 GRANT SELECT, INSERT ON outbox_messages_dlq TO tidings_relay;
+GRANT SELECT (event_id, action) ON outbox_dlq_actions TO tidings_relay; -- how often a message that fails again was retried
 GRANT SELECT ON outbox_messages_archive, outbox_ranges, outbox_messages_id_seq TO tidings_relay;
 GRANT INSERT (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at) ON outbox_messages TO tidings_relay; -- heartbeats
 GRANT USAGE ON SEQUENCE outbox_messages_id_seq TO tidings_relay;

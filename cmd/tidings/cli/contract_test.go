@@ -36,9 +36,9 @@ type contract struct {
 	rng *rand.Rand
 }
 
-// secret is in what the author writes whom the test erases.
+// erasedText is in what the author writes whom the test erases.
 const (
-	secret       = "swordfish"
+	erasedText   = "swordfish"
 	secretAuthor = 77
 )
 
@@ -275,7 +275,7 @@ func (c *contract) consumes(p projections.Projection) {
 func (c *contract) parksErasesAndRetries() {
 	c.t.Helper()
 	ctx := c.t.Context()
-	c.write("POST", "/v1/posts/1/comments", fmt.Sprintf(`{"author_id":"%d","body":"%s"}`, secretAuthor, secret), http.Header{"Idempotency-Key": {"s"}})
+	c.write("POST", "/v1/posts/1/comments", fmt.Sprintf(`{"author_id":"%d","body":"%s"}`, secretAuthor, erasedText), http.Header{"Idempotency-Key": {"s"}})
 	c.dev.verify(c.t)
 	if n := c.holding(); n == 0 {
 		c.t.Fatal("no table has the text")
@@ -322,7 +322,7 @@ func (c *contract) parksErasesAndRetries() {
 	}
 }
 
-// holding counts the rows of the database that have the secret.
+// holding counts the rows of the database that have the text that was erased.
 func (c *contract) holding() (n int) {
 	c.t.Helper()
 	rows, _ := c.Projections.Query(c.t.Context(), `SELECT format('%I', tablename) FROM pg_tables WHERE schemaname = 'public' AND has_table_privilege(schemaname || '.' || quote_ident(tablename), 'SELECT')`)
@@ -332,7 +332,7 @@ func (c *contract) holding() (n int) {
 	}
 	for _, table := range tables {
 		var some int
-		if err := c.Projections.QueryRow(c.t.Context(), `SELECT count(*) FROM `+table+` t WHERE strpos(t::text, $1) + strpos(t::text, encode($1::text::bytea, 'hex')) > 0`, secret).Scan(&some); err != nil {
+		if err := c.Projections.QueryRow(c.t.Context(), `SELECT count(*) FROM `+table+` t WHERE strpos(t::text, $1) + strpos(t::text, encode($1::text::bytea, 'hex')) > 0`, erasedText).Scan(&some); err != nil {
 			c.t.Fatalf("%s: %v", table, err)
 		}
 		n += some

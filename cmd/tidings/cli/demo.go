@@ -52,6 +52,7 @@ func (p Process) demoCommand() *cobra.Command {
 hides advertising, threads are locked. It uses the API alone, and writes of every kind that the API has. So dashboards and the console have something to show.
 
 It shows each second what it does, waits while the API is away, and sums up when it is stopped with Ctrl-C. Each start adds to what is there.
+For another tenant than dev's own it makes a token, and revokes it at its end.
 
 With --trouble it also writes to the database of dev what goes wrong elsewhere: events that consumers cannot apply, and messages that no relay can publish. Alerts fire, and
 dead letters wait for somebody. Nothing of that goes away by itself, and tidings verify is not clean beside it.`,
@@ -77,7 +78,7 @@ dead letters wait for somebody. Nothing of that goes away by itself, and tidings
 	}
 	c.Flags().Float64Var(&f.Rate, "rate", 20, "requests per second")
 	c.Flags().IntVar(&f.Users, "users", 200, "how many users there are, with the ids from 1")
-	c.Flags().Int64Var(&f.tenant, "tenant", devTenant, "the tenant; for another than dev's own, a token is made and revoked at the end")
+	c.Flags().Int64Var(&f.tenant, "tenant", devTenant, "the tenant")
 	c.Flags().Uint64Var(&f.Seed, "seed", 0, "what chance begins with (default: another one each time)")
 	c.Flags().DurationVar(&f.duration, "duration", 0, "stop after so long (default: when it is stopped)")
 	c.Flags().BoolVar(&f.trouble, "trouble", false, "make dead letters and alerts too, in the database of dev")

@@ -33,6 +33,9 @@ var withoutJSON = map[string]string{
 	"consume":         "runs until it is stopped",
 	"contracts write": "writes files",
 	"kinds show":      "prints a file of kinds",
+	"nats account":    "writes files",
+	"nats creds":      "writes a file",
+	"nats users":      "prints a part of NATS' configuration",
 
 	"archive hold add":     "says in a sentence what it did",
 	"archive hold release": "likewise",

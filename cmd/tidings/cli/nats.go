@@ -130,15 +130,15 @@ func (p Process) natsCredsCommand() *cobra.Command {
 		expires   time.Duration
 	)
 	c := &cobra.Command{
-		Use:   "creds --account FILE --role ROLE --out FILE",
+		Use:   "creds --account-seed FILE --role ROLE --out FILE",
 		Short: "Write a credentials file for one binary or subscriber",
 		Long: `Creds signs credentials with the seed of an account (tidings nats account, or one that you have). They allow what the role needs and nothing else. A process reads
 them with NATS_CREDENTIALS=FILE and NATS_INBOX_PREFIX=_INBOX_NAME. It reads the file anew at each connection, so replace the file before the credentials expire.
 
 The roles are relay, api, consumer (also the archiver), operator (this command) and subscriber. A subscriber gets live.> over plain NATS: of one tenant with --tenant, of some events with
 --filter. With --durable it may also make and read one durable consumer of that name on each stream, with that one filter.`,
-		Example: `  tidings nats creds --account nats/account.seed --role relay --out relay.creds
-  tidings nats creds --account nats/account.seed --role subscriber --name acme --tenant 7 --durable acme --filter follow.created --expires 2160h --out acme.creds`,
+		Example: `  tidings nats creds --account-seed nats/account.seed --role relay --out relay.creds
+  tidings nats creds --account-seed nats/account.seed --role subscriber --name acme --tenant 7 --durable acme --filter follow.created --expires 2160h --out acme.creds`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, err := p.naming(c.Context())
@@ -152,7 +152,7 @@ The roles are relay, api, consumer (also the archiver), operator (this command) 
 				return &usageError{errors.New("--tenant is 0: want 1 or more")}
 			}
 			if seed == "" || out == "" || expires < 0 {
-				return &usageError{errors.New("name --account and --out; --expires is 0 or more")}
+				return &usageError{errors.New("name --account-seed and --out; --expires is 0 or more")}
 			}
 			secret, err := os.ReadFile(seed)
 			if err != nil {
@@ -170,11 +170,11 @@ The roles are relay, api, consumer (also the archiver), operator (this command) 
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&seed, "account", "", "file with the seed of the account")
+	f.StringVar(&seed, "account-seed", "", "file with the seed of the account")
 	f.StringVar(&out, "out", "", "file to write, mode 0600; a process that reads it sees the old file or the new one")
 	f.StringVar(&who.Role, "role", "", strings.Join(broker.Roles(), ", "))
 	f.StringVar(&who.Name, "name", "", "the name that the servers show, and that the inbox has; the role without it")
-	f.Int64Var(&who.Tenant, "tenant", 0, "of a subscriber: the only tenant whose events it gets; all without it")
+	f.Int64Var(&who.Tenant, "tenant", 0, "only of this tenant")
 	f.StringVar(&who.Durable, "durable", "", "of a subscriber: the name of its durable consumer on each stream")
 	f.StringVar(&who.Filter, "filter", "", "of a subscriber: KIND.EVENT or KIND.*, the only events that it gets")
 	f.DurationVar(&expires, "expires", 0, "the credentials expire after so long; 0: never")

@@ -26,7 +26,7 @@ func TestCredentialsOfAnAccountOpenWhatTheirRoleNeeds(t *testing.T) {
 		t.Fatal(err)
 	}
 	b, out := testkit.NATSWith(t, string(conf)), filepath.Join(dir, "acme.creds")
-	creds := []string{"nats", "creds", "--account", filepath.Join(dir, "account.seed"), "--out", out, "--role"}
+	creds := []string{"nats", "creds", "--account-seed", filepath.Join(dir, "account.seed"), "--out", out, "--role"}
 	code, stdout, stderr := run(t, nil, "", append(creds, "subscriber", "--name", "acme", "--tenant", "7", "--expires", "1h")...)
 	if code != exitOK || !strings.Contains(stdout, "NATS_INBOX_PREFIX=_INBOX_acme") {
 		t.Fatal(stdout, stderr)
