@@ -149,6 +149,26 @@ func List(ctx context.Context, pool *pgxpool.Pool, f Filter, limit int) ([]Act, 
 	return all, nil
 }
 
+// lastSQL reads the last act of a name on each target that has ended.
+// Index: operator_acts_target_idx backwards, one range per target.   Locks: none.
+const lastSQL = `
+SELECT /* audit.last */ a.* FROM unnest(@targets::text[]) AS t(target), LATERAL (
+  SELECT ` + columns + ` FROM operator_acts WHERE act = @act::text AND target = t.target AND finished_at IS NOT NULL ORDER BY id DESC LIMIT 1) a`
+
+// Last returns the last act of the name that has ended, by target; targets without one are absent. pool acts as postgres.RoleSystem.
+func Last(ctx context.Context, pool *pgxpool.Pool, act string, targets []string) (map[string]Act, error) {
+	rows, _ := pool.Query(ctx, lastSQL, pgx.StrictNamedArgs{"act": act, "targets": targets})
+	all, err := pgx.CollectRows(rows, scan)
+	if err != nil {
+		return nil, fmt.Errorf("read the last acts %s: %w", act, err)
+	}
+	last := make(map[string]Act, len(all))
+	for _, a := range all {
+		last[a.Target] = a
+	}
+	return last, nil
+}
+
 func bound(t time.Time) *time.Time {
 	if t.IsZero() {
 		return nil

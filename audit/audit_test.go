@@ -73,14 +73,29 @@ func TestActsAreFilteredAndPaged(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	for _, end := range []string{"first", "second", ""} { // the last one is under way
+		a := audit.Act{ActID: uuid.New(), TenantID: 9, TokenName: "eve", Fingerprint: "0123456789ab", Name: "e.f", Target: "U", Reason: "because"}
+		if _, _, err := audit.Begin(ctx, pool, a); err != nil {
+			t.Fatal(err)
+		}
+		if end == "" {
+			continue
+		}
+		if err := audit.Finish(ctx, pool, a.ActID, end, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if last, err := audit.Last(ctx, pool, "e.f", []string{"T", "U"}); err != nil || len(last) != 1 || last["U"].Outcome != "second" {
+		t.Errorf("the last that ended: %+v, %v", last, err)
+	}
 	one := int64(1)
 	for name, c := range map[string]struct {
 		f    audit.Filter
 		want int
 	}{
-		"all": {audit.Filter{}, 25}, "a tenant's": {audit.Filter{Tenant: &one}, 8}, "by name": {audit.Filter{Name: "c.d"}, 1}, "by token": {audit.Filter{TokenName: "bob"}, 12},
+		"all": {audit.Filter{}, 28}, "a tenant's": {audit.Filter{Tenant: &one}, 8}, "by name": {audit.Filter{Name: "c.d"}, 1}, "by token": {audit.Filter{TokenName: "bob"}, 12},
 		"by text": {audit.Filter{Text: "special"}, 1}, "of the future": {audit.Filter{From: time.Now().Add(time.Hour)}, 0}, "of the past": {audit.Filter{Until: time.Now().Add(-time.Hour)}, 0},
-		"of now": {audit.Filter{From: time.Now().Add(-time.Hour), Until: time.Now().Add(time.Hour)}, 25},
+		"of now": {audit.Filter{From: time.Now().Add(-time.Hour), Until: time.Now().Add(time.Hour)}, 28},
 	} {
 		n, last := 0, int64(1<<62)
 		for f := c.f; ; {

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,11 +25,12 @@ const (
 
 // act is something that a page lets its reader do.
 type act struct {
-	name   string // in the audit log and in the URL: "consumer.pause"
-	label  string // of the button: "Pause"
-	role   string // that it needs: tokens.RoleAdmin, or RoleModerate
-	system bool   // for system tokens alone
-	danger bool   // what it does cannot be undone
+	name   string        // in the audit log and in the URL: "consumer.pause"
+	label  string        // of the button: "Pause"
+	role   string        // that it needs: tokens.RoleAdmin, or RoleModerate
+	system bool          // for system tokens alone
+	danger bool          // what it does cannot be undone
+	limit  time.Duration // 0: actTimeout
 	// look verifies the form's input (in.Get("consumer")) and says what is about to happen. Errors: *inputError, errNotFound.
 	look func(ctx context.Context, v *view, in url.Values) (subject, error)
 	// do does it and returns the outcome, a sentence. Its ctx ends when the process stops. It is called once per act id.
@@ -59,6 +61,7 @@ type doing struct {
 	Act audit.Act
 
 	mu          sync.Mutex
+	step        string
 	done, total int64
 	secret      string
 	owner       tokens.Hash
@@ -70,6 +73,13 @@ func (d *doing) progress(done, total int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.done, d.total = done, total
+}
+
+// at tells the reader which step the act has come to.
+func (d *doing) at(step string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.step = step
 }
 
 // showOnce has a secret shown to whoever did the act, once; it is never stored.
@@ -256,7 +266,7 @@ func (c *Console) forget(key actKey) {
 // work does the act and records what came of it, also when the process stops meanwhile.
 func (c *Console) work(ctx context.Context, a *act, d *doing) {
 	defer close(d.ended)
-	wctx, cancel := context.WithTimeout(ctx, actTimeout)
+	wctx, cancel := context.WithTimeout(ctx, cmp.Or(a.limit, actTimeout))
 	defer cancel()
 	outcome, err := c.safely(wctx, a, d)
 	if errors.Is(err, errContinues) {
@@ -299,6 +309,7 @@ func (c *Console) safely(ctx context.Context, a *act, d *doing) (outcome string,
 
 type outcomeData struct {
 	Act         audit.Act
+	Step        string // empty: the act has one
 	Done, Total int64
 	Here        bool   // this process does it
 	Secret      string // shown once
@@ -329,7 +340,7 @@ func (c *Console) showAct(v *view) error {
 	c.mu.Unlock()
 	if d != nil {
 		d.mu.Lock()
-		data.Here, data.Done, data.Total = true, d.done, d.total
+		data.Here, data.Step, data.Done, data.Total = true, d.step, d.done, d.total
 		if d.owner == v.hash && record.Finished != nil {
 			data.Secret, d.secret = d.secret, ""
 		}

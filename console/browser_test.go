@@ -28,6 +28,8 @@ import (
 	"github.com/tidings/tidings/audit"
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/tokens"
 )
 
@@ -40,6 +42,7 @@ func browserPages(h *harness) []browserPage {
 		{path: "/console/partitions", says: "stuck", who: h.Tokens.Reader, shot: "console-partitions"},
 		{path: "/console/consumers", says: "followercounts", who: h.Tokens.Admin, shot: "console-consumers"},
 		{path: "/console/act/consumer.pause?consumer=archiver", says: "Reason", who: h.Tokens.Admin, shot: "console-act"},
+		{path: "/console/act/consumer.replay?consumer=followercounts", says: "Built anew", who: h.Tokens.Admin},
 		{path: "/console/kinds", says: "built in", who: h.Tokens.Reader, shot: "console-kinds"},
 		{path: "/console/doctor", says: "Remedy", who: h.Tokens.Reader, shot: "console-doctor"},
 		{path: "/console/doctor", says: "for operators", who: h.Tokens.TenantReader, status: 403},
@@ -415,6 +418,25 @@ func TestATokenIsMadeInTheBrowserAndShownOnce(t *testing.T) {
 	}
 	b.click("Back")
 	b.waits("importer")
+}
+
+func TestAConsumerIsReplayedInTheBrowser(t *testing.T) {
+	d := openDesk(t)
+	if _, err := d.store.PutEdges(t.Context(), tenant, kinds.Builtin().Edges["follow"], []store.EdgeWrite{{Meta: store.Meta{Actor: "service"}, From: 1, To: 2}}); err != nil {
+		t.Fatal(err)
+	}
+	d.publish(t)
+	d.exec(t, `INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id) VALUES ('followercounts', 'EVENTS-0', 1)`) // the new tables come as far before they are switched to
+	b := d.browser(t, chromium(t), d.Tokens.Admin, look{Phone: true})
+	b.open("/console/consumers")
+	b.act("Replay") // of the first: followercounts
+	b.waits("Replayed from the stream: 1 event applied")
+	b.accessible("the outcome of a replay")
+	if n := d.count(t, `SELECT count(*) FROM edge_counts WHERE tenant_id = 7 AND incoming = 1`); n != 1 {
+		t.Errorf("%d users have a follower, want 1", n)
+	}
+	b.click("Back")
+	b.waits("followercounts")
 }
 
 func TestALivePageInABrowserFollowsAndStopsWhenHidden(t *testing.T) {

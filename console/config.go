@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections"
 )
@@ -30,11 +31,12 @@ type Deps struct {
 	NATS        *nats.Conn
 	JetStream   jetstream.JetStream // of NATS; may be away: then pages say so
 	Broker      broker.Config
-	Kinds       Kinds
+	Kinds       *kinds.Catalog // which kinds are in force, by the truth
 	Fleet       []projections.Projection
-	Keys        [][]byte // of sessions: the first seals, each opens; api.Config.CursorKeys
-	Log         *slog.Logger
+	Wake        func(slot int) // the relay, after a write that makes events; nil: it polls
+	// OwnerURL is of Projections with a login that owns its tables, for replays; empty: the console names the command instead.
+	OwnerURL string
+	Postgres postgres.Config // of the connections of a replay
+	Keys     [][]byte        // of sessions: the first seals, each opens; api.Config.CursorKeys
+	Log      *slog.Logger
 }
-
-// Kinds says which kinds are in force: kinds.Catalog.
-type Kinds interface{ Now() *kinds.Set }

@@ -66,8 +66,8 @@ func New(cfg Config, deps Deps) (*Console, error) {
 		return nil, err
 	}
 	c := &Console{cfg: cfg, deps: deps, log: deps.Log.With("component", "console"), seals: seals, found: newSessions(tokens.NewLookup(deps.Truth)), guesses: newGuesses(),
-		acts: make(map[string]*act), templates: make(map[string]*template.Template), jobs: make(chan func(context.Context)), running: make(map[actKey]*doing), store: store.New(deps.Truth, nil)}
-	c.dlq, c.letters = outbox.NewDLQ(deps.Truth, nil), consumers.NewDeadLetters(deps.Projections, deps.Fleet...)
+		acts: make(map[string]*act), templates: make(map[string]*template.Template), jobs: make(chan func(context.Context)), running: make(map[actKey]*doing), store: store.New(deps.Truth, deps.Wake)}
+	c.dlq, c.letters = outbox.NewDLQ(deps.Truth, deps.Wake), consumers.NewDeadLetters(deps.Projections, deps.Fleet...)
 	c.desk = deadletters.New(deps.Truth, deps.Projections, c.dlq, c.letters, deps.Log)
 	c.desk.OnCompleted(c.completeAct)
 	c.pages = c.allPages()

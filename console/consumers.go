@@ -8,6 +8,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
+
+	"github.com/tidings/tidings/audit"
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/status"
 	"github.com/tidings/tidings/internal/verify"
@@ -16,8 +19,9 @@ import (
 )
 
 type consumersPage struct {
-	Rows []consumerRow
-	Away []status.Away
+	Rows    []consumerRow
+	Away    []status.Away
+	Replays bool // the console can
 }
 
 type consumerRow struct {
@@ -27,6 +31,15 @@ type consumerRow struct {
 	Most       int64  // of the line
 	Since      time.Time
 	Look, Says string
+	Verified   *audit.Act // the last comparison that ended; nil: none
+	Replay     *underway  // by this process; nil: none
+}
+
+// underway is how far an act of this process is.
+type underway struct {
+	ActID       uuid.UUID
+	Step        string
+	Done, Total int64
 }
 
 const (
@@ -34,14 +47,29 @@ const (
 	lineHeight = 40
 )
 
+// Acts that the page shows more of than their button.
+const (
+	actVerify = "consumer.verify"
+	actReplay = "consumer.replay"
+)
+
 func (c *Console) consumersData(ctx context.Context, _ *view) (any, error) {
 	now, err := c.look.state(ctx)
 	if err != nil {
 		return nil, err
 	}
-	p := consumersPage{Away: now.State.Away}
+	p := consumersPage{Away: now.State.Away, Replays: c.deps.OwnerURL != ""}
+	verified := map[string]audit.Act{}
+	if !now.State.IsAway(status.ServerTruth) {
+		if verified, err = audit.Last(ctx, c.deps.Truth, actVerify, c.look.src.Consumers); err != nil {
+			return nil, err
+		}
+	}
 	for _, k := range now.State.Consumers {
-		row := consumerRow{Consumer: k, Look: consumerBox(k).Look, Says: "runs"}
+		row := consumerRow{Consumer: k, Look: consumerBox(k).Look, Says: "runs", Replay: c.underway(actReplay, k.Consumer)}
+		if a, is := verified[k.Consumer]; is {
+			row.Verified = &a
+		}
 		for _, l := range now.State.Leases {
 			if l.Kind == k.Consumer {
 				row.Holders = append(row.Holders, l.Owner+": "+words.Ranges(l.Partitions))
@@ -63,6 +91,20 @@ func (c *Console) consumersData(ctx context.Context, _ *view) (any, error) {
 		p.Rows = append(p.Rows, row)
 	}
 	return p, nil
+}
+
+// underway is how far this process is with an act on a target, nil when it is not at work on it.
+func (c *Console) underway(act, target string) *underway {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, d := range c.running {
+		if d.Act.Name == act && d.Act.Target == target {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			return &underway{d.Act.ActID, d.step, d.done, d.total}
+		}
+	}
+	return nil
 }
 
 // draw makes the line of the lag over time.

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/net/html"
 
 	"github.com/tidings/tidings/audit"
+	"github.com/tidings/tidings/console"
 	"github.com/tidings/tidings/internal/testkit"
 )
 
@@ -56,7 +58,8 @@ func (h *harness) park(t *testing.T, accounts int) {
 }
 
 func TestDeadLettersAreSeenByTheirCauseAndMended(t *testing.T) {
-	h := start(t)
+	var woken atomic.Int64
+	h := start(t, func(_ *console.Config, deps *console.Deps) { deps.Wake = func(int) { woken.Add(1) } })
 	h.bury(t, 1, 300, 7, "too large", "")
 	h.bury(t, 1001, 3, 8, "no stream", "")
 	h.park(t, 60)
@@ -95,6 +98,7 @@ func TestDeadLettersAreSeenByTheirCauseAndMended(t *testing.T) {
 
 	// One, then the whole group; of its own tenant alone.
 	amy.act(group.link("Retry")).says("Retried 1 dead letter.", "dead letter 1 of the outbox")
+	wokenByOne := woken.Load()
 	if n := h.count(t, `SELECT count(*) FROM outbox_messages WHERE tenant_id = 7 AND aggregate_id = 1`); n != 1 {
 		t.Errorf("%d messages in the outbox", n)
 	}
@@ -112,6 +116,9 @@ func TestDeadLettersAreSeenByTheirCauseAndMended(t *testing.T) {
 	page(t, amy, empty.link("retry")).says("299 of 299", "ended", "amy")
 	if n, left := h.count(t, `SELECT count(*) FROM outbox_messages`), h.count(t, `SELECT count(*) FROM outbox_messages_dlq`); n != 300 || left != 3 {
 		t.Errorf("%d in the outbox, %d dead", n, left)
+	}
+	if one, all := wokenByOne, woken.Load(); one != 1 || all < 2 {
+		t.Errorf("the relay is woken %d times by one retry, %d times after all", one, all)
 	}
 
 	// What failed again since is known.

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go"
@@ -78,7 +79,7 @@ func start(t *testing.T, change ...func(*console.Config, *console.Deps)) *harnes
 		t.Fatal(err)
 	}
 	cfg, deps := console.Config{On: true}, console.Deps{Truth: h.pool, Projections: h.pool, NATS: h.conn, JetStream: h.js, Broker: h.nats.Config(), Kinds: catalog, Fleet: []projections.Projection{followercounts.New(catalog.Now), threadcache.New(catalog.Now), history.New(catalog.Now)},
-		Keys: [][]byte{bytes.Repeat([]byte{1}, 32)}, Log: testkit.Logger(t)}
+		OwnerURL: h.db.URL, Postgres: postgres.Config{MaxConns: console.Conns, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute}, Keys: [][]byte{bytes.Repeat([]byte{1}, 32)}, Log: testkit.Logger(t)}
 	for _, c := range change {
 		c(&cfg, &deps)
 	}

@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -135,7 +136,8 @@ func (d *desk) acts(t *testing.T) (all []string) {
 }
 
 func TestModeratorsDecideOnWhatWaits(t *testing.T) {
-	d := openDesk(t)
+	var woken atomic.Int64
+	d := openDesk(t, func(_ *console.Config, deps *console.Deps) { deps.Wake = func(int) { woken.Add(1) } })
 	d.settings(t, store.ThreadSettings{Object: 5, Premoderated: true, Title: "Rules"})
 	held := d.write(t, 5, 1, "first", "second", "third")
 	seen := d.write(t, 6, 2, "reported words", "other words")
@@ -163,6 +165,9 @@ func TestModeratorsDecideOnWhatWaits(t *testing.T) {
 	page(t, max, "/console/decisions").says("max", "pending", "removed", "spam", "spam-rule", "links: 9", "undo")
 	if got, want := d.states(t, append(held, seen...)...), []string{"pending 3", "visible 2", "pending 1", "removed 3", "visible 1"}; !slices.Equal(got, want) {
 		t.Errorf("states %v, want %v", got, want)
+	}
+	if n := woken.Load(); n < 3 {
+		t.Errorf("the relay is woken %d times by three decisions", n)
 	}
 	if diff := cmp.Diff([]string{
 		"moderation.decide by max of 7, tenant 7: approve 3 comments: Approved 2 comments. 1 comment changed since you looked: look again.",

@@ -18,7 +18,7 @@ func TestTheStateOfTheInstallation(t *testing.T) {
 	ada, amy := h.signIn(t, h.Tokens.Admin), h.signIn(t, h.Tokens.TenantAdmin)
 	page(t, ada, "/console/").says("Truth and outbox", "1,234 pending", "No running relay holds partition 0", "followercounts")
 	page(t, ada, "/console/partitions").says("stuck", "no relay", "EVENTS-0", "0–31")
-	page(t, ada, "/console/consumers").says("followercounts", "nobody runs it", "tidings replay --consumer archiver")
+	page(t, ada, "/console/consumers").says("followercounts", "nobody runs it", "not verified yet", "projection_drift_total")
 	page(t, ada, "/console/kinds").says("follow", "threaded", "built in", "No kind was added")
 	page(t, ada, "/console/doctor").says("unheld-partition", "no running process holds partitions 0", "Remedy")
 	for _, path := range []string{"/console/partitions", "/console/consumers", "/console/doctor", "/console/live/partitions"} {
@@ -61,6 +61,7 @@ func TestAConsumerIsPausedResumedAndVerified(t *testing.T) {
 	})
 	ada.act("/console/act/consumer.resume?consumer=followercounts").says("Resumed")
 	ada.act("/console/act/consumer.verify?consumer=threadcache").says("0 differences")
+	page(t, ada, "/console/consumers").says("0 differences. Verified at")
 	for path, want := range map[string]int{"/console/act/consumer.pause?consumer=nobody": 404, "/console/act/consumer.fly?consumer=archiver": 404} {
 		if a := ada.get(path); a.status != want {
 			t.Errorf("%s: %d, want %d", path, a.status, want)

@@ -41,6 +41,7 @@ type config struct {
 	// Of a login that may act as tidings_system; empty: the URLs above. Without the console the API needs no such login.
 	ConsoleDatabaseURL            string `env:"CONSOLE_DATABASE_URL"`
 	ConsoleProjectionsDatabaseURL string `env:"CONSOLE_PROJECTIONS_DATABASE_URL"`
+	ConsoleOwnerDatabaseURL       string `env:"CONSOLE_OWNER_DATABASE_URL"` // of a login that owns the projections' tables, to replay; empty: the console replays nothing
 }
 
 func main() { daemon.Main("api", run) }
@@ -69,7 +70,7 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	if err != nil {
 		return err
 	}
-	see, closeConsole, err := openConsole(ctx, cfg, nc, catalog, log)
+	see, closeConsole, err := openConsole(ctx, cfg, nc, waker, catalog, log)
 	if err != nil {
 		return err
 	}
@@ -116,7 +117,7 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 }
 
 // openConsole returns the console, nil when it is off, and what closes its pools: few connections, of the system role.
-func openConsole(ctx context.Context, cfg config, nc *nats.Conn, catalog *kinds.Catalog, log *slog.Logger) (*console.Console, func(), error) {
+func openConsole(ctx context.Context, cfg config, nc *nats.Conn, waker *broker.Waker, catalog *kinds.Catalog, log *slog.Logger) (*console.Console, func(), error) {
 	if !cfg.Console.On {
 		return nil, func() {}, nil
 	}
@@ -140,7 +141,8 @@ func openConsole(ctx context.Context, cfg config, nc *nats.Conn, catalog *kinds.
 		return nil, nil, err
 	}
 	closePools := func() { projections.Close(); truth.Close() }
-	c, err := console.New(cfg.Console, console.Deps{Truth: truth, Projections: projections, NATS: nc, JetStream: js, Broker: cfg.Broker, Kinds: catalog, Fleet: fleet.Projections(catalog.Now), Keys: keys, Log: log})
+	c, err := console.New(cfg.Console, console.Deps{Truth: truth, Projections: projections, NATS: nc, JetStream: js, Broker: cfg.Broker, Kinds: catalog, Fleet: fleet.Projections(catalog.Now),
+		Wake: waker.Wake, OwnerURL: cfg.ConsoleOwnerDatabaseURL, Postgres: few, Keys: keys, Log: log})
 	if err != nil {
 		closePools()
 	}

@@ -549,6 +549,7 @@ CREATE UNIQUE INDEX api_tokens_current_key ON api_tokens (tenant_id, name) WHERE
 CREATE INDEX api_tokens_name_idx ON api_tokens (tenant_id, name);
 CREATE INDEX api_tokens_expires_idx ON api_tokens (expires_at) WHERE revoked_at IS NULL AND replaced_at IS NULL;
 CREATE INDEX operator_acts_tenant_idx ON operator_acts (tenant_id, id);
+CREATE INDEX operator_acts_target_idx ON operator_acts (act, target, id);
 CREATE INDEX api_tokens_change_idx ON api_tokens (change) WHERE change IS NOT NULL;
 -- A claim walks the primary key from the partition's floor. Rows that wait are elsewhere, so any number of them costs a claim
 -- nothing. These indexes hold waiting rows alone: by when they fall due, by age, and by aggregate, to hold back the later rows of theirs.

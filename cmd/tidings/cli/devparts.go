@@ -187,7 +187,7 @@ func (w *wiring) api(ctx context.Context, listener net.Listener, waker *broker.W
 	}
 	served, parts := http.Handler(handler), []part{{"as_of", handler.Run}}
 	if w.cfg.Console.On {
-		see, err := w.console(ctx)
+		see, err := w.console(ctx, waker)
 		if err != nil {
 			return nil, err
 		}
@@ -199,7 +199,7 @@ func (w *wiring) api(ctx context.Context, listener net.Listener, waker *broker.W
 }
 
 // console has pools of its own, so that nobody who looks keeps the parts from their work.
-func (w *wiring) console(ctx context.Context) (*console.Console, error) {
+func (w *wiring) console(ctx context.Context, waker *broker.Waker) (*console.Console, error) {
 	keys, err := w.cfg.API.CursorKeys()
 	if err != nil {
 		return nil, err
@@ -216,5 +216,5 @@ func (w *wiring) console(ctx context.Context) (*console.Console, error) {
 		return nil, err
 	}
 	return console.New(w.cfg.Console, console.Deps{Truth: truth, Projections: projections, NATS: w.nc, JetStream: w.js, Broker: w.cfg.Broker, Kinds: w.truthKinds,
-		Fleet: fleet.Projections(w.truthKinds.Now), Keys: keys, Log: w.log})
+		Fleet: fleet.Projections(w.truthKinds.Now), Wake: waker.Wake, OwnerURL: w.in.ProjectionsDatabaseURL, Postgres: w.cfg.Postgres, Keys: keys, Log: w.log})
 }

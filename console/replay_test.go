@@ -1,0 +1,141 @@
+package console_test
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/console"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/lease"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/relay"
+)
+
+// gated is a projection that waits at its gate before each batch.
+type gated struct {
+	projections.Projection
+	gate *atomic.Pointer[chan struct{}]
+}
+
+func (g gated) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
+	select {
+	case <-*g.gate.Load():
+		return g.Projection.Apply(ctx, tx, events)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// publish has the outbox published, by a relay that ends with the call.
+func (h *harness) publish(t *testing.T) {
+	t.Helper()
+	h.declare(t)
+	r, err := relay.New(relay.Config{BatchSize: 500, BatchBytes: 4 << 20, PollInterval: 10 * time.Millisecond, PublishTimeout: 5 * time.Second, CheckInterval: time.Second,
+		DrainTimeout: 5 * time.Second, DatabaseTimeout: 30 * time.Second, Lease: lease.Config{TTL: 2 * time.Second}}, h.pool, h.nats.Config(), testkit.Logger(t), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx) }()
+	testkit.Eventually(t, 30*time.Second, "the outbox is published", func() (bool, error) {
+		return h.count(t, `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`) == 0, nil
+	})
+	stop()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAConsumerIsReplayedFollowedAndInterrupted(t *testing.T) {
+	var gate atomic.Pointer[chan struct{}]
+	open := func() { c := make(chan struct{}); close(c); gate.Store(&c) }
+	open()
+	d := openDesk(t, func(_ *console.Config, deps *console.Deps) { deps.Fleet[1] = gated{deps.Fleet[1], &gate} })
+	d.write(t, 1, 5, "one", "two", "three")
+	d.publish(t)
+	stream, err := d.js.Stream(t.Context(), d.nats.Config().StreamName(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Purge(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ada := d.signIn(t, d.Tokens.Admin)
+	const link = "/console/act/consumer.replay?consumer=threadcache"
+	page(t, ada, link).says("An interrupted replay changes nothing", "It reads the truth: stream EVENTS-0 begins at 4.", "Built anew: child_lists,")
+
+	d.exec(t, `INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id) VALUES ('threadcache', 'EVENTS-0', 0)`)
+	batch, err := d.pool.Begin(t.Context()) // a batch of the live consumer, for which the switch waits
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer batch.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := batch.Exec(t.Context(), `SELECT FROM consumer_offsets FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	first := ada.act(link).says("under way")
+	testkit.Eventually(t, time.Minute, "the replay waits", func() (bool, error) { return strings.Contains(ada.get(first.path).text(), "switching: 3 done"), nil })
+	page(t, ada, "/console/consumers").says("replay under way", "switching: 3 events.")
+	if a := ada.get(link); a.status != 409 || !strings.Contains(a.text(), "another replay of this consumer is running") {
+		t.Errorf("a second replay is offered: %d: %s", a.status, a.text())
+	}
+	if n := d.count(t, `SELECT count(*) FROM child_lists`); n != 0 {
+		t.Errorf("%d live rows while it is under way", n)
+	}
+	if err := batch.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, time.Minute, "the replay ends", func() (bool, error) { return !strings.Contains(ada.get(first.path).text(), "under way"), nil })
+	page(t, ada, first.path).says("done Replayed from the truth: 3 events applied in", "It has 0 dead letters now.")
+	if n := d.count(t, `SELECT count(*) FROM child_lists`); n != 3 {
+		t.Errorf("%d rows after the replay, want 3", n)
+	}
+
+	d.exec(t, `UPDATE child_lists SET body = 'damaged'`)
+	shut := make(chan struct{})
+	gate.Store(&shut)
+	stopped := ada.act(link).says("under way", "making the new tables")
+	d.stop()
+	testkit.Eventually(t, time.Minute, "the outcome is recorded", func() (bool, error) { return strings.Contains(ada.get(stopped.path).text(), "failed"), nil })
+	page(t, ada, stopped.path).says("The replay was stopped before its end: Nothing has changed: the live tables are as they were.")
+	if n := d.count(t, `SELECT count(*) FROM child_lists WHERE body = 'damaged'`); n != 3 {
+		t.Errorf("%d rows are as they were, want 3", n)
+	}
+}
+
+func TestAReplayIsOfferedToThoseWhoMayAndWhereItCanBeDone(t *testing.T) {
+	h := start(t)
+	page(t, h.signIn(t, h.Tokens.Admin), "/console/consumers").link("Replay")
+	page(t, h.signIn(t, h.Tokens.Reader), "/console/consumers").without("consumer.replay", "tidings replay")
+	for name, token := range map[string]string{"a reader": h.Tokens.Reader, "a tenant's admin": h.Tokens.TenantAdmin} {
+		if a := h.signIn(t, token).get("/console/act/consumer.replay?consumer=archiver"); a.status != 403 {
+			t.Errorf("%s may replay: %d", name, a.status)
+		}
+	}
+	for name, c := range map[string]struct {
+		change func(*console.Config, *console.Deps)
+		status int
+		says   string
+	}{
+		"read only":        {func(cfg *console.Config, _ *console.Deps) { cfg.ReadOnly = true }, 403, "read only"},
+		"without an owner": {func(_ *console.Config, deps *console.Deps) { deps.OwnerURL = "" }, 409, "no login that owns"},
+	} {
+		h := start(t, c.change)
+		ada := h.signIn(t, h.Tokens.Admin)
+		a := page(t, ada, "/console/consumers").without("consumer.replay")
+		if c.status == 409 {
+			a.says("tidings replay --consumer archiver", "the console has no login that owns its tables")
+		}
+		if a := ada.get("/console/act/consumer.replay?consumer=archiver"); a.status != c.status || !strings.Contains(a.text(), c.says) {
+			t.Errorf("%s: %d: %s", name, a.status, a.text())
+		}
+	}
+}
