@@ -794,14 +794,17 @@ func TestTheBatchInHandIsFinishedAtShutdown(t *testing.T) {
 
 // TestABatchThatACrashTakesBackIsAppliedAgain has PostgreSQL die with commits that it has not written out: those of batches do not wait for the disk.
 func TestABatchThatACrashTakesBackIsAppliedAgain(t *testing.T) {
-	pg := testkit.PostgresProcess(t)
+	pg := testkit.PostgresProcess(t, "bgwriter_lru_maxpages=0", "autovacuum=off") // who writes a page writes the commits of its rows out first
 	db := pg.DB(t)
 	r := newRig(t, db, testkit.NATS(t))
 	pg.HoldWAL(t, db)
 	cfg := config()
-	cfg.Lease.TTL = time.Minute // a renewal would write the batches out
+	cfg.Lease.TTL = 10 * time.Minute // a renewal would write the batches out
 	in := r.runWith(cfg, r.js, r.system, logbook{})
 	want := r.flood(10)
+	r.awaitLag(0) // what a consumer writes out at its start is written
+	r.publish(follow(101, 102, 1))
+	want = append(want, line{101, 102, 1})
 	r.awaitLag(0)
 	pg.Kill(t)
 	in.stop()

@@ -436,12 +436,12 @@ func TestPostgreSQLIsShutDownAtOnceAndRestarted(t *testing.T) {
 
 // TestMarksThatACrashTakesBackAreMadeAgain has PostgreSQL die with commits that it has not written out: a round's does not wait for the disk.
 func TestMarksThatACrashTakesBackAreMadeAgain(t *testing.T) {
-	server := testkit.PostgresProcess(t)
+	server := testkit.PostgresProcess(t, "bgwriter_lru_maxpages=0", "autovacuum=off") // who writes a page writes the commits of its rows out first
 	db, b := server.DB(t), testkit.NATS(t)
 	pool := db.Pool(t, postgres.RoleSystem)
 	server.HoldWAL(t, db)
 	r := newRelay(t, pool, b)
-	r.cfg.Lease.TTL = time.Minute // a renewal would write the marks out
+	r.cfg.Lease.TTL = 10 * time.Minute // a renewal would write the marks out
 	stop := start(t, r)
 	if err := appendPairs(t.Context(), pool, seeded(t), 20); err != nil {
 		t.Fatal(err)
