@@ -38,7 +38,7 @@ type ifMatch int64
 func (ifMatch) Schema(huma.Registry) *huma.Schema {
 	one := 1.0
 	return &huma.Schema{
-		Description: `Required, as the header If-Match: the version that the write is about, such as 3, or "*".`,
+		Description: `Required, like the header If-Match: the version to change, such as 3, or "*".`,
 		OneOf:       []*huma.Schema{{Type: huma.TypeInteger, Format: "int64", Minimum: &one}, {Type: huma.TypeString, Enum: []any{"*"}}},
 	}
 }
@@ -59,12 +59,12 @@ func (v *ifMatch) UnmarshalJSON(b []byte) error {
 
 // BatchOutcome is what became of one operation: the status, and what the operation's own route would have answered.
 type BatchOutcome struct {
-	Line     int      `json:"line,omitempty" doc:"Of NDJSON alone: the line of the operation, from 1." example:"1"`
-	Status   int      `json:"status" doc:"What the operation's own route would have answered." example:"201"`
+	Line     int      `json:"line,omitempty" doc:"NDJSON only: the line number of the operation, from 1." example:"1"`
+	Status   int      `json:"status" doc:"The status that the operation's own route would answer." example:"201"`
 	Entity   any      `json:"entity,omitempty"`
-	Replayed bool     `json:"replayed,omitempty" doc:"An earlier create with this key had made the comment."`
+	Replayed bool     `json:"replayed,omitempty" doc:"An earlier create with this key made the comment."`
 	Token    string   `json:"token,omitempty" doc:"The Tidings-Token of this write."`
-	Problem  *Problem `json:"problem,omitempty" doc:"Why the operation was refused; its pointers lead into the operation."`
+	Problem  *Problem `json:"problem,omitempty" doc:"Why the operation failed; its pointers lead into the operation."`
 }
 
 // operation is one of a batch on its way.
@@ -122,11 +122,11 @@ func (in *batchInput) Resolve(ctx huma.Context) []error {
 
 type batchOutput struct{ Body func(huma.Context) }
 
-const batchDescription = "Each operation stands alone: it is refused alone, with the problem that its own route would have answered, and no transaction " +
-	"is around them all. Operations on the same pair, comment or key are applied in their order. The body is one JSON document or, as " +
-	"`application/x-ndjson`, one operation a line, of which a broken one is refused alone. The answer has the same type and an outcome for each operation, in " +
-	"their order; it is sent while the batch is being written. An operation that is answered 503 `unavailable` may have been done or not, and so may one without " +
-	"an outcome, when the answer breaks off: send it again, those after it too. With any other 503 it was not done. Actor and `traceparent` are the request's."
+const batchDescription = "Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, " +
+	"comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer " +
+	"has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an " +
+	"outcome because the answer broke off, may or may not have been written: send it and those after it again. With any other 503 it was not written. " +
+	"Actor and `traceparent` of the request apply to all operations."
 
 // batchRoute registers a route and describes its bodies, which the framework does not read.
 func (s *server) batchRoute(r route, kinds []kind, example []any) {
@@ -153,12 +153,12 @@ func (s *server) batchRoute(r route, kinds []kind, example []any) {
 			"application/json": {Example: map[string]any{name: items}, Schema: &huma.Schema{
 				Type: huma.TypeObject, Properties: map[string]*huma.Schema{name: list}, Required: []string{name}, AdditionalProperties: false,
 			}},
-			ndjson: {Example: lines, Schema: &huma.Schema{Type: huma.TypeString, Description: "One of " + name + " a line."}},
+			ndjson: {Example: lines, Schema: &huma.Schema{Type: huma.TypeString, Description: "One " + name + " per line."}},
 		}
 	}
 	op := s.api.OpenAPI().Paths[path].Post
 	op.RequestBody.Content = content("operations", &huma.Schema{OneOf: schemas}, example, lines.String())
-	op.Responses["200"].Description = "An outcome for each operation, in their order."
+	op.Responses["200"].Description = "One outcome per operation, in order."
 	op.Responses["200"].Content = content("items", schemaOfOutcome(s), []any{
 		map[string]any{"status": http.StatusNoContent}, map[string]any{"status": http.StatusNotFound, "problem": s.problems.problem(codeNotFound, "")},
 	}, `{"line":1,"status":204}`+"\n")

@@ -20,33 +20,33 @@ import (
 // childPage is one page of the children of an object.
 type childPage struct {
 	Items  []any      `json:"items" nullable:"false"`
-	Next   string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
-	Prev   string     `json:"prev,omitempty" doc:"The cursor of the page before, in the orders oldest and newest; absent on the first. What it leads to may be gone by then."`
+	Next   string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last page."`
+	Prev   string     `json:"prev,omitempty" doc:"The cursor of the previous page, in the orders oldest and newest; absent on the first page."`
 	Thread any        `json:"thread,omitempty"`
-	AsOf   event.Time `json:"as_of" format:"date-time" doc:"Every write that had committed by then is in the page."`
+	AsOf   event.Time `json:"as_of" format:"date-time" doc:"The page includes every write that had committed by this time."`
 }
 
 // childSummary is the children of an object in numbers.
 type childSummary struct {
 	Object         event.ID    `json:"object_id"`
-	Visible        int64       `json:"visible" example:"128" doc:"{Children} that are visible."`
-	Total          int64       `json:"total" example:"131" doc:"{Children} that were ever written, whatever became of them."`
-	LastActivityAt *event.Time `json:"last_activity_at,omitempty" format:"date-time" doc:"When the newest visible {child} was written; absent without any."`
+	Visible        int64       `json:"visible" example:"128" doc:"The number of visible {children}."`
+	Total          int64       `json:"total" example:"131" doc:"The number of {children} ever written, deleted ones included."`
+	LastActivityAt *event.Time `json:"last_activity_at,omitempty" format:"date-time" doc:"When the newest visible {child} was written; absent if none is visible."`
 	Thread         any         `json:"thread,omitempty"`
-	AsOf           event.Time  `json:"as_of" format:"date-time" doc:"Every write that had committed by then is counted."`
+	AsOf           event.Time  `json:"as_of" format:"date-time" doc:"The counts include every write that had committed by this time."`
 }
 
 // childVersion is a version of a child.
 type childVersion struct {
 	VersionInfo
-	Reason string `json:"reason,omitempty" example:"spam" doc:"The moderator's; only with the role moderate."`
+	Reason string `json:"reason,omitempty" example:"spam" doc:"The moderator's reason; only with the role moderate."`
 	Child  any    `json:"child"`
 }
 
 // Place is where a page in the order of age begins.
 type Place struct {
-	Skip   int64   `query:"skip" minimum:"0" example:"200" doc:"Begin behind this many visible {children}, in the orders oldest and newest. Not together with cursor or around."`
-	Around childID `query:"around" doc:"The page with this {child} in its middle, the oldest first. Of a gone {child} it is the page around its place. Not together with cursor or skip."`
+	Skip   int64   `query:"skip" minimum:"0" example:"200" doc:"Skip this many visible {children}, in the orders oldest and newest. Excludes cursor and around."`
+	Around childID `query:"around" doc:"Return the page with this {child} in its middle, oldest first. If the {child} is not visible, the page is around its place. Excludes cursor and skip."`
 	Page
 }
 
@@ -58,7 +58,7 @@ type flatListInput struct {
 
 type threadListInput struct {
 	UnderPath
-	Order string `query:"order" default:"oldest" enum:"oldest,newest,threaded" example:"newest" doc:"oldest and newest: visible {children} by age. threaded: each {child}, then its replies; a gone {child} with a visible one below it is a tombstone."`
+	Order string `query:"order" default:"oldest" enum:"oldest,newest,threaded" example:"newest" doc:"oldest and newest: visible {children} by age. threaded: each {child}, then its replies; an invisible {child} with a visible reply is a tombstone."`
 	Place
 }
 
@@ -95,7 +95,7 @@ func (c *childRoutes) threadOf(schema *huma.Schema) {
 
 func (c *childRoutes) listRoutes() {
 	page := c.schema("Page", childPage{}, listItems(c.entity, ""), c.threadOf)
-	r := c.listing("list", c.under(), page, words{"list-" + c.tagged, "List the {children} of {an object}", "From a projection. {An object} that nobody knows has none."},
+	r := c.listing("list", c.under(), page, words{"list-" + c.tagged, "List the {children} of {an object}", "Reads a projection. An unknown {object} has an empty list."},
 		codeCursorInvalid, codeNotFound)
 	if c.k.Threaded {
 		register(c.server, r, func(ctx context.Context, in *threadListInput) (*anyOutput, error) {
@@ -107,11 +107,11 @@ func (c *childRoutes) listRoutes() {
 		})
 	}
 	register(c.server, c.listing("summary", c.under()+"/summary", c.schema("Summary", childSummary{}, c.threadOf),
-		words{"get-" + c.dashed + "-summary", "Read the {children} of {an object} in numbers", "From a projection. {An object} that nobody knows has 0."}), c.summary)
+		words{"get-" + c.dashed + "-summary", "Count the {children} of {an object}", "Reads a projection. An unknown {object} counts 0."}), c.summary)
 
 	answer := c.schema("List", entityList{}, listItems(c.entity, ""))
 	authored := c.listing("authored", "/v1/"+c.kinds.Objects[authors]+"/{id}/"+c.k.Plural, answer,
-		words{"list-" + authors + "-" + c.tagged, "List a " + authors + "'s visible {children}, newest first", "From a projection. A " + authors + " that nobody knows has none."}, codeCursorInvalid)
+		words{"list-" + authors + "-" + c.tagged, "List a " + authors + "'s visible {children}, newest first", "Reads a projection. An unknown " + authors + " has an empty list."}, codeCursorInvalid)
 	authored.tag = "Users"
 	register(c.server, authored, func(ctx context.Context, in *authorInput) (*anyOutput, error) {
 		author := in.ID.int64()
@@ -298,7 +298,7 @@ func (c *childRoutes) summary(ctx context.Context, in *UnderPath) (*anyOutput, e
 }
 
 func (c *childRoutes) versionRoute() {
-	gone, shows := "deleted, erased", "author, body and actor"
+	gone, shows := "deleted or erased", "author, body and actor"
 	if c.k.Moderated {
 		gone = "hidden, removed, " + gone
 	}
@@ -306,11 +306,11 @@ func (c *childRoutes) versionRoute() {
 		shows = "author, body, attributes and actor"
 	}
 	r := c.route("versions", http.MethodGet, c.one()+"/versions", tokens.RoleRead, http.StatusOK, words{"list-" + c.dashed + "-versions",
-		"List the versions of {a child}, newest first", "Who did what, when. While the {child} is gone (" + gone + ") no version of it shows " + shows +
-			", but to tokens that have the role moderate too; of an erased one to nobody." + fromTheHistory})
+		"List the versions of {a child}, newest first", "Who changed the {child}, and when. While the {child} is " + gone + ", its versions show " + shows +
+			" only to tokens with the role moderate, and those of an erased one to no token." + fromTheHistory})
 	version := c.schema("Version", childVersion{}, property(c.of("child"),
-		refer(c.entity, c.text("As it was. Without author and body while the {child} is gone, but with the role moderate.")), true))
-	r.answer = c.schema("Versions", entityVersions{}, listItems(version, "The newest first."))
+		refer(c.entity, c.text("The {child} at this version. While the {child} is a tombstone, only the role moderate sees author and body.")), true))
+	r.answer = c.schema("Versions", entityVersions{}, listItems(version, "Newest first."))
 	r.codes = []string{codeCursorInvalid, codeNotFound}
 	register(c.server, r, c.versions)
 }
@@ -361,11 +361,11 @@ func (s *server) childCountSchema(k kinds.Child) *huma.Schema {
 		o.PrecomputeMessages()
 		return o
 	}
-	members := map[string]*huma.Schema{"total": number("Those that were ever written, whatever became of them."), "visible": number("Those that are visible.")}
+	members := map[string]*huma.Schema{"total": number("The number ever written, deleted ones included."), "visible": number("The number of visible ones.")}
 	if names := k.Aggregates(); len(names) > 0 {
 		each := make(map[string]*huma.Schema)
 		for _, name := range names {
-			each[name] = object(map[string]*huma.Schema{"count": number("Visible ones that have it."), "sum": number("Of their values: by count it is the average.")})
+			each[name] = object(map[string]*huma.Schema{"count": number("The number of visible ones with the attribute."), "sum": number("The sum of their values; divide by count for the average.")})
 		}
 		members["aggregates"] = object(each)
 	}

@@ -20,20 +20,20 @@ import (
 
 // threadState is what holds for the thread that an answer is of.
 type threadState struct {
-	Locked       bool   `json:"locked" example:"false" doc:"It takes no more {children}."`
-	Premoderated bool   `json:"premoderated" example:"false" doc:"New {children} start pending."`
-	Title        string `json:"title,omitempty" example:"Questions to the author" doc:"Absent when none is set."`
-	Version      int64  `json:"version" example:"2" doc:"Of the settings; 0 while nothing was set."`
+	Locked       bool   `json:"locked" example:"false" doc:"True if the thread takes no new {children}."`
+	Premoderated bool   `json:"premoderated" example:"false" doc:"True if new {children} start pending."`
+	Title        string `json:"title,omitempty" example:"Questions to the author" doc:"Absent if there is none."`
+	Version      int64  `json:"version" example:"2" doc:"The version of the settings; 0 before the first change."`
 }
 
 // childSettings are what holds for the children of one object.
 type childSettings struct {
 	Object       event.ID    `json:"object_id"`
-	Locked       bool        `json:"locked" doc:"It takes no more {children}."`
-	Premoderated bool        `json:"premoderated" doc:"New {children} start pending."`
+	Locked       bool        `json:"locked" doc:"True if the thread takes no new {children}."`
+	Premoderated bool        `json:"premoderated" doc:"True if new {children} start pending."`
 	Title        string      `json:"title,omitempty"`
-	Version      int64       `json:"version" doc:"Rises by one with each change; also the ETag. 0 while nothing was set."`
-	UpdatedAt    *event.Time `json:"updated_at,omitempty" format:"date-time" doc:"Absent while nothing was set."`
+	Version      int64       `json:"version" doc:"Rises by one with each change; also the ETag. 0 before the first change."`
+	UpdatedAt    *event.Time `json:"updated_at,omitempty" format:"date-time" doc:"Absent before the first change."`
 }
 
 // settings are those of an object, as an answer has them.
@@ -53,23 +53,23 @@ type settingsVersion struct {
 
 // settingsVersions is one page of the versions of the settings.
 type settingsVersions struct {
-	Items []any  `json:"items" nullable:"false" doc:"The newest first."`
-	Next  string `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
+	Items []any  `json:"items" nullable:"false" doc:"Newest first."`
+	Next  string `json:"next,omitempty" doc:"The cursor of the next page; absent on the last page."`
 }
 
 type settingsGetInput struct {
 	UnderPath
-	IfNoneMatch string `header:"If-None-Match" doc:"An ETag: 304 while it is still the one."`
+	IfNoneMatch string `header:"If-None-Match" doc:"An ETag: the answer is 304 if it is still current."`
 }
 
 type settingsPutInput struct {
 	UnderPath
-	IfMatch     string `header:"If-Match" doc:"The ETag that the change is about, or *. Required once something was set."`
-	IfNoneMatch string `header:"If-None-Match" example:"*" doc:"*: only while nothing was set."`
+	IfMatch     string `header:"If-Match" doc:"The ETag of the version to change, or *. Required after the first change."`
+	IfNoneMatch string `header:"If-None-Match" example:"*" doc:"*: only if the settings were never changed."`
 	Body        struct {
 		Locked       bool   `json:"locked,omitempty" example:"false"`
 		Premoderated bool   `json:"premoderated,omitempty" example:"true"`
-		Title        string `json:"title,omitempty" example:"Questions to the author" doc:"Trimmed, then at most 300 bytes of UTF-8 without control characters. None when absent."`
+		Title        string `json:"title,omitempty" example:"Questions to the author" doc:"At most 300 bytes of UTF-8 without control characters, after trimming. No title if absent."`
 	}
 }
 
@@ -80,17 +80,17 @@ type settingsVersionsInput struct {
 
 type settingsOutput struct {
 	Status int
-	ETag   string `header:"ETag" doc:"Absent while nothing was set."`
+	ETag   string `header:"ETag" doc:"Absent before the first change."`
 	WriteToken
 	Body any
 }
 
 type moderateInput struct {
 	ChildPath
-	IfMatch string `header:"If-Match" doc:"Required: the ETag that the decision is about, or *."`
+	IfMatch string `header:"If-Match" doc:"Required: the ETag of the version to decide on, or *."`
 	Body    struct {
 		State  string `json:"state" enum:"approved,hidden,removed,pending" example:"hidden"`
-		Reason string `json:"reason,omitempty" example:"spam" doc:"Why, for the event and the history: at most 1000 bytes of UTF-8 without control characters."`
+		Reason string `json:"reason,omitempty" example:"spam" doc:"The reason, for the event and the history: at most 1000 bytes of UTF-8 without control characters."`
 	}
 }
 
@@ -113,28 +113,28 @@ func (c *childRoutes) moderationRoutes() {
 	c.current = append(c.current, settings)
 	path := c.under() + "/settings"
 	get := c.moderating("settings", http.MethodGet, path, tokens.RoleRead, settings, words{"get-" + c.dashed + "-settings", "Read the settings for the {children} of {an object}",
-		"From the truth. Where nothing was set they are the defaults, at version 0."})
-	get.also = map[int]string{http.StatusNotModified: "If-None-Match names the version."}
+		"Reads the truth. Before the first change the settings are the defaults, at version 0."})
+	get.also = map[int]string{http.StatusNotModified: "If-None-Match names the current version."}
 	register(c.server, get, c.getSettings)
 
 	register(c.server, c.moderating("put settings", http.MethodPut, path, tokens.RoleModerate, settings, words{"put-" + c.dashed + "-settings",
 		"Set the settings for the {children} of {an object}",
-		"All of them: what is absent becomes false, or no title. A locked thread takes no new {children}; its {children} may still be edited, deleted and " +
-			"moderated. Settings that hold already change nothing: 200 with the same version, and no event."}, writing(codeVersionStale, codeIfMatchMissing)...), c.putSettings)
+		"Replaces all settings: a missing one becomes false, or no title. A locked thread takes no new {children}; existing ones can be edited, deleted and " +
+			"moderated. A request with the current settings changes nothing: 200 with the same version, and no event."}, writing(codeVersionStale, codeIfMatchMissing)...), c.putSettings)
 
 	version := c.schema("SettingsVersion", settingsVersion{}, property(c.of("settings"), settings, true))
-	register(c.server, c.moderating("settings versions", http.MethodGet, path+"/versions", tokens.RoleRead, c.schema("SettingsVersions", settingsVersions{}, listItems(version, "The newest first.")),
+	register(c.server, c.moderating("settings versions", http.MethodGet, path+"/versions", tokens.RoleRead, c.schema("SettingsVersions", settingsVersions{}, listItems(version, "Newest first.")),
 		words{"list-" + c.dashed + "-settings-versions", "List the versions of the settings for the {children} of {an object}, newest first",
-			"Who set what, when. From the truth. Where nothing was set there are none."}, codeCursorInvalid, codeNotFound), c.settingsVersions)
+			"Who changed the settings, and when. Reads the truth. Empty before the first change."}, codeCursorInvalid, codeNotFound), c.settingsVersions)
 
 	register(c.server, c.moderating("moderate", http.MethodPut, c.one()+"/moderation", tokens.RoleModerate, c.entity, words{"moderate-" + c.dashed, "Approve, hide or remove {a child}, or hold it for a moderator",
-		"Approving undoes what moderation did. `pending` puts the {child} into the list of what waits: a rule reports it so. The state that the {child} has changes nothing: 200 with the same version, and no event. What its author " +
-			"deleted stays deleted."}, writing(codeVersionStale, codeIfMatchMissing, codeNotFound, c.code(codeChildGone))...), c.moderate)
+		"`approved` undoes earlier decisions. `pending` adds the {child} to the list of those that wait: a rule reports it so. A repeated state changes nothing: 200 with the same version, and no event. A {child} " +
+			"that its author deleted remains deleted."}, writing(codeVersionStale, codeIfMatchMissing, codeNotFound, c.code(codeChildGone))...), c.moderate)
 }
 
 func (c *childRoutes) pendingRoute(answer *huma.Schema) {
 	r := c.moderating("pending", http.MethodGet, "/v1/moderation/"+c.k.Plural+"/pending", tokens.RoleModerate, answer, words{"list-pending-" + c.tagged,
-		"List the {children} that wait for a moderator, oldest first", "From a projection, with their bodies."}, codeCursorInvalid)
+		"List the {children} that wait for a moderator, oldest first", "Reads a projection. Includes the bodies."}, codeCursorInvalid)
 	r.projected = true
 	register(c.server, r, func(ctx context.Context, in *pendingInput) (*anyOutput, error) {
 		object := in.Object.int64() // 0 when absent

@@ -22,10 +22,10 @@ import (
 type childBody struct {
 	ID         string          `json:"child_id" format:"uuid"`
 	Object     event.ID        `json:"object_id"`
-	ParentID   string          `json:"parent_id,omitempty" format:"uuid" doc:"Absent on a first {child}."`
+	ParentID   string          `json:"parent_id,omitempty" format:"uuid" doc:"Absent on a top-level {child}."`
 	AuthorID   event.ID        `json:"author_id,omitempty" doc:"Absent on a tombstone."`
 	Slug       string          `json:"slug,omitempty" doc:"Short and unique within the {object}: the permalink."`
-	Depth      int             `json:"depth,omitempty" doc:"1 for a first {child}."`
+	Depth      int             `json:"depth,omitempty" doc:"1 for a top-level {child}."`
 	Body       string          `json:"body,omitempty" doc:"Absent on a tombstone."`
 	State      string          `json:"state"`
 	Version    int64           `json:"version" doc:"Rises by one with each change; also the ETag."`
@@ -36,7 +36,7 @@ type childBody struct {
 	// In a tree, and behind a permalink (childthreads.go):
 	Replies []any       `json:"replies,omitempty"`
 	Thread  any         `json:"thread,omitempty"`
-	AsOf    *event.Time `json:"as_of,omitempty" format:"date-time" doc:"Every write that had committed by then has been looked at."`
+	AsOf    *event.Time `json:"as_of,omitempty" format:"date-time" doc:"The answer includes every write that had committed by this time."`
 }
 
 func childBodyOf(c event.Child) childBody {
@@ -79,31 +79,31 @@ type ChildPath struct {
 
 type childGetInput struct {
 	ChildPath
-	IfNoneMatch string `header:"If-None-Match" doc:"An ETag: 304 while it is still the one."`
+	IfNoneMatch string `header:"If-None-Match" doc:"An ETag: the answer is 304 if it is still current."`
 }
 
 type newChildInput struct {
 	UnderPath
-	Key  string           `header:"Idempotency-Key" pattern:"^[!-~]{1,255}$" patternDescription:"1 to 255 visible ASCII characters" doc:"Makes the create safe to repeat: with the same author and key the first answer is given again."`
+	Key  string           `header:"Idempotency-Key" pattern:"^[!-~]{1,255}$" patternDescription:"1 to 255 visible ASCII characters" doc:"Makes a retry safe: the same author and key get the first answer again."`
 	Body *json.RawMessage // as the kind says
 }
 
 type changeInput struct {
 	ChildPath
-	IfMatch string           `header:"If-Match" doc:"Required: the ETag that the edit is about, or *."`
+	IfMatch string           `header:"If-Match" doc:"Required: the ETag of the version to edit, or *."`
 	Body    *json.RawMessage // as the kind says
 }
 
 type deleteInput struct {
 	ChildPath
-	IfMatch string `header:"If-Match" doc:"Required: the ETag that the deletion is about, or *."`
+	IfMatch string `header:"If-Match" doc:"Required: the ETag of the version to delete, or *."`
 }
 
 type childOutput struct {
 	Status   int
 	ETag     string `header:"ETag"`
 	Location string `header:"Location"`
-	Replayed string `header:"Idempotency-Replayed" doc:"true when an earlier request with this key had made the {child}."`
+	Replayed string `header:"Idempotency-Replayed" doc:"true if an earlier request with this key made the {child}."`
 	WriteToken
 	Body any
 }
@@ -198,16 +198,16 @@ func writing(more ...string) []string {
 func (c *childRoutes) singleRoutes() {
 	c.createRoute()
 	get := c.route("get", http.MethodGet, c.one(), tokens.RoleRead, http.StatusOK, words{"get-" + c.dashed, "Read {a child}",
-		"From the truth. {A child} that is gone is a tombstone: its state, but neither author nor body."})
-	get.codes, get.answer, get.also = []string{codeNotFound}, c.entity, map[int]string{http.StatusNotModified: "If-None-Match names the version."}
+		"Reads the truth. {A child} that is not visible is a tombstone: it has a state, but neither author nor body."})
+	get.codes, get.answer, get.also = []string{codeNotFound}, c.entity, map[int]string{http.StatusNotModified: "If-None-Match names the current version."}
 	register(c.server, get, c.get)
 
 	edit := c.route("edit", http.MethodPatch, c.one(), tokens.RoleWrite, http.StatusOK, words{"edit-" + c.dashed, "Replace {a child}'s body",
-		"An edit to the body that it has changes nothing: 200 with the same version, and no event."})
+		"An edit to the current body changes nothing: 200 with the same version, and no event."})
 	if len(c.k.Attributes) > 0 {
 		edit.summary = "Edit {a child}"
 		edit.description = "The body has what changes: the text, attributes (RFC 7396: null takes one away, or back to its default), or both. " +
-			"An edit to what it has changes nothing: 200 with the same version, and no event."
+			"An edit to the current values changes nothing: 200 with the same version, and no event."
 	}
 	edit.codes = writing(codeBodyEmpty, codeBodyTooLong, codeBodyInvalid, codeNotFound, c.code(codeChildGone), codeVersionStale, codeIfMatchMissing)
 	edit.answer, edit.body = c.entity, jsonBody(c.schema("Edit", childEdit{}, c.change), true)
@@ -234,8 +234,8 @@ func (c *childRoutes) createRoute() {
 		r.codes = append(r.codes, codeThreadLocked)
 	}
 	if c.k.OnePerAuthor {
-		notes = append(notes, "An author has at most one {child} of {an object} that is not deleted: a second one is refused with `"+codeAlreadyWritten+
-			"`, and `current` and Location name the first.")
+		notes = append(notes, "An author may have one {child} of {an object} that is not deleted. A second create is `"+codeAlreadyWritten+
+			"`; `current` and Location name the first.")
 		r.codes = append(r.codes, codeAlreadyWritten)
 	}
 	r.description = strings.Join(notes, " ")
@@ -243,7 +243,7 @@ func (c *childRoutes) createRoute() {
 	register(c.server, r, c.create)
 	if c.k.OnePerAuthor {
 		refusal := c.operation(http.MethodPost, c.path(c.under())).Responses["409"]
-		refusal.Headers = map[string]*huma.Param{"Location": {Schema: &huma.Schema{Type: huma.TypeString}, Description: "Of `" + codeAlreadyWritten + "`: where the first is."}}
+		refusal.Headers = map[string]*huma.Param{"Location": {Schema: &huma.Schema{Type: huma.TypeString}, Description: "Of `" + codeAlreadyWritten + "`: the address of the first one."}}
 	}
 }
 
@@ -392,8 +392,8 @@ type childOperation struct {
 	Body       *string         `json:"body,omitempty" nullable:"false" doc:"1 to 16384 bytes of UTF-8 after trimming."`
 	ParentID   *childID        `json:"parent_id,omitempty" doc:"The {child} of the same {object} that this one replies to."`
 	Attributes json.RawMessage `json:"attributes,omitempty"`
-	Key        *string         `json:"idempotency_key,omitempty" nullable:"false" pattern:"^[!-~]{1,255}$" patternDescription:"1 to 255 visible ASCII characters" doc:"As the header Idempotency-Key."`
-	IfMatch    *ifMatch        `json:"if_match,omitempty" doc:"Required, as the header If-Match."`
+	Key        *string         `json:"idempotency_key,omitempty" nullable:"false" pattern:"^[!-~]{1,255}$" patternDescription:"1 to 255 visible ASCII characters" doc:"Like the header Idempotency-Key."`
+	IfMatch    *ifMatch        `json:"if_match,omitempty" doc:"Required, like the header If-Match."`
 }
 
 func (c *childRoutes) batchRoutes() {

@@ -21,7 +21,7 @@ const maxTree = 1000
 type childTree struct {
 	Items  []any      `json:"items" nullable:"false"`
 	Thread any        `json:"thread,omitempty"`
-	AsOf   event.Time `json:"as_of" format:"date-time" doc:"Every write that had committed by then is in the tree."`
+	AsOf   event.Time `json:"as_of" format:"date-time" doc:"The tree includes every write that had committed by this time."`
 }
 
 type repliesInput struct {
@@ -36,20 +36,20 @@ type slugInput struct {
 
 func (c *childRoutes) threadRoutes() {
 	page := &huma.Schema{Ref: "#/components/schemas/" + c.schemaName("Page")}
-	register(c.server, c.listing("replies", c.one()+"/replies", page, words{"list-" + c.dashed + "-replies", "List all that is below {a child}",
-		"From a projection, in the order of the thread: each {child}, then its replies, at any depth. A gone {child} with a visible one below it is a tombstone."},
+	register(c.server, c.listing("replies", c.one()+"/replies", page, words{"list-" + c.dashed + "-replies", "List everything below {a child}",
+		"Reads a projection, in the order of the thread: each {child}, then its replies, at any depth. An invisible {child} with a visible reply is a tombstone."},
 		codeCursorInvalid, codeNotFound), c.replies)
 
-	replies := arrayOf(&huma.Schema{Ref: "#/components/schemas/" + c.schemaName("InTree")}, "The oldest first.")
+	replies := arrayOf(&huma.Schema{Ref: "#/components/schemas/" + c.schemaName("InTree")}, "Oldest first.")
 	replies.Nullable = true
 	node := c.schema("InTree", childBody{}, c.looks("replies"), property("replies", replies, false))
-	register(c.server, c.listing("tree", c.under()+"/tree", c.schema("Tree", childTree{}, listItems(node, c.text("The first {children}, the oldest first.")), c.threadOf),
+	register(c.server, c.listing("tree", c.under()+"/tree", c.schema("Tree", childTree{}, listItems(node, c.text("The top-level {children}, oldest first.")), c.threadOf),
 		words{"get-" + c.dashed + "-tree", "Read a whole thread as one document",
-			fmt.Sprintf("From a projection. Up to %d {children}, tombstones included; what has more is read in pages.", maxTree)}, codeThreadTooLarge), c.tree)
+			fmt.Sprintf("Reads a projection. Returns up to %d {children}, tombstones included; read a larger thread in pages.", maxTree)}, codeThreadTooLarge), c.tree)
 
 	linked := c.schema("BySlug", childBody{}, c.looks("thread", "as_of"), c.threadOf, func(s *huma.Schema) { s.Required = append(s.Required, "as_of") })
 	register(c.server, c.listing("slug", c.under()+"/by-slug/{slug}", linked, words{"get-" + c.dashed + "-by-slug", "Read {a child} by its permalink",
-		"From a projection. {A child} that is gone is a tombstone. `around` of the list shows it in its surroundings."}, codeNotFound), c.bySlug)
+		"Reads a projection. {A child} that is not visible is a tombstone. `around` of the list shows it in its context."}, codeNotFound), c.bySlug)
 }
 
 // threadedPage is a page in the order of the thread; read reads one more than the limit.

@@ -4,7 +4,7 @@ func wordsOfComments() kindWords {
 	return kindWords{
 		operations: map[string]words{
 			"tree":              {id: "get-tree"},
-			"summary":           {id: "get-summary", summary: "Read a thread in numbers"},
+			"summary":           {id: "get-summary", summary: "Count the comments of a thread"},
 			"replies":           {id: "list-replies"},
 			"authored":          {id: "list-users-comments"},
 			"pending":           {id: "list-pending"},

@@ -23,18 +23,18 @@ const maxReasonBytes = 1000
 // DeadMessage is a message of the outbox's DLQ without its payload. Writers of plain SQL make messages too, so an aggregate's id
 // may be any 64-bit number, and a type any text.
 type DeadMessage struct {
-	ID            event.ID   `json:"id" doc:"The id that it had in the outbox, and its name here."`
+	ID            event.ID   `json:"id" doc:"The id of the event in the outbox."`
 	EventID       string     `json:"event_id" format:"uuid"`
 	AggregateType string     `json:"aggregate_type"`
 	AggregateID   string     `json:"aggregate_id" doc:"A decimal 64-bit number, as a string."`
 	EventType     string     `json:"event_type"`
 	EventVersion  int        `json:"event_version"`
-	Attempts      int        `json:"attempts" doc:"How often it failed."`
+	Attempts      int        `json:"attempts" doc:"The number of failed attempts."`
 	LastError     string     `json:"last_error"`
 	TraceParent   string     `json:"traceparent,omitempty"`
 	OccurredAt    event.Time `json:"occurred_at" format:"date-time"`
-	InsertedAt    event.Time `json:"inserted_at" format:"date-time" doc:"When it was written into the outbox."`
-	DeadAt        event.Time `json:"dead_at" format:"date-time" doc:"When it was moved to the DLQ."`
+	InsertedAt    event.Time `json:"inserted_at" format:"date-time" doc:"When the event was written to the outbox."`
+	DeadAt        event.Time `json:"dead_at" format:"date-time" doc:"When the event was moved to the DLQ."`
 }
 
 // DeadMessageFull is a message of the outbox's DLQ.
@@ -46,7 +46,7 @@ type DeadMessageFull struct {
 // DeadMessageList is one page.
 type DeadMessageList struct {
 	Items []DeadMessage `json:"items" nullable:"false"`
-	Next  string        `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
+	Next  string        `json:"next,omitempty" doc:"The cursor of the next page; absent on the last page."`
 }
 
 // DLQAction is what was done to a message, as it is kept.
@@ -54,12 +54,12 @@ type DLQAction struct {
 	At            event.Time `json:"at" format:"date-time"`
 	Actor         string     `json:"actor"`
 	Action        string     `json:"action" enum:"retry,discard"`
-	ID            event.ID   `json:"id" doc:"The id that the message had in the DLQ."`
+	ID            event.ID   `json:"id" doc:"The id of the message in the DLQ."`
 	EventID       string     `json:"event_id" format:"uuid"`
 	AggregateType string     `json:"aggregate_type"`
 	AggregateID   string     `json:"aggregate_id" doc:"A decimal 64-bit number, as a string."`
 	EventType     string     `json:"event_type"`
-	NewID         string     `json:"new_id,omitempty" doc:"The id that a retried message has in the outbox now."`
+	NewID         string     `json:"new_id,omitempty" doc:"The id of the retried message in the outbox."`
 	Reason        string     `json:"reason,omitempty"`
 }
 
@@ -80,8 +80,8 @@ type dlqListInput struct {
 	AggregateType string    `query:"aggregate_type" doc:"Only of this aggregate type."`
 	AggregateID   id        `query:"aggregate_id" doc:"Only of the aggregates with this id."`
 	EventType     string    `query:"event_type" doc:"Only of this event type."`
-	DeadBefore    time.Time `query:"dead_before" doc:"Only what was moved to the DLQ before this time."`
-	DeadAfter     time.Time `query:"dead_after" doc:"Only what was moved to the DLQ at this time or after."`
+	DeadBefore    time.Time `query:"dead_before" doc:"Only messages moved to the DLQ before this time."`
+	DeadAfter     time.Time `query:"dead_after" doc:"Only messages moved to the DLQ at or after this time."`
 	Page
 }
 
@@ -92,7 +92,7 @@ type dlqGetOutput struct{ Body DeadMessageFull }
 type dlqActInput struct {
 	DLQPath
 	Body *struct {
-		Reason string `json:"reason,omitempty" doc:"Why: kept with what was done. At most 1000 bytes without control characters."`
+		Reason string `json:"reason,omitempty" doc:"The reason, recorded with the action: at most 1000 bytes without control characters."`
 	}
 }
 
@@ -104,26 +104,26 @@ func (s *server) dlqRoutes() {
 	register(s, route{
 		method: http.MethodGet, path: path, id: "list-dlq", tag: tag, role: tokens.RoleAdmin, status: http.StatusOK,
 		summary:     "List the events that could not be published",
-		description: "The tenant's messages of the outbox's DLQ by their ids, without payloads, from the truth.",
+		description: "Lists the tenant's messages of the outbox's DLQ by id, without payloads. Reads the truth.",
 		codes:       []string{codeCursorInvalid},
 	}, s.listDLQ)
 	register(s, route{
 		method: http.MethodGet, path: path + "/{id}", id: "get-dlq-message", tag: tag, role: tokens.RoleAdmin, status: http.StatusOK,
-		summary: "Read an event that could not be published", description: "With its payload, from the truth.",
+		summary: "Read an event that could not be published", description: "Includes the payload. Reads the truth.",
 		codes: []string{codeNotFound},
 	}, s.getDLQ)
 	register(s, route{
 		method: http.MethodPost, path: path + "/{id}/retry", id: "retry-dlq-message", tag: tag, role: tokens.RoleAdmin, status: http.StatusOK,
 		summary: "Put an event back into the outbox",
-		description: "The same event with a new id, behind all others, without failed attempts. 404 when the DLQ does not hold the message (any more): " +
-			"of two requests at once one is answered 200.",
+		description: "Gives the event a new id after all others and resets its attempts. 404 if the DLQ does not have the message: " +
+			"of two concurrent requests one gets 200.",
 		codes: body,
 	}, s.actDLQ(s.dlq.Retry))
 	register(s, route{
 		method: http.MethodPost, path: path + "/{id}/discard", id: "discard-dlq-message", tag: tag, role: tokens.RoleAdmin, status: http.StatusOK,
 		summary: "Delete an event that could not be published",
-		description: "For good: its payload is kept nowhere, only that it was discarded. 404 when the DLQ does not hold the message (any more): " +
-			"of two requests at once one is answered 200.",
+		description: "Deletes the event permanently with its payload; a record of the action remains. 404 if the DLQ does not have the message: " +
+			"of two concurrent requests one gets 200.",
 		codes: body,
 	}, s.actDLQ(s.dlq.Discard))
 }

@@ -36,13 +36,13 @@ func newOpenAPI() *huma.OpenAPI {
 		OpenAPI: "3.1.0",
 		Info: &huma.Info{
 			Title: "Tidings", Version: "1",
-			Description: "Follows and comments. Every answer outside 2xx and 304 is an RFC 9457 problem with a stable code. " +
-				"The answers of routes whose rate is limited for the token have RateLimit-Policy and RateLimit (draft-ietf-httpapi-ratelimit-headers-11).",
+			Description: "Write and read edges (follows, likes, ...) and children (comments, reviews, ...). Every answer outside 2xx and 304 is an RFC 9457 problem with a stable code. " +
+				"Answers to a token with a rate limit have RateLimit-Policy and RateLimit (draft-ietf-httpapi-ratelimit-headers-11).",
 		},
 		Components: &huma.Components{
 			Schemas: schemas,
 			SecuritySchemes: map[string]*huma.SecurityScheme{
-				"token": {Type: "http", Scheme: "bearer", Description: "A service token of a tenant. Tidings-Actor says for whom it acts. A requirement names the role that the token needs."},
+				"token": {Type: "http", Scheme: "bearer", Description: "A service token of a tenant. Tidings-Actor names the actor. The security requirement names the role that the token needs."},
 			},
 		},
 		Security: []map[string][]string{{"token": {}}},

@@ -29,7 +29,7 @@ type edgeBody struct {
 	Status       string          `json:"status" enum:"ACTIVE"`
 	Version      int64           `json:"version" doc:"Rises by one with each change; also the ETag."`
 	CreatedAt    event.Time      `json:"created_at" format:"date-time"`
-	PositionedAt event.Time      `json:"positioned_at" format:"date-time" doc:"When the pair last became active: its place in lists."`
+	PositionedAt event.Time      `json:"positioned_at" format:"date-time" doc:"When the edge last became active; lists are ordered by it."`
 	UpdatedAt    event.Time      `json:"updated_at" format:"date-time"`
 	Attributes   json.RawMessage `json:"attributes,omitempty"`
 }
@@ -41,7 +41,7 @@ type pastEdge struct {
 	Status       string          `json:"status" enum:"ACTIVE,REMOVED" example:"ACTIVE"`
 	Version      int64           `json:"version" example:"3"`
 	CreatedAt    event.Time      `json:"created_at" format:"date-time"`
-	PositionedAt event.Time      `json:"positioned_at" format:"date-time" doc:"When the pair last became active."`
+	PositionedAt event.Time      `json:"positioned_at" format:"date-time" doc:"When the edge last became active."`
 	UpdatedAt    event.Time      `json:"updated_at" format:"date-time"`
 	Attributes   json.RawMessage `json:"attributes,omitempty"`
 }
@@ -67,7 +67,7 @@ type edgePair struct {
 
 // edgePairs is the body of a check.
 type edgePairs struct {
-	Pairs []json.RawMessage `json:"pairs" minItems:"1" maxItems:"500" nullable:"false" doc:"1 to 500. A pair may come twice, and is then answered twice."`
+	Pairs []json.RawMessage `json:"pairs" minItems:"1" maxItems:"500" nullable:"false" doc:"1 to 500 pairs. A repeated pair gets a repeated answer."`
 }
 
 // edgeOperation puts or removes an edge; a kind's schemas say which members it has.
@@ -83,21 +83,21 @@ type edgeOperation struct {
 type edgeRelation struct {
 	From         event.ID    `json:"from_id" example:"7"`
 	To           event.ID    `json:"to_id" example:"42"`
-	Active       bool        `json:"active" doc:"The edge is there." example:"true"`
-	Reversed     *bool       `json:"reversed,omitempty" doc:"The edge from the one to the other is there." example:"false"`
-	PositionedAt *event.Time `json:"positioned_at,omitempty" format:"date-time" doc:"When active last became true; absent unless it is."`
+	Active       bool        `json:"active" doc:"True if the edge exists." example:"true"`
+	Reversed     *bool       `json:"reversed,omitempty" doc:"True if the edge in the other direction exists." example:"false"`
+	PositionedAt *event.Time `json:"positioned_at,omitempty" format:"date-time" doc:"When active last became true; absent if it is false."`
 }
 
 // edgeRelations answers a check.
 type edgeRelations struct {
-	Items []any      `json:"items" nullable:"false" doc:"One for each pair, in their order."`
-	AsOf  event.Time `json:"as_of" format:"date-time" doc:"Every write that had committed by then is in the answer."`
+	Items []any      `json:"items" nullable:"false" doc:"One per pair, in the order of the request."`
+	AsOf  event.Time `json:"as_of" format:"date-time" doc:"The answer includes every write that had committed by this time."`
 }
 
 // edgeItem is one line of a list of edges.
 type edgeItem struct {
 	Object       event.ID        `json:"object_id"`
-	PositionedAt event.Time      `json:"positioned_at" format:"date-time" doc:"When the pair last became active: the list's order, newest first."`
+	PositionedAt event.Time      `json:"positioned_at" format:"date-time" doc:"When the edge last became active; the list is ordered by it, newest first."`
 	Attributes   json.RawMessage `json:"attributes,omitempty"`
 }
 
@@ -109,13 +109,13 @@ type PairPath struct {
 
 type edgeGetInput struct {
 	PairPath
-	IfNoneMatch string `header:"If-None-Match" doc:"An ETag: 304 while it is still the one."`
+	IfNoneMatch string `header:"If-None-Match" doc:"An ETag: the answer is 304 if it is still current."`
 }
 
 // attributesInput names an edge of a kind with attributes, and has them.
 type attributesInput struct {
 	PairPath
-	IfMatch string           `header:"If-Match" doc:"The ETag that the change is about, or *."`
+	IfMatch string           `header:"If-Match" doc:"The ETag of the version to change, or *."`
 	Body    *json.RawMessage // as the kind says
 }
 
@@ -127,7 +127,7 @@ type attributesPatch struct {
 
 type guardedPair struct {
 	PairPath
-	IfMatch string `header:"If-Match" doc:"The ETag that the removal is about, or *."`
+	IfMatch string `header:"If-Match" doc:"The ETag of the version to remove, or *."`
 }
 
 type edgeOutput struct {
@@ -196,16 +196,16 @@ func (e *edgeRoutes) self() []string {
 func (e *edgeRoutes) singleRoutes() {
 	kind := a(e.k.Name)
 	put := e.route("put", http.MethodPut, e.path(), tokens.RoleWrite, http.StatusCreated, words{"put-" + e.dashed, "Put " + kind,
-		"201 when there was none, 200 when there was; without a change there is no event."})
+		"201 if the edge is new, 200 if it existed. A request that changes nothing makes no event."})
 	put.codes, put.answer = e.self(), e.entity
-	put.also = map[int]string{http.StatusOK: cmp.Or(e.words.texts["put 200"], "There was one.")}
+	put.also = map[int]string{http.StatusOK: cmp.Or(e.words.texts["put 200"], "The edge existed.")}
 	remove := e.route("remove", http.MethodDelete, e.path(), tokens.RoleWrite, http.StatusNoContent, words{"remove-" + e.dashed, "Remove " + kind,
-		"204 also when there was none; then there is no event."})
+		"204 also if the edge did not exist; then there is no event."})
 	remove.codes = e.self()
 	if len(e.k.Attributes) == 0 {
 		register(e.server, put, func(ctx context.Context, in *PairPath) (*edgeOutput, error) { return e.put(ctx, *in, nil, "") })
 	} else {
-		put.description += " The body is the attributes, all of them: those that it leaves out get their defaults. Without a body an active one keeps its own."
+		put.description += " The body has all attributes: missing ones get their defaults. Without a body an active edge keeps its attributes."
 		put.body = jsonBody(attributesSchema(e.k.Attributes, written), false)
 		put.codes = append(put.codes, codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType, codeVersionStale, codeNotFound)
 		register(e.server, put, func(ctx context.Context, in *attributesInput) (*edgeOutput, error) {
@@ -213,8 +213,8 @@ func (e *edgeRoutes) singleRoutes() {
 		})
 	}
 	get := e.route("get", http.MethodGet, e.path(), tokens.RoleRead, http.StatusOK, words{"get-" + e.dashed, "Read " + kind,
-		"From the truth. 404 when there is none, whether or not there ever was."})
-	get.codes, get.answer, get.also = []string{codeNotFound}, e.entity, map[int]string{http.StatusNotModified: "If-None-Match names the version."}
+		"Reads the truth. 404 if the edge does not exist, whether or not it existed before."})
+	get.codes, get.answer, get.also = []string{codeNotFound}, e.entity, map[int]string{http.StatusNotModified: "If-None-Match names the current version."}
 	register(e.server, get, e.get)
 	if len(e.k.Attributes) == 0 {
 		register(e.server, remove, func(ctx context.Context, in *PairPath) (*noContent, error) { return e.remove(ctx, *in, "") })
@@ -231,7 +231,7 @@ func (e *edgeRoutes) attributeRoutes() {
 		return
 	}
 	r := e.route("patch", http.MethodPatch, e.path(), tokens.RoleWrite, http.StatusOK, words{"patch-" + e.dashed,
-		"Change attributes of " + a(e.k.Name), "The body has those that change (RFC 7396: null takes one away, or back to its default). Without a change there is no event."})
+		"Change attributes of " + a(e.k.Name), "Send the attributes to change (RFC 7396: null removes one, or restores its default). A request that changes nothing makes no event."})
 	r.answer = e.entity
 	r.body = jsonBody(attributesSchema(e.k.Attributes, changed), true)
 	r.codes = []string{codeNotFound, codeVersionStale, codeIfMatchMissing, codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType}
@@ -432,7 +432,7 @@ func (e *edgeRoutes) removeEdges(ctx context.Context, tenant int64, in []store.E
 
 func (e *edgeRoutes) checkRoute() {
 	r := e.route("check", http.MethodPost, "/v1/"+e.k.Plural+":check", tokens.RoleRead, http.StatusOK, words{"check-" + e.tagged,
-		"Ask of up to 500 pairs whether there is " + a(e.k.Name), "From a projection. Of a pair that nobody knows there is none."})
+		"Check for up to 500 pairs whether there is " + a(e.k.Name), "Reads a projection. An unknown pair has none."})
 	r.projected, r.codes = true, []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType}
 	pair := e.schema("Pair", edgePair{})
 	pairs := e.schema("CheckInputBody", edgePairs{}, func(s *huma.Schema) { s.Properties["pairs"].Items = pair })
@@ -492,7 +492,7 @@ func (e *edgeRoutes) check(ctx context.Context, in *edgeCheckInput) (*anyOutput,
 
 func (e *edgeRoutes) versionRoute() {
 	r := e.route("versions", http.MethodGet, e.path()+"/versions", tokens.RoleRead, http.StatusOK, words{"list-" + e.dashed + "-versions",
-		"List the versions of " + a(e.k.Name) + ", newest first", "Who did what, when. A pair that never was has none." + fromTheHistory})
+		"List the versions of " + a(e.k.Name) + ", newest first", "Who changed the edge, and when. An unknown pair has none." + fromTheHistory})
 	past := e.server.schema("Past"+e.title, e.naming, pastEdge{}, e.attributes(answered))
 	item := e.schema("Version", edgeVersion{}, property(e.of("edge"), past, true))
 	r.answer = e.schema("Versions", entityVersions{}, func(s *huma.Schema) { s.Properties["items"].Items = item })
@@ -519,8 +519,8 @@ func (e *edgeRoutes) versions(ctx context.Context, in *edgeVersionsInput) (*anyO
 }
 
 const (
-	fromAProjection = "From a projection."
-	fromTheHistory  = " From the history, which is a record and takes no Tidings-Token: `as_of` says how current it is."
+	fromAProjection = "Reads a projection."
+	fromTheHistory  = " Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is."
 )
 
 // direction is one of the two lists of a kind.
@@ -553,7 +553,7 @@ func (e *edgeRoutes) listRoutes() {
 	} {
 		r := e.route(d.name, http.MethodGet, "/v1/"+e.kinds.Objects[d.of]+"/{id}/"+d.list, tokens.RoleRead, http.StatusOK, words{
 			"list-" + dashed(d.of+"-"+d.list), "List the " + d.list + " of " + a(d.of) + ", newest first",
-			fromAProjection + " " + capital(a(d.of)) + " that nobody knows has none."})
+			fromAProjection + " An unknown " + d.of + " has an empty list."})
 		r.tag = capital(e.kinds.Objects[d.of])
 		r.projected, r.codes = true, []string{codeCursorInvalid}
 		r.naming = &naming{names: map[string]string{"object_id": d.to + "_id"}, texts: map[string]string{"id": "The " + d.of + "."}, filters: filters(e.k)}

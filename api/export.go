@@ -41,29 +41,29 @@ type ExportHead struct {
 	Kind    string           `json:"kind" doc:"The aggregate type of the events." example:"follow"`
 	Tenant  event.ID         `json:"tenant" example:"1"`
 	BeganAt event.Time       `json:"began_at" format:"date-time"`
-	Cursor  string           `json:"cursor" doc:"Resumes this export, with after of any line."`
-	Streams []ExportPosition `json:"streams" nullable:"false" doc:"Where to continue: read each stream behind its sequence. Read one of a higher number, which is made later, from its beginning."`
+	Cursor  string           `json:"cursor" doc:"Resumes this export, together with the after of any line."`
+	Streams []ExportPosition `json:"streams" nullable:"false" doc:"Where to continue: read each stream after its sequence. Read a stream with a higher number from its beginning."`
 }
 
 // ExportPosition is up to where an export covers a stream.
 type ExportPosition struct {
-	Partition int         `json:"partition" doc:"Its number." example:"0"`
-	Stream    string      `json:"stream,omitempty" doc:"Its name; absent before the stream is made." example:"EVENTS-0"`
-	Created   *event.Time `json:"created,omitempty" format:"date-time" doc:"When the stream was made."`
+	Partition int         `json:"partition" doc:"The number of the partition." example:"0"`
+	Stream    string      `json:"stream,omitempty" doc:"The name of the stream; absent before it exists." example:"EVENTS-0"`
+	Created   *event.Time `json:"created,omitempty" format:"date-time" doc:"When the stream was created."`
 	Sequence  string      `json:"sequence" doc:"A decimal 64-bit number, as a string. 0: read the stream from its beginning." example:"1042"`
 }
 
 // ExportState is a line of an export: the whole state of an entity, as its last event has it, but for who did it.
 type ExportState struct {
-	After   string          `json:"after" doc:"The place of this line: resumes the export behind it." example:"7,42"`
-	Type    string          `json:"type" doc:"ce-type of an event that leads to this state." example:"tidings.follow.created.v1"`
+	After   string          `json:"after" doc:"The position of this line: resumes the export after it." example:"7,42"`
+	Type    string          `json:"type" doc:"The ce-type of an event with this state." example:"tidings.follow.created.v1"`
 	Subject string          `json:"subject" doc:"ce-subject: the aggregate's id." example:"42"`
-	Data    json.RawMessage `json:"data" doc:"As the event has it; actor is empty."`
+	Data    json.RawMessage `json:"data" doc:"The payload of the event; actor is empty."`
 }
 
 // ExportEnd is the last line of an answer. An answer without one broke off.
 type ExportEnd struct {
-	End     string   `json:"end" enum:"more,done,problem" doc:"more: resume behind the last line. done: there is nothing behind it. problem: as more, or what the problem says." example:"more"`
+	End     string   `json:"end" enum:"more,done,problem" doc:"more: resume after the last line. done: the export is complete. problem: resume as after more, or as the problem says." example:"more"`
 	Problem *Problem `json:"problem,omitempty"`
 }
 
@@ -72,9 +72,9 @@ type exportHeadLine struct {
 }
 
 type exportInput struct {
-	Cursor string `query:"cursor" doc:"That of an earlier answer of this export: continues it, with the same streams."`
-	After  string `query:"after" doc:"The after of a line: continues behind it."`
-	Lines  int    `query:"lines" default:"10000" minimum:"1" maximum:"100000" doc:"States at most. An answer may have fewer: the server ends it in time."`
+	Cursor string `query:"cursor" doc:"The cursor of an earlier answer of this export: continues it, with the same streams."`
+	After  string `query:"after" doc:"The after of a line: continues after it."`
+	Lines  int    `query:"lines" default:"10000" minimum:"1" maximum:"100000" doc:"States at most. An answer may have fewer: the server ends it before a timeout."`
 }
 
 // exportMark is an export in a cursor: streams as number, creation in microseconds and sequence, all by one prefix.
@@ -121,9 +121,9 @@ type exporter struct {
 	page     func(ctx context.Context, tenant int64, e store.Export, after store.ExportPlace, limit int) ([]store.Exported, error)
 }
 
-const exportDescription = "For a projection of one's own that begins after the streams' oldest events: all states that there are, and where the streams continue. " +
-	"Keep the version with each state and drop what is not above it. The answer is a line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. " +
-	"Resume after any line, also when the answer breaks off, with its `after` and the `cursor` of the first one. Then read each stream behind its sequence."
+const exportDescription = "Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. " +
+	"Keep the version with each state, and discard events whose version is not above it. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. " +
+	"To resume, also after an interrupted answer, send the `after` of the last line and the `cursor` of the first. Then read each stream after its sequence."
 
 func (s *server) exportRoutes() {
 	edge := func(k kinds.Edge) *exporter {
@@ -137,7 +137,7 @@ func (s *server) exportRoutes() {
 		}}
 	}
 	for _, k := range s.kinds.AllEdges() {
-		s.exportRoute(k.Plural, "By origin and target, removed ones too.", "7,42", edge(k))
+		s.exportRoute(k.Plural, "Ordered by origin and target; includes removed edges.", "7,42", edge(k))
 	}
 	for _, k := range s.kinds.AllChildren() {
 		order, place := "By "+k.Parent+", withdrawn and erased ones too.", "5,"+exampleUUID
@@ -146,7 +146,7 @@ func (s *server) exportRoutes() {
 		}
 		s.exportRoute(k.Plural, order, place, child(k))
 	}
-	s.exportRoute("threads", "The settings of threads of every kind, by object and kind.", "5,"+event.AggregateComment,
+	s.exportRoute("threads", "The settings of threads of every kind, ordered by object and kind.", "5,"+event.AggregateComment,
 		&exporter{s, event.AggregateThread, false, s.store.ExportSettings})
 }
 
@@ -168,7 +168,7 @@ func (s *server) exportRoute(plural, order, place string, x *exporter) {
 		registry.Schema(line, true, line.Name())
 	}
 	op.Responses["200"].Content = map[string]*huma.MediaType{ndjson: {
-		Schema: &huma.Schema{Type: huma.TypeString, Description: "Lines of JSON: the first is an object with the member export, an ExportHead; the last is an ExportEnd; all others are ExportStates."},
+		Schema: &huma.Schema{Type: huma.TypeString, Description: "Lines of JSON. The first is an object with the member export, an ExportHead. The last is an ExportEnd. All others are ExportStates."},
 		Example: `{"export":{"kind":"` + x.kind + `","tenant":"1","began_at":"` + exampleTime + `","cursor":"QeB8tJ0vJ8G7nTq0T3mJ1n","streams":[{"partition":0,"stream":"EVENTS-0","created":"` + exampleTime +
 			`","sequence":"1042"}]}}` + "\n" + `{"end":"done"}` + "\n",
 	}}

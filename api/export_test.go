@@ -216,7 +216,7 @@ func TestAnExportThatCannotBeJoinedIsRefused(t *testing.T) {
 	}{
 		"the stream has what comes behind":               {heads: map[string]api.StreamHead{"EVENTS-0": {Created: created, First: 8}}, want: "200"},
 		"it has dropped the first of it":                 {heads: map[string]api.StreamHead{"EVENTS-0": {Created: created, First: 9}}, want: "410export-outdated"},
-		"it was made anew":                               {heads: map[string]api.StreamHead{"EVENTS-0": {Created: created.Add(time.Second), First: 1}}, want: "410export-outdated"},
+		"it was recreated":                               {heads: map[string]api.StreamHead{"EVENTS-0": {Created: created.Add(time.Second), First: 1}}, want: "410export-outdated"},
 		"it is gone":                                     {want: "410export-outdated"},
 		"nobody can say, and the reader finds out":       {away: errors.New("no broker"), want: "200"},
 		"of one it is known though another is not":       {heads: map[string]api.StreamHead{"EVENTS-0": {Created: created, First: 9}}, away: errors.New("no leader"), want: "410export-outdated"},

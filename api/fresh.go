@@ -28,7 +28,7 @@ const (
 
 // WriteToken is part of every answer to a write.
 type WriteToken struct {
-	Token string `header:"Tidings-Token" doc:"Send it with a read to see this write there, and what it rests on. Opaque; it does not expire."`
+	Token string `header:"Tidings-Token" doc:"Send it with a read, and the read includes this write. Opaque; it does not expire."`
 }
 
 // tokenOf gives out the token of what was written; an empty one of what there never was.
@@ -63,7 +63,7 @@ func (s *server) freshRefs(tenant int64, headers []string) ([]event.Ref, error) 
 // freshParameters describes the header that every read of a projection takes.
 func freshParameters() []*huma.Param {
 	return []*huma.Param{{Name: tokenHeader, In: "header", Schema: &huma.Schema{Type: huma.TypeString}, Description: fmt.Sprintf(
-		"Tokens of writes, separated by commas, of at most %d entities: the answer shows these writes, however far behind the projection is.", maxFreshRefs)}}
+		"Tokens of writes, separated by commas, for at most %d entities: the answer includes these writes, regardless of the lag.", maxFreshRefs)}}
 }
 
 // mustSee returns the entities of the request's tokens that the consumer keeps.

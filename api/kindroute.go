@@ -77,15 +77,15 @@ func wordsOf(kind string) kindWords {
 // entityList is one page of edges or children.
 type entityList struct {
 	Items []any      `json:"items" nullable:"false"`
-	Next  string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
-	AsOf  event.Time `json:"as_of" format:"date-time" doc:"Every write that had committed by then is in the list."`
+	Next  string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last page."`
+	AsOf  event.Time `json:"as_of" format:"date-time" doc:"The list includes every write that had committed by this time."`
 }
 
 // entityVersions is one page of the versions of an edge or a child.
 type entityVersions struct {
-	Items []any      `json:"items" nullable:"false" doc:"The newest first."`
-	Next  string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
-	AsOf  event.Time `json:"as_of" format:"date-time" doc:"Every write that had committed by then is in the history."`
+	Items []any      `json:"items" nullable:"false" doc:"Newest first."`
+	Next  string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last page."`
+	AsOf  event.Time `json:"as_of" format:"date-time" doc:"The history includes every write that had committed by this time."`
 }
 
 // archetype is what the routes of edges and of children have in common.
@@ -267,7 +267,7 @@ func (n *naming) document(op *huma.Operation) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(n.filters)) {
-		op.Parameters = append(op.Parameters, &huma.Param{Name: name, In: "query", Schema: n.filters[name], Description: "Only those with this attribute."})
+		op.Parameters = append(op.Parameters, &huma.Param{Name: name, In: "query", Schema: n.filters[name], Description: "Only edges with this attribute."})
 	}
 }
 

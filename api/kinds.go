@@ -108,43 +108,43 @@ func (r *router) look(ctx context.Context, s *server) *server {
 // EdgeKind describes a kind of edges.
 type EdgeKind struct {
 	Name       string         `json:"name" example:"follow"`
-	Plural     string         `json:"plural" doc:"In paths." example:"follows"`
-	From       string         `json:"from" doc:"The object that its edges lead from." example:"user"`
+	Plural     string         `json:"plural" doc:"The name in paths." example:"follows"`
+	From       string         `json:"from" doc:"The object that the edges lead from." example:"user"`
 	To         string         `json:"to" example:"user"`
-	Ends       []string       `json:"ends" nullable:"false" doc:"How paths and bodies name the ids of both." example:"[\"follower_id\",\"followee_id\"]"`
+	Ends       []string       `json:"ends" nullable:"false" doc:"The names of both ids in paths and bodies." example:"[\"follower_id\",\"followee_id\"]"`
 	Forward    string         `json:"forward" doc:"The list of an origin." example:"following"`
 	Reverse    string         `json:"reverse" doc:"The list of a target." example:"followers"`
 	Self       bool           `json:"self" doc:"Whether an object may have an edge to itself." example:"false"`
-	Attributes map[string]any `json:"attributes,omitempty" doc:"The JSON Schema of the attributes, of a kind that has any."`
+	Attributes map[string]any `json:"attributes,omitempty" doc:"The JSON Schema of the attributes; absent if the kind has none."`
 	Filters    []string       `json:"filters,omitempty" doc:"Attributes by which the list of a target can be filtered." example:"[]"`
 }
 
 // ChildKind describes a kind of children.
 type ChildKind struct {
 	Name         string         `json:"name" example:"comment"`
-	Plural       string         `json:"plural" doc:"In paths." example:"comments"`
-	Parent       string         `json:"parent" doc:"The object that they are under." example:"post"`
-	Threaded     bool           `json:"threaded" doc:"Whether they reply to each other." example:"true"`
+	Plural       string         `json:"plural" doc:"The name in paths." example:"comments"`
+	Parent       string         `json:"parent" doc:"The parent object." example:"post"`
+	Threaded     bool           `json:"threaded" doc:"Whether children reply to children." example:"true"`
 	Moderated    bool           `json:"moderated" example:"true"`
 	OnePerAuthor bool           `json:"one_per_author" example:"false"`
-	Attributes   map[string]any `json:"attributes,omitempty" doc:"The JSON Schema of the attributes, of a kind that has any."`
+	Attributes   map[string]any `json:"attributes,omitempty" doc:"The JSON Schema of the attributes; absent if the kind has none."`
 }
 
 // ObjectKind is an object that edges and children are about.
 type ObjectKind struct {
 	Name   string `json:"name" example:"user"`
-	Plural string `json:"plural" doc:"In paths." example:"users"`
+	Plural string `json:"plural" doc:"The name in paths." example:"users"`
 }
 
 // KindList is all kinds of the installation.
 type KindList struct {
-	Objects  []ObjectKind `json:"objects" nullable:"false" doc:"By name."`
-	Edges    []EdgeKind   `json:"edges" nullable:"false" doc:"By name."`
-	Children []ChildKind  `json:"children" nullable:"false" doc:"By name."`
+	Objects  []ObjectKind `json:"objects" nullable:"false" doc:"Ordered by name."`
+	Edges    []EdgeKind   `json:"edges" nullable:"false" doc:"Ordered by name."`
+	Children []ChildKind  `json:"children" nullable:"false" doc:"Ordered by name."`
 }
 
 type kindsInput struct {
-	IfNoneMatch string `header:"If-None-Match" doc:"An ETag: 304 while it is still the one."`
+	IfNoneMatch string `header:"If-None-Match" doc:"An ETag: the answer is 304 if it is still current."`
 }
 
 type kindsOutput struct {
@@ -163,8 +163,8 @@ func (s *server) kindRoutes() {
 	tag := `"` + hex.EncodeToString(sum[:8]) + `"`
 	register(s, route{
 		method: http.MethodGet, path: "/v1/kinds", id: "list-kinds", tag: "Kinds", role: tokens.RoleRead, status: http.StatusOK,
-		summary: "List the kinds of edges and children", description: "What the installation has routes for.",
-		also: map[int]string{http.StatusNotModified: "If-None-Match names the ETag."},
+		summary: "List the kinds of edges and children", description: "Lists the kinds that the installation serves.",
+		also: map[int]string{http.StatusNotModified: "If-None-Match names the current ETag."},
 	}, func(_ context.Context, in *kindsInput) (*kindsOutput, error) {
 		status := http.StatusOK
 		if tagged(in.IfNoneMatch, tag) {
@@ -202,7 +202,7 @@ func (s *server) describeEntities() {
 	outcome := registry.Map()["BatchOutcome"]
 	delete(outcome.Properties, "entity")
 	for _, name := range slices.Sorted(maps.Keys(s.entities)) {
-		after := "After a put: how it is now."
+		after := "The edge after a put."
 		if _, child := s.kinds.Child(name); child {
 			after = "After a create or an edit."
 		}

@@ -28,27 +28,27 @@ func newMetrics(reg prometheus.Registerer, truth *store.Store, consumers []strin
 			Name: "api_requests_total", Help: "Requests answered, by route pattern, method and status code.",
 		}, []string{"route", "method", "code"}),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "api_request_seconds", Help: "Time from a request's headers to its answer.",
+			Name: "api_request_seconds", Help: "Time from the headers of a request to its answer.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		}, []string{"route", "method"}),
 	}
 	m.overlaid = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "api_overlaid_reads_total", Help: "Reads whose Tidings-Token the projection had not reached, answered with those entities taken from the truth.",
+		Name: "api_overlaid_reads_total", Help: "Reads whose Tidings-Token was ahead of the projection, answered with the entities from the truth.",
 	}, []string{"consumer"})
 	for _, consumer := range consumers {
 		m.overlaid.WithLabelValues(consumer)
 	}
 	m.limited = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "api_rate_limited_total", Help: "Requests refused by a rate limit: reads or writes of a token, what one user (author) makes, or tokens that nobody knows of one address (unknown).",
+		Name: "api_rate_limited_total", Help: "Requests refused by a rate limit: reads or writes of a token, writes of one user (author), or unknown tokens of one address (unknown).",
 	}, []string{"kind"})
 	for _, kind := range []string{policyRead, policyWrite, policyAuthor, policyToken} {
 		m.limited.WithLabelValues(kind)
 	}
 	m.operations = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "api_batch_operations_total", Help: "Operations of batches, by route, op (none: it could not be read) and status; the batch itself is a request of 200.",
+		Name: "api_batch_operations_total", Help: "Operations of batches, by route, operation (none: unreadable) and status. The batch itself counts as a request of 200.",
 	}, []string{"route", "op", "code"})
 	m.shed = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "api_shed_total", Help: "Requests refused with overloaded: too many at once (requests), too many tokens to look up (tokens), of one tenant (tenant), too large bodies at once (bodies), too many of its writes waiting (writes).",
+		Name: "api_shed_total", Help: "Requests refused as overloaded, by reason: too many at once (requests), too many tokens to look up (tokens), too many of one tenant (tenant), too large bodies at once (bodies), too many waiting writes (writes).",
 	}, []string{"reason"})
 	for _, reason := range []string{shedRequests, shedTokens, shedTenant, shedBodies, shedWrites} {
 		m.shed.WithLabelValues(reason)
@@ -69,13 +69,13 @@ func (m *metrics) queues(reg prometheus.Registerer, g *gate, stats func() store.
 		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(value(stats())) })
 	}
 	reg.MustRegister(
-		gauge("api_queue_requests", "Requests that are worked on.", func() float64 { inside, _ := g.state(); return float64(inside) }),
-		gauge("api_queue_limit", "How many requests are let in at once, at present.", func() float64 { _, limit := g.state(); return limit }),
-		gauge("api_queue_slow_tenants", "Tenants that get fewer places because their own requests are slow.", func() float64 { return float64(g.slowTenants()) }),
-		gauge("api_queue_writes", "Single writes that wait for a group.", func() float64 { return float64(stats().Waiting) }),
+		gauge("api_queue_requests", "Requests in work.", func() float64 { inside, _ := g.state(); return float64(inside) }),
+		gauge("api_queue_limit", "The current limit of concurrent requests.", func() float64 { _, limit := g.state(); return limit }),
+		gauge("api_queue_slow_tenants", "Tenants with a lower limit because their own requests are slow.", func() float64 { return float64(g.slowTenants()) }),
+		gauge("api_queue_writes", "Single writes that wait for a shared transaction.", func() float64 { return float64(stats().Waiting) }),
 		counter("api_write_groups_total", "Transactions of grouped single writes.", func(s store.Stats) int64 { return s.Groups }),
-		counter("api_grouped_writes_total", "Single writes that went in a group.", func(s store.Stats) int64 { return s.Grouped }),
-		counter("api_writes_alone_total", "Single writes that ran alone because their group failed.", func(s store.Stats) int64 { return s.Alone }),
+		counter("api_grouped_writes_total", "Single writes that shared a transaction with others.", func(s store.Stats) int64 { return s.Grouped }),
+		counter("api_writes_alone_total", "Single writes that ran alone after their shared transaction failed.", func(s store.Stats) int64 { return s.Alone }),
 	)
 }
 

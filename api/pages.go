@@ -74,8 +74,8 @@ type keptPage struct {
 func NewPages(cfg Config, reg prometheus.Registerer) *Pages {
 	p := &Pages{
 		maxBytes: cfg.PageCacheBytes,
-		hits:     prometheus.NewCounter(prometheus.CounterOpts{Name: "api_page_cache_hits_total", Help: "First pages of followers and following that were answered from memory."}),
-		misses:   prometheus.NewCounter(prometheus.CounterOpts{Name: "api_page_cache_misses_total", Help: "First pages of followers and following that were read from the database."}),
+		hits:     prometheus.NewCounter(prometheus.CounterOpts{Name: "api_page_cache_hits_total", Help: "First pages of followers and following answered from memory."}),
+		misses:   prometheus.NewCounter(prometheus.CounterOpts{Name: "api_page_cache_misses_total", Help: "First pages of followers and following read from the database."}),
 	}
 	reg.MustRegister(p.hits, p.misses)
 	p.clear()

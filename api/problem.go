@@ -17,11 +17,11 @@ import (
 
 // Problem is an RFC 9457 problem detail. Programs branch on Code.
 type Problem struct {
-	Type      string       `json:"type" doc:"Where the code is explained." format:"uri-reference"`
-	Title     string       `json:"title" doc:"What the code means."`
+	Type      string       `json:"type" doc:"The address that explains the code." format:"uri-reference"`
+	Title     string       `json:"title" doc:"The meaning of the code."`
 	Status    int          `json:"status"`
-	Code      string       `json:"code" doc:"Stable; what programs branch on."`
-	Detail    string       `json:"detail,omitempty" doc:"What was wrong with this request."`
+	Code      string       `json:"code" doc:"Stable: programs branch on it."`
+	Detail    string       `json:"detail,omitempty" doc:"What is wrong with this request."`
 	Errors    []FieldError `json:"errors,omitempty"`
 	Current   *Current     `json:"current,omitempty"`
 	RequestID string       `json:"request_id,omitempty" doc:"The X-Request-Id of the answer."`
@@ -37,13 +37,13 @@ func (c Current) MarshalJSON() ([]byte, error) { return json.Marshal(c.entity) }
 
 // Schema says that it is one of those that have versions to be named: describeEntities adds those of every kind.
 func (Current) Schema(huma.Registry) *huma.Schema {
-	return &huma.Schema{Description: "The comment, or the thread's settings, as they are now: where the version or the state did not fit."}
+	return &huma.Schema{Description: "The current comment or thread settings, if the version or the state did not match."}
 }
 
 // FieldError says what was wrong, and where: in the body, in a parameter of path or query, or in a header.
 type FieldError struct {
 	Detail    string `json:"detail"`
-	Pointer   string `json:"pointer,omitempty" doc:"Into the body, as a URI fragment (RFC 6901)."`
+	Pointer   string `json:"pointer,omitempty" doc:"The place in the body, as a URI fragment (RFC 6901)."`
 	Parameter string `json:"parameter,omitempty"`
 	Header    string `json:"header,omitempty"`
 }
@@ -115,41 +115,41 @@ func problemKinds() []problemKind {
 	return []problemKind{
 		{Code: codeBadRequest, Status: 400, Title: "The request cannot be read"},
 		{Code: codeJSONInvalid, Status: 400, Title: "The body is not one JSON value of valid UTF-8 text with unique member names"},
-		{Code: codeCursorInvalid, Status: 400, Title: "The cursor is not one that this list gave", is: errCursor, at: FieldError{Parameter: "cursor"}},
-		{Code: codeHeaderInvalid, Status: 400, Title: "A header has a value that it cannot have"},
+		{Code: codeCursorInvalid, Status: 400, Title: "The cursor does not belong to this list", is: errCursor, at: FieldError{Parameter: "cursor"}},
+		{Code: codeHeaderInvalid, Status: 400, Title: "A header has an invalid value"},
 		{Code: codeUnauthenticated, Status: 401, Title: "The bearer token is missing, unknown, expired or revoked", is: tokens.ErrUnauthenticated},
 		{Code: codeRoleMissing, Status: 403, Title: "The token lacks the role that the route needs"},
-		{Code: codeNotFound, Status: 404, Title: "There is no such thing", is: store.ErrNotFound},
-		{Code: codeMethodNotAllowed, Status: 405, Title: "The route does not have this method"},
+		{Code: codeNotFound, Status: 404, Title: "The resource does not exist", is: store.ErrNotFound},
+		{Code: codeMethodNotAllowed, Status: 405, Title: "The route does not support this method"},
 		{Code: codeRequestTimeout, Status: 408, Title: "The request took too long to arrive"},
 		{Code: codeParentGone, Status: 409, Title: "The parent is not visible", is: store.ErrParentGone, at: parent},
-		{Code: codeThreadLocked, Status: 409, Title: "The thread takes no more comments", is: store.ErrThreadLocked},
-		{Code: codeCommentGone, Status: 409, Title: "The comment's state does not allow this; current has it"},
-		{Code: codeChildGone, Status: 409, Title: "The state does not allow this; current has it"},
-		{Code: codeAlreadyWritten, Status: 409, Title: "The author has one already, and may have no second; current and Location name it"},
-		{Code: codeExportOutdated, Status: 410, Title: "The export cannot be joined to the streams any more: an erasure has begun since, or they have dropped what comes behind it; begin again without a cursor",
+		{Code: codeThreadLocked, Status: 409, Title: "The thread is locked and takes no comments", is: store.ErrThreadLocked},
+		{Code: codeCommentGone, Status: 409, Title: "The comment's state does not allow this change; current shows it"},
+		{Code: codeChildGone, Status: 409, Title: "The state does not allow this change; current shows it"},
+		{Code: codeAlreadyWritten, Status: 409, Title: "The author already has one and may not have a second; current and Location name it"},
+		{Code: codeExportOutdated, Status: 410, Title: "The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor",
 			is: store.ErrExportOutdated},
-		{Code: codeVersionStale, Status: 412, Title: "What the request is about has another version; current has it"},
+		{Code: codeVersionStale, Status: 412, Title: "The version in If-Match is not the current one; current shows it"},
 		{Code: codeRequestTooLarge, Status: 413, Title: "The request's body is too large"},
-		{Code: codeTooManyOperations, Status: 413, Title: fmt.Sprintf("The batch has more than %d operations, or more than the token may write in a window; nothing was written", maxBatch)},
-		{Code: codeMediaType, Status: 415, Title: "The body is not of a type that the route takes: application/json"},
-		{Code: codeValidation, Status: 422, Title: "Some values are not valid; errors names them", is: store.ErrInvalid},
-		{Code: codeSelfFollow, Status: 422, Title: "A user cannot follow themself"},
+		{Code: codeTooManyOperations, Status: 413, Title: fmt.Sprintf("The batch has more than %d operations, or more than the token may write per window; nothing was written", maxBatch)},
+		{Code: codeMediaType, Status: 415, Title: "The route takes application/json only"},
+		{Code: codeValidation, Status: 422, Title: "Some values are invalid; errors names them", is: store.ErrInvalid},
+		{Code: codeSelfFollow, Status: 422, Title: "A user cannot follow themselves"},
 		{Code: codeSelfEdge, Status: 422, Title: "An edge of this kind cannot lead from an object to itself", is: store.ErrSelf},
 		{Code: codeBodyEmpty, Status: 422, Title: "The comment's body is empty", is: store.ErrBodyEmpty, at: body},
-		{Code: codeBodyTooLong, Status: 422, Title: fmt.Sprintf("The comment's body takes more than %d bytes", store.MaxBodyBytes), is: store.ErrBodyTooLong, at: body},
-		{Code: codeBodyInvalid, Status: 422, Title: "The comment's body holds NUL or invalid UTF-8", is: store.ErrBodyText, at: body},
+		{Code: codeBodyTooLong, Status: 422, Title: fmt.Sprintf("The comment's body is longer than %d bytes", store.MaxBodyBytes), is: store.ErrBodyTooLong, at: body},
+		{Code: codeBodyInvalid, Status: 422, Title: "The comment's body contains NUL or invalid UTF-8", is: store.ErrBodyText, at: body},
 		{Code: codeParentUnknown, Status: 422, Title: "The parent is not a comment of this post", is: store.ErrParentUnknown, at: parent},
-		{Code: codeTooDeep, Status: 422, Title: fmt.Sprintf("Replies nest at most %d deep", store.MaxDepth), is: store.ErrTooDeep, at: parent},
+		{Code: codeTooDeep, Status: 422, Title: fmt.Sprintf("Replies nest at most %d levels deep", store.MaxDepth), is: store.ErrTooDeep, at: parent},
 		{Code: codeThreadTooLarge, Status: 422, Title: fmt.Sprintf("The tree has more than %d comments; read it in pages", maxTree)},
 		{Code: codeKeyReused, Status: 422, Title: "The Idempotency-Key was used with another request", is: store.ErrKeyReused, at: FieldError{Header: "Idempotency-Key"}},
-		{Code: codeIfMatchMissing, Status: 428, Title: "The request needs If-Match with the version that it is about"},
-		{Code: codeRateLimited, Status: 429, Title: "The token, or the user, has made too many requests; Retry-After says when it may go on"},
-		{Code: codeInternal, Status: 500, Title: "The server is at fault"},
-		{Code: codeOverloaded, Status: 503, Title: "More requests come than can be served; nothing was done, try again", is: store.ErrOverloaded},
-		{Code: codeUnavailable, Status: 503, Title: "A database is away for now; try again"},
-		{Code: codeErasing, Status: 503, Title: "An erasure of the tenant has not finished: an export of these edges begins after it; try again", is: store.ErrErasing},
-		{Code: codeThreadReturning, Status: 503, Title: "The thread is archived, and so long that it is still on its way back; try again", is: store.ErrThreadReturning},
+		{Code: codeIfMatchMissing, Status: 428, Title: "The request needs If-Match with the version to change"},
+		{Code: codeRateLimited, Status: 429, Title: "The token or the user made too many requests; retry after the time in Retry-After"},
+		{Code: codeInternal, Status: 500, Title: "The server failed"},
+		{Code: codeOverloaded, Status: 503, Title: "The server is overloaded and did nothing; retry after the time in Retry-After", is: store.ErrOverloaded},
+		{Code: codeUnavailable, Status: 503, Title: "A database is unavailable; retry"},
+		{Code: codeErasing, Status: 503, Title: "An erasure of the tenant has not finished; retry the export of these edges after it", is: store.ErrErasing},
+		{Code: codeThreadReturning, Status: 503, Title: "The thread is long and still returns from the archive; retry", is: store.ErrThreadReturning},
 	}
 }
 

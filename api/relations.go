@@ -14,7 +14,7 @@ import (
 
 type manyCountsInput struct {
 	Body struct {
-		UserIDs []userID `json:"user_ids" minItems:"1" maxItems:"500" nullable:"false" doc:"1 to 500. A user may come twice, and is then answered twice." example:"[\"7\",\"42\"]"`
+		UserIDs []userID `json:"user_ids" minItems:"1" maxItems:"500" nullable:"false" doc:"1 to 500 users. A repeated user gets a repeated answer." example:"[\"7\",\"42\"]"`
 	}
 }
 
@@ -27,23 +27,23 @@ type UserCounts struct {
 
 // UserCountsList are the counts of many users.
 type UserCountsList struct {
-	Items []UserCounts `json:"items" nullable:"false" doc:"One for each user, in their order."`
-	AsOf  event.Time   `json:"as_of" format:"date-time" doc:"Every write that had committed by then is counted."`
+	Items []UserCounts `json:"items" nullable:"false" doc:"One per user, in the order of the request."`
+	AsOf  event.Time   `json:"as_of" format:"date-time" doc:"The counts include every write that had committed by this time."`
 }
 
 type manyCountsOutput struct{ Body UserCountsList }
 
 type mutualsInput struct {
 	UserPath
-	Other id  `path:"other" doc:"Another user, or the same one: then those who follow each other."`
+	Other id  `path:"other" doc:"Another user. The same user lists those who follow back."`
 	Limit int `query:"limit" default:"50" minimum:"1" maximum:"200" doc:"Items at most."`
 }
 
 // MutualList are the users whom one user follows and who follow another.
 type MutualList struct {
 	Items     []Edge     `json:"items" nullable:"false"`
-	Truncated bool       `json:"truncated" doc:"There are more, or may be." example:"false"`
-	AsOf      event.Time `json:"as_of" format:"date-time" doc:"Every write that had committed by then is in the list."`
+	Truncated bool       `json:"truncated" doc:"True if there may be more." example:"false"`
+	AsOf      event.Time `json:"as_of" format:"date-time" doc:"The list includes every write that had committed by this time."`
 }
 
 type mutualsOutput struct{ Body MutualList }
@@ -51,15 +51,14 @@ type mutualsOutput struct{ Body MutualList }
 func (s *server) relationRoutes() {
 	register(s, route{
 		method: http.MethodPost, path: "/v1/users:counts", id: "get-many-counts", tag: "Users", role: tokens.RoleRead, status: http.StatusOK, projected: true,
-		summary: "Count the followers and followings of up to 500 users", description: "From a projection. A user that nobody knows has 0.",
+		summary: "Count the followers and followings of up to 500 users", description: "Reads a projection. An unknown user counts 0.",
 		codes: []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType},
 	}, s.manyCounts)
 	register(s, route{
 		method: http.MethodGet, path: "/v1/users/{id}/mutuals/{other}", id: "list-mutuals", tag: "Users", role: tokens.RoleRead, status: http.StatusOK, projected: true,
-		summary: "List whom a user follows of those who follow another",
-		description: fmt.Sprintf("In the order of the user's following list: who was followed last comes first. From a projection. When the user follows "+
-			"more than %[1]d users and the other has more than %[1]d followers, only the newest %[1]d that the user follows are looked at: what comes is "+
-			"the beginning of the whole list, and `truncated` is true.", followercounts.MutualsCap),
+		summary: "List the users whom one user follows and who follow another",
+		description: fmt.Sprintf("Ordered like the user's following list, newest first. Reads a projection. If the user follows more than %[1]d users and the other has more than "+
+			"%[1]d followers, it reads only the newest %[1]d that the user follows: the answer is the beginning of the list, and `truncated` is true.", followercounts.MutualsCap),
 	}, s.mutuals)
 }
 

@@ -55,8 +55,8 @@ func verbURL(u *url.URL) *url.URL {
 
 // edgeRemovalOptions say which edges are removed.
 type edgeRemovalOptions struct {
-	Kinds     []string `json:"kinds,omitempty" nullable:"false" minItems:"1" doc:"Of these kinds only. By default of every kind that has such edges."`
-	Direction string   `json:"direction,omitempty" enum:"from,to,both" default:"both" example:"both" doc:"Those that lead from the object, those that lead to it, or both."`
+	Kinds     []string `json:"kinds,omitempty" nullable:"false" minItems:"1" doc:"Only these kinds. Default: every kind with such edges."`
+	Direction string   `json:"direction,omitempty" enum:"from,to,both" default:"both" example:"both" doc:"Edges from the object, edges to it, or both."`
 }
 
 // EdgeRemoval is the removal of all edges of an object, as far as it has come.
@@ -65,13 +65,13 @@ type EdgeRemoval struct {
 	State       string           `json:"state" enum:"pending,running,done" doc:"pending until the first edges are removed." example:"running"`
 	Object      string           `json:"object" example:"user"`
 	ObjectID    event.ID         `json:"object_id" example:"42"`
-	Kinds       []string         `json:"kinds" nullable:"false" doc:"By name." example:"[\"follow\"]"`
+	Kinds       []string         `json:"kinds" nullable:"false" doc:"Ordered by name." example:"[\"follow\"]"`
 	Direction   string           `json:"direction" enum:"from,to,both" example:"both"`
-	Actor       string           `json:"actor" doc:"Who asked for it first."`
+	Actor       string           `json:"actor" doc:"Who requested the removal first."`
 	RequestedAt event.Time       `json:"requested_at" format:"date-time"`
-	WorkedAt    *event.Time      `json:"worked_at,omitempty" format:"date-time" doc:"When it last went on."`
-	FinishedAt  *event.Time      `json:"finished_at,omitempty" format:"date-time" doc:"Absent unless it is done."`
-	Removed     map[string]int64 `json:"removed" doc:"How many edges were removed so far, by kind." example:"{\"follow\":1200}"`
+	WorkedAt    *event.Time      `json:"worked_at,omitempty" format:"date-time" doc:"When the last slice finished."`
+	FinishedAt  *event.Time      `json:"finished_at,omitempty" format:"date-time" doc:"Absent until the removal is done."`
+	Removed     map[string]int64 `json:"removed" doc:"The number of edges removed so far, by kind." example:"{\"follow\":1200}"`
 }
 
 // The states of a removal.
@@ -106,7 +106,7 @@ type removeEdgesInput struct {
 }
 
 type removeEdgesOutput struct {
-	Location string `header:"Location" doc:"Where to ask how far it has come." example:"/v1/edge-removals/0196b2d4-7c00-4000-8000-000000000001"`
+	Location string `header:"Location" doc:"The address of the removal's progress." example:"/v1/edge-removals/0196b2d4-7c00-4000-8000-000000000001"`
 	Body     EdgeRemoval
 }
 
@@ -140,9 +140,9 @@ func (s *server) removalRoutes() {
 			method: http.MethodPost, path: "/v1/" + plural + "/{id}" + verb, id: "remove-" + strings.ReplaceAll(object, "_", "-") + "-edges",
 			tag: strings.ToUpper(plural[:1]) + plural[1:], role: tokens.RoleWrite, status: http.StatusAccepted,
 			summary: "Remove all edges of " + a(object),
-			description: "Those that are there when this is answered are removed one after the other, each with its own version and event; the Location says how far " +
-				"that has come. An edge that is made meanwhile may be removed or stay. While it goes on, asking for the same again answers with the same removal, " +
-				"which then also removes what is there now.",
+			description: "Removes every edge that exists at the time of the answer, each with its own version and event. Location is the address of the progress. " +
+				"An edge created meanwhile may be removed or remain. A second request during the removal returns the same removal, which then also removes " +
+				"the edges that exist at that time.",
 			codes:  []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType},
 			naming: &naming{texts: map[string]string{"id": "The " + object + "."}},
 			body: jsonBody(s.schema(camel(object)+"EdgeRemovalOptions", nil, edgeRemovalOptions{}, func(sc *huma.Schema) {
@@ -154,7 +154,7 @@ func (s *server) removalRoutes() {
 	}
 	register(s, route{
 		method: http.MethodGet, path: removalPath + "{removal_id}", id: "get-edge-removal", tag: "Kinds", role: tokens.RoleRead, status: http.StatusOK,
-		summary: "Ask how far the removal of all edges of an object has come", description: "From the truth.", codes: []string{codeNotFound},
+		summary: "Read the progress of a removal of all edges of an object", description: "Reads the truth.", codes: []string{codeNotFound},
 	}, func(ctx context.Context, in *removalInput) (*removalOutput, error) {
 		r, err := s.store.GetRemoval(ctx, callerOf(ctx).TenantID, string(in.ID))
 		return &removalOutput{removalOf(r)}, err

@@ -448,9 +448,9 @@ func metaParameters() []*huma.Param {
 	text := &huma.Schema{Type: huma.TypeString}
 	return []*huma.Param{
 		{Name: "Tidings-Actor", In: "header", Schema: text, Description: fmt.Sprintf(
-			"Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. "+
-				"1 to %d bytes of printable UTF-8. Without it, the token's name.", store.MaxActorBytes)},
-		{Name: "traceparent", In: "header", Schema: text, Description: "W3C Trace Context; goes with the event. Ignored when malformed."},
+			"The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. "+
+				"1 to %d bytes of printable UTF-8. Default: the token's name.", store.MaxActorBytes)},
+		{Name: "traceparent", In: "header", Schema: text, Description: "W3C Trace Context, recorded with the event. Ignored if malformed."},
 	}
 }
 
@@ -576,7 +576,7 @@ func (s *server) principal(ctx context.Context, w http.ResponseWriter, r *http.R
 			return nil
 		}
 		s.gate.hold(ctx, guessTakes)
-		return s.problems.problem(codeRateLimited, "the address has brought too many tokens that nobody knows")
+		return s.problems.problem(codeRateLimited, "the address sent too many unknown tokens")
 	}
 	p, err := s.auth.principal(ctx, h, mayFind)
 	switch {

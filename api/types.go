@@ -104,7 +104,7 @@ func (s *server) parseID(pointer, v string) (int64, error) {
 // Page are the parameters of every list. Embedded parameters are exported: the framework skips others.
 type Page struct {
 	Limit  int    `query:"limit" default:"50" minimum:"1" maximum:"200" doc:"Items at most."`
-	Cursor string `query:"cursor" doc:"The next of an earlier page of this list."`
+	Cursor string `query:"cursor" doc:"The next of the previous page of this list."`
 }
 
 // newPage cuts items, which has one more than the limit when there is a further page, and signs where it ends.

@@ -20,7 +20,7 @@ import (
 // Edge is one line of a followers or following list.
 type Edge struct {
 	UserID       event.ID   `json:"user_id"`
-	PositionedAt event.Time `json:"positioned_at" format:"date-time" doc:"When the pair last became active: the list's order, newest first."`
+	PositionedAt event.Time `json:"positioned_at" format:"date-time" doc:"When the edge last became active; the list is ordered by it, newest first."`
 
 	attributes json.RawMessage // of a kind that has any
 }
@@ -28,8 +28,8 @@ type Edge struct {
 // EdgeList is one page.
 type EdgeList struct {
 	Items []Edge     `json:"items" nullable:"false"`
-	Next  string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last."`
-	AsOf  event.Time `json:"as_of" format:"date-time" doc:"Every write that had committed by then is in the list."`
+	Next  string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last page."`
+	AsOf  event.Time `json:"as_of" format:"date-time" doc:"The list includes every write that had committed by this time."`
 }
 
 // UserPath names a user.
@@ -110,7 +110,7 @@ func edgesOf(rows []followercounts.Edge) []Edge {
 func (s *server) countRoutes() {
 	for _, object := range slices.Sorted(maps.Keys(s.kinds.Objects)) {
 		var ends []counted
-		own := words{"get-" + dashed(object) + "-counts", "Count the edges of " + a(object), fromAProjection + " What nobody knows has 0."}
+		own := words{"get-" + dashed(object) + "-counts", "Count the edges of " + a(object), fromAProjection + " An unknown object counts 0."}
 		schema := camel(object) + "Counts"
 		for _, k := range s.kinds.AllEdges() {
 			w := wordsOf(k.Name)
@@ -157,7 +157,7 @@ type counted struct {
 }
 
 type countsBody struct {
-	AsOf event.Time `json:"as_of" format:"date-time" doc:"Every write that had committed by then is counted."`
+	AsOf event.Time `json:"as_of" format:"date-time" doc:"The counts include every write that had committed by this time."`
 }
 
 func (s *server) counts(ctx context.Context, ends []counted, under []kinds.Child, object int64) (*anyOutput, error) {

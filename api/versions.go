@@ -14,11 +14,11 @@ import (
 
 // VersionInfo says of a version who made it and when.
 type VersionInfo struct {
-	Version      int64      `json:"version" example:"3" doc:"Of the object; rises by one with each change."`
-	VersionID    event.ID   `json:"version_id" example:"100000000023" doc:"Of this record, unique among all of its kind."`
-	VersionState string     `json:"version_state" enum:"LATEST,ARCHIVED,DELETED" example:"LATEST" doc:"LATEST is how it is now, DELETED that it is gone; ARCHIVED is followed by a later version."`
-	Actor        string     `json:"actor,omitempty" example:"user:7" doc:"Who made it; unrecorded when only the result is known. Absent where the comment's author is."`
-	At           event.Time `json:"at" format:"date-time" doc:"When it was made."`
+	Version      int64      `json:"version" example:"3" doc:"The version of the object; rises by one with each change."`
+	VersionID    event.ID   `json:"version_id" example:"100000000023" doc:"The id of this record, unique within its kind."`
+	VersionState string     `json:"version_state" enum:"LATEST,ARCHIVED,DELETED" example:"LATEST" doc:"LATEST: the current version. DELETED: the last version of a deleted object. ARCHIVED: a later version follows."`
+	Actor        string     `json:"actor,omitempty" example:"user:7" doc:"Who made the change; unrecorded if only the result is known. Absent wherever the comment's author is absent."`
+	At           event.Time `json:"at" format:"date-time" doc:"When the change was made."`
 }
 
 func infoOf[T any](v versioned.Version[T], version int64) VersionInfo {

@@ -14,12 +14,12 @@ type Metrics struct {
 // NewMetrics registers the metrics of exports.
 func NewMetrics(reg prometheus.Registerer) (*Metrics, error) {
 	m := &Metrics{
-		ranges: prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_export_ranges_total", Help: "Ranges of the archive that were exported, again ones too."}),
-		rows:   prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_export_rows_total", Help: "Rows of the archive that were exported."}),
-		bytes:  prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_export_bytes_total", Help: "Bytes of the compressed segments that were written."}),
+		ranges: prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_export_ranges_total", Help: "Exported ranges of the archive, repeated exports included."}),
+		rows:   prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_export_rows_total", Help: "Exported rows of the archive."}),
+		bytes:  prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_export_bytes_total", Help: "Bytes of written compressed segments."}),
 	}
 	m.failures = prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_export_failures_total",
-		Help: "Exports that failed, and exports that were found damaged before their range was dropped."})
+		Help: "Failed exports, and exports found damaged before the drop of their range."})
 	for _, c := range []prometheus.Collector{m.ranges, m.rows, m.bytes, m.failures} {
 		if err := reg.Register(c); err != nil {
 			return nil, fmt.Errorf("register the metrics of exports: %w", err)

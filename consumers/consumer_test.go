@@ -596,9 +596,9 @@ func TestAnotherStreamIsNotReadOn(t *testing.T) {
 		why     string
 	}{
 		"gone":                  {func(r *rig) { r.remake(-1) }, "stream EVENTS-0 is gone"},
-		"made anew and empty":   {func(r *rig) { r.remake(0) }, "was made anew"},
-		"made anew and shorter": {func(r *rig) { r.remake(1) }, "was made anew"},
-		"made anew and longer":  {func(r *rig) { r.remake(50) }, "was made anew"},
+		"recreated and empty":   {func(r *rig) { r.remake(0) }, "was recreated"},
+		"recreated and shorter": {func(r *rig) { r.remake(1) }, "was recreated"},
+		"recreated and longer":  {func(r *rig) { r.remake(50) }, "was recreated"},
 		"cut at its end": {func(r *rig) {
 			r.exec(`UPDATE consumer_offsets SET last_processed_id = 1000 WHERE partition_key = 'EVENTS-0'`)
 		}, "it has lost events"},
@@ -651,7 +651,7 @@ func TestABatchOfAnotherStreamIsNotApplied(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.awaitStuck(in, 1, "was made anew")
+	r.awaitStuck(in, 1, "was recreated")
 	r.wantLines([]line{{1, 3, 1}})
 }
 

@@ -133,7 +133,7 @@ func behind(ctx context.Context, js jetstream.JetStream, s broker.Stream, offset
 func lost(o offset, s broker.Stream) error {
 	switch {
 	case o.Stream != "" && o.Created.UnixMicro() != 0 && !o.Created.Equal(s.Created):
-		return fmt.Errorf("stream %s was made anew at %s, the offset %d belongs to the one of %s", s.Name, s.Created.Format(time.RFC3339Nano), o.Seq,
+		return fmt.Errorf("stream %s was recreated at %s, the offset %d belongs to the one of %s", s.Name, s.Created.Format(time.RFC3339Nano), o.Seq,
 			o.Created.UTC().Format(time.RFC3339Nano))
 	case o.Seq > s.Last:
 		return fmt.Errorf("stream %s ends at %d, below the offset %d: it has lost events", s.Name, s.Last, o.Seq)

@@ -52,9 +52,9 @@ func newMetrics(reg prometheus.Registerer, consumer string, lagSeconds func() fl
 		Name: "consumer_failures_total", Help: "Reads and batches that failed and were done again.",
 	})
 	held := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_partitions_held", Help: "Partitions that this instance works on."})
-	stuck := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_partitions_stuck", Help: "Partitions of this instance that need a person: see its log and /readyz."})
+	stuck := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_partitions_stuck", Help: "Partitions of this instance that need an operator: see its log and /readyz."})
 	waiting := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_waiting_for_leader", Help: "Partitions of this instance whose stream has no leader that answers. They continue by themselves."})
-	paused := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_paused", Help: "1 while the consumer is paused and takes no events."})
+	paused := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_paused", Help: "1 while the consumer is paused."})
 	lagMessages := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "consumer_lag_messages", Help: "Messages that are not applied, on the streams of the partitions that this instance holds.",
 	})

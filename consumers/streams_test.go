@@ -443,7 +443,7 @@ func TestAReaderThatIsStartedAnewReadsNoOtherStream(t *testing.T) {
 	testkit.Eventually(t, 10*time.Second, "the reader to miss heartbeats", tick(3*time.Second))
 	r.remake(50)
 	w.set(false)
-	r.awaitStuck(in, 1, "was made anew")
+	r.awaitStuck(in, 1, "was recreated")
 	r.wantFollowee(3, 20)
 }
 

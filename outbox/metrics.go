@@ -25,16 +25,16 @@ type collector struct {
 func NewCollector(pool *pgxpool.Pool, log *slog.Logger) prometheus.Collector {
 	return &collector{
 		pool: pool, log: log.With("component", "outbox"),
-		lag:           prometheus.NewDesc("outbox_lag_seconds", "Age of the oldest outbox message that is due and not published, over all partitions; 0 without any.", nil, nil),
+		lag:           prometheus.NewDesc("outbox_lag_seconds", "Age of the oldest due unpublished outbox message of all partitions; 0 if there is none.", nil, nil),
 		undelivered:   prometheus.NewDesc("outbox_oldest_undelivered_seconds", "Time since the oldest outbox message that is not published was inserted, also one that is being retried or waits behind such a message; 0 without any. A message whose writer asked for a later time counts from then on.", nil, nil),
 		dlq:           prometheus.NewDesc("outbox_dlq_depth", "Messages in the outbox's DLQ (counted up to 100000).", nil, nil),
 		attempts:      prometheus.NewDesc("outbox_max_attempts", "The most failed attempts of any message that is pending or in the DLQ.", nil, nil),
 		pending:       prometheus.NewDesc("outbox_pending", "Messages not yet published (counted up to 100000 due ones and as many that wait).", nil, nil),
-		archiveOldest: prometheus.NewDesc("outbox_archive_oldest_seconds", "Since the oldest message was published that the archive has not taken yet, by a sample of the first range; 0 without any.", nil, nil),
-		ranges:        prometheus.NewDesc("outbox_ranges", "Ranges of ids that the outbox consists of, those ahead of need included.", nil, nil),
+		archiveOldest: prometheus.NewDesc("outbox_archive_oldest_seconds", "Time since the oldest published message outside the archive was published, by a sample of the first range; 0 if there is none.", nil, nil),
+		ranges:        prometheus.NewDesc("outbox_ranges", "Ranges of ids of the outbox, those created in advance included.", nil, nil),
 		archiveRanges: prometheus.NewDesc("outbox_archive_ranges", "Ranges of ids that the archive consists of.", nil, nil),
-		ahead:         prometheus.NewDesc("outbox_ranges_ahead", "Ranges made ahead of need: none of their ids was given out.", nil, nil),
-		strays:        prometheus.NewDesc("outbox_stray_messages", "Messages above the last range, which the default range has (counted up to 100000).", nil, nil),
+		ahead:         prometheus.NewDesc("outbox_ranges_ahead", "Ranges created in advance, without ids in use.", nil, nil),
+		strays:        prometheus.NewDesc("outbox_stray_messages", "Messages in the default range, above the last range (counted up to 100000).", nil, nil),
 	}
 }
 

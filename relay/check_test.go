@@ -35,7 +35,7 @@ func TestACheckSaysOfEachPartitionWhetherItsStreamIsTheOneThatIsKnown(t *testing
 	for name, d := range map[string]damage{
 		"nothing happened":   {func(*testing.T, *pgxpool.Pool, jetstream.JetStream, broker.Config) {}, ""},
 		"the stream is gone": {remove, "is gone"},
-		"the stream was made anew": {func(t *testing.T, pool *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config) {
+		"the stream was recreated": {func(t *testing.T, pool *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config) {
 			remove(t, pool, js, cfg)
 			if _, err := broker.Declare(t.Context(), js, cfg, broker.Partition{LastSlot: 31}, testkit.Logger(t)); err != nil {
 				t.Fatal(err)

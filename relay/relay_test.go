@@ -219,7 +219,7 @@ func TestAStreamThatDoesNotContinueTheDatabaseIsRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 		},
-		"the stream was made anew": func(t *testing.T, _ *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config) {
+		"the stream was recreated": func(t *testing.T, _ *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config) {
 			if err := js.DeleteStream(t.Context(), cfg.StreamName(0)); err != nil {
 				t.Fatal(err)
 			}

@@ -58,7 +58,7 @@ type PartitionReport struct {
 	Successors []broker.Stream `json:"-"`    // those that the broker has of ReplacedBy
 }
 
-// Repair makes the streams and the database agree again, from what the rows say. A partition whose stream is gone, was made anew or has
+// Repair makes the streams and the database agree again, from what the rows say. A partition whose stream is gone, was recreated or has
 // lost its end is replaced: a new partition takes over its slots, and publishes first what is missing, in its order. Messages that are missing
 // in the middle of a stream are published again at its end. Erased rows never are. Relays may run meanwhile. It may be
 // repeated after it was interrupted at any point. While a stream has no leader nothing is known of it: broker.ErrNoLeader.
@@ -218,7 +218,7 @@ func (r *repairer) compare(ctx context.Context, f *finding) (err error) {
 		case !f.exists:
 			problem = "its stream is gone"
 		case !f.stream.Created.Equal(f.p.Created):
-			problem = fmt.Sprintf("its stream was made anew at %s", f.stream.Created.Format(time.RFC3339))
+			problem = fmt.Sprintf("its stream was recreated at %s", f.stream.Created.Format(time.RFC3339))
 		case f.stream.Last < f.p.Tail:
 			problem, f.left = fmt.Sprintf("its stream ends at %d, and its marks at %d", f.stream.Last, f.p.Tail), f.stream.Last
 		}
@@ -419,7 +419,7 @@ func (r *repairer) delete(ctx context.Context, f *finding) error {
 		return fmt.Errorf("look up stream %s: %w", f.stream.Name, err)
 	}
 	if !stream.CachedInfo().Created.Truncate(time.Microsecond).Equal(f.stream.Created) {
-		return fmt.Errorf("delete %d messages of stream %s: it was made anew meanwhile", len(f.doomed), f.stream.Name)
+		return fmt.Errorf("delete %d messages of stream %s: it was recreated meanwhile", len(f.doomed), f.stream.Name)
 	}
 	if err := broker.RecordErased(ctx, r.js, r.cfg, f.stream.Name, f.doomed); err != nil {
 		return err

@@ -86,7 +86,7 @@ func (s streamsState) checkSame(now []broker.Stream) error {
 	for _, stream := range now {
 		before, is := known[stream.Number]
 		if is && !before.Created.Equal(stream.Created) || !is && stream.Repaired {
-			return fmt.Errorf("stream %s was made anew, or replaces a lost one, during the replay: run it again", stream.Name)
+			return fmt.Errorf("stream %s was recreated, or replaces a lost one, during the replay: run it again", stream.Name)
 		}
 		delete(known, stream.Number)
 	}

@@ -137,7 +137,7 @@ type Remover struct {
 // NewRemover returns a Remover. The pool is one of the truth and acts as the system role; wake is that of New. It starts nothing.
 func NewRemover(pool *pgxpool.Pool, wake func(slot int), now func() *kinds.Set, log *slog.Logger, reg prometheus.Registerer) (*Remover, error) {
 	r := &Remover{store: New(pool, wake), pool: pool, kinds: now, log: log.With("component", "edge-removals"), at: func(string) error { return nil },
-		removed: prometheus.NewCounter(prometheus.CounterOpts{Name: "edge_removals_removed_total", Help: "Edges that were removed with all others of their object."})}
+		removed: prometheus.NewCounter(prometheus.CounterOpts{Name: "edge_removals_removed_total", Help: "Edges removed by removals of all edges of an object."})}
 	if err := reg.Register(r.removed); err != nil {
 		return nil, fmt.Errorf("register the metrics of removals: %w", err)
 	}

@@ -234,7 +234,7 @@ func (s *subscriber) look(ctx, handling context.Context, wg *sync.WaitGroup) {
 	s.metrics.lag.Set(float64(pending))
 }
 
-// recognize notices a stream that was made anew.
+// recognize notices a stream that was recreated.
 func (s *subscriber) recognize(ctx context.Context, st broker.Stream) {
 	s.mu.Lock()
 	before, known := s.known[st.Name]
@@ -245,7 +245,7 @@ func (s *subscriber) recognize(ctx context.Context, st broker.Stream) {
 	}
 	s.mu.Unlock()
 	if again {
-		s.log.ErrorContext(ctx, "the stream was made anew, reading it from its beginning; what the one before still had is not handled", "stream", st.Name,
+		s.log.ErrorContext(ctx, "the stream was recreated, reading it from its beginning; what the one before still had is not handled", "stream", st.Name,
 			"before", before, "now", st.Created, "runbook", "SubscriberStreamLost")
 	}
 }

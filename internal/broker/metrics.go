@@ -26,13 +26,13 @@ func NewCollector(js jetstream.JetStream, cfg Config, log *slog.Logger) promethe
 	stream := []string{"stream"}
 	return &collector{
 		js: js, cfg: cfg, log: log.With("component", "broker"),
-		messages: prometheus.NewDesc("stream_messages", "Messages that the stream has.", stream, nil),
-		bytes:    prometheus.NewDesc("stream_bytes", "Bytes that the stream's messages take.", stream, nil),
-		limit:    prometheus.NewDesc("stream_limit_bytes", "Bytes that the stream may take by its own limit; absent without one.", stream, nil),
-		replicas: prometheus.NewDesc("stream_replicas", "Servers that are to have the stream.", stream, nil),
-		current:  prometheus.NewDesc("stream_replicas_current", "Servers that have all of the stream now, the leader included.", stream, nil),
-		used:     prometheus.NewDesc("jetstream_storage_bytes", "Bytes on disk that all streams of the account take.", nil, nil),
-		allowed:  prometheus.NewDesc("jetstream_storage_limit_bytes", "Bytes on disk that the streams of the account may take; absent without a limit.", nil, nil),
+		messages: prometheus.NewDesc("stream_messages", "Messages in the stream.", stream, nil),
+		bytes:    prometheus.NewDesc("stream_bytes", "Size of the stream's messages in bytes.", stream, nil),
+		limit:    prometheus.NewDesc("stream_limit_bytes", "Size limit of the stream in bytes; absent without a limit.", stream, nil),
+		replicas: prometheus.NewDesc("stream_replicas", "Configured replicas of the stream.", stream, nil),
+		current:  prometheus.NewDesc("stream_replicas_current", "Current replicas of the stream, the leader included.", stream, nil),
+		used:     prometheus.NewDesc("jetstream_storage_bytes", "Size of all streams of the account on disk, in bytes.", nil, nil),
+		allowed:  prometheus.NewDesc("jetstream_storage_limit_bytes", "Limit of the account's size on disk, in bytes; absent without a limit.", nil, nil),
 	}
 }
 

@@ -44,7 +44,7 @@ func Scan(ctx context.Context, js jetstream.JetStream, cfg Config, partition int
 		return stream, err
 	}
 	if !now.Created.Equal(stream.Created) {
-		return stream, fmt.Errorf("read stream %s: it was made anew meanwhile", stream.Name)
+		return stream, fmt.Errorf("read stream %s: it was recreated meanwhile", stream.Name)
 	}
 	_, err = scanPass(ctx, js, now, what, fn)
 	return stream, err

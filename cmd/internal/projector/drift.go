@@ -55,7 +55,7 @@ func NewDrift(cfg VerifyConfig, truth, projected *pgxpool.Pool, js jetstream.Jet
 	d := &Drift{
 		cfg: cfg, truth: truth, projections: projected, js: js, broker: b, p: p, log: log.With("component", "verify", "consumer", p.Name()),
 		verified: prometheus.NewCounter(prometheus.CounterOpts{Name: "projection_verified_total", Help: "Entities compared with the truth."}),
-		drift:    prometheus.NewCounter(prometheus.CounterOpts{Name: "projection_drift_total", Help: "Differences from the truth that no event on its way explains; each again in every round."}),
+		drift:    prometheus.NewCounter(prometheus.CounterOpts{Name: "projection_drift_total", Help: "Differences from the truth that no pending event explains. Each round counts a lasting difference again."}),
 	}
 	for _, c := range []prometheus.Collector{d.verified, d.drift} {
 		if err := reg.Register(c); err != nil {

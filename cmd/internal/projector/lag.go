@@ -31,9 +31,9 @@ func NewLagCollector(pool *pgxpool.Pool, js jetstream.JetStream, cfg broker.Conf
 	return &lagCollector{
 		pool: pool, js: js, cfg: cfg, log: log.With("component", "lag"),
 		lag: prometheus.NewDesc("consumer_offset_lag_seconds",
-			"Age of the oldest event that the consumer has not applied, by its offsets, whether or not a process of it runs; 0 without any.", []string{"consumer"}, nil),
+			"Age of the oldest event that the consumer has not applied, by its offsets, even if no process of it runs; 0 if there is none.", []string{"consumer"}, nil),
 		deadLetters: prometheus.NewDesc("consumer_offset_dead_letters",
-			"Dead letters of the consumer (counted up to 10000), whether or not a process of it runs.", []string{"consumer"}, nil),
+			"Dead letters of the consumer (counted up to 10000), even if no process of it runs.", []string{"consumer"}, nil),
 	}
 }
 

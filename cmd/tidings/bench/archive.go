@@ -31,7 +31,7 @@ func archiveCommand() *cobra.Command {
 	var o archiveOptions
 	cmd := &cobra.Command{
 		Use: "archive", Args: cobra.NoArgs,
-		Short: "Move published messages to the archive, alone and beside writes",
+		Short: "Measure archiving, alone and beside writes",
 		Long: `Case archive moves --rows messages that were published ten days ago, in ten ranges and in a process of its own, and
 counts them afterwards: missing and duplicates must be 0. The rate is until the last range is the archive's, with all checks; the indexes that ranges get then are timed apart.
 With --held-snapshot a snapshot from before is held open meanwhile.

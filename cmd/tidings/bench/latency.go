@@ -35,7 +35,7 @@ func latencyCommand() *cobra.Command {
 	var o latencyOptions
 	cmd := &cobra.Command{
 		Use: "latency", Args: cobra.NoArgs,
-		Short: "Time from a write to its event at a subscriber, and to its effect in a projection, at a steady rate",
+		Short: "Measure the time from a write to a subscriber and to a projection, at a steady rate",
 		Long: `Offers transactions of one follow and its event at a fixed rate, whether or not earlier ones are done (open loop), and times each from
 before its insert. Case subscriber: until a JetStream consumer has the event. Case projection: until the row of followercounts can be
 read; what has been written is looked for every millisecond. As the API does, the writers wake the relay after a commit; --wake=false leaves it to the

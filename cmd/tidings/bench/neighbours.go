@@ -30,7 +30,7 @@ func neighboursCommand() *cobra.Command {
 	var o neighboursOptions
 	cmd := &cobra.Command{
 		Use: "neighbours", Args: cobra.NoArgs,
-		Short: "What the requests of one tenant notice of what another caller does",
+		Short: "Measure the effect of one caller's load on the requests of another tenant",
 		Long: `--clients connections of one tenant send reads and writes, 50 a second each. Case quiet has nobody else. In the others a caller attacks meanwhile: tokens-400 and
 tokens-1000 are so many connections that send random tokens; readers-100 a hundred of another tenant that read with a Tidings-Token that no consumer reaches;
 patch-100 a hundred that change one comment with If-Match: *.
@@ -45,7 +45,7 @@ It fails when a request of the tenant is refused or fails, or when its 99th perc
 	}
 	f := cmd.Flags()
 	f.DurationVar(&o.duration, "duration", 20*time.Second, "how long each case takes")
-	f.IntVar(&o.clients, "clients", 4, "connections of the tenant that is looked at")
+	f.IntVar(&o.clients, "clients", 4, "connections of the measured tenant")
 	return cmd
 }
 

@@ -32,7 +32,7 @@ func overloadCommand() *cobra.Command {
 	var o overloadOptions
 	cmd := &cobra.Command{
 		Use: "overload", Args: cobra.NoArgs,
-		Short: "Many times the load that the API sustains: what is accepted, how fast, at what memory, and how soon it is well again",
+		Short: "Offer many times the sustained load: accepted writes, latency, memory and recovery",
 		Long: `Measures what --clients connections get accepted per second when each sends one follow after the other (case sustained), then offers --factor times as
 much for --duration, whether or not earlier ones are done (case overload), as far as --connections and the machine, which the generator shares, let it:
 offered_per_second is what was sent, offered_factor that by what is sustained: a refusal takes 200 ms, so 2,000 connections can send 10,000 a second at most. Then one client writes until ten writes in a row are accepted: recovery_seconds.

@@ -46,7 +46,7 @@ func projectCommand() *cobra.Command {
 	var o projectOptions
 	cmd := &cobra.Command{
 		Use: "project", Args: cobra.NoArgs,
-		Short: "Let a consumer catch up with streams of follows, and check what it made of them",
+		Short: "Measure how fast a consumer catches up, and check the result",
 		Long: `Fills the streams of --partitions with follow events, starts --instances of the consumer and times from their start until the last event is applied. Case random:
 any of --users follows any of as many others. Case celebrity: everybody follows one. Case massfollower: one follows everybody. Afterwards
 every account's counts, or with --consumer archiver every pair's history, are compared with what the events make them: missing says how many are wrong.

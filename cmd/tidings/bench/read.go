@@ -48,7 +48,7 @@ func readCommand() *cobra.Command {
 	var o readOptions
 	cmd := &cobra.Command{
 		Use: "read", Args: cobra.NoArgs,
-		Short: "Read pages of a very long thread, and a follow graph in the mix that TAO's authors published",
+		Short: "Measure reads of a very long thread, and of a follow graph in TAO's published mix",
 		Long: `Fills the projections and reads them over HTTP, on loopback, from an API in a process of its own. Every answer is compared with what was
 written; one that is wrong counts in errors, and the command then fails.
 

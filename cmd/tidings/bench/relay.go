@@ -46,7 +46,7 @@ func relayCommand() *cobra.Command {
 	var o relayOptions
 	cmd := &cobra.Command{
 		Use: "relay", Args: cobra.NoArgs,
-		Short: "Drain a backlog and check it for loss, duplicates and inversions",
+		Short: "Measure the drain of a backlog, and check it for loss, duplicates and inversions",
 		Long: `Writes a backlog of outbox rows, starts relays and times from their start until the stream holds the last event and every row is marked.
 With two relays or more, one is killed (SIGKILL) half way and its partitions are taken over. Afterwards the whole stream is read:
 missing, duplicates and inversions (versions of one entity that do not rise by one) must be 0.

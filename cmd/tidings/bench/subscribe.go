@@ -28,7 +28,7 @@ func subscribeCommand() *cobra.Command {
 	o := subscribeOptions{projectOptions: projectOptions{partitions: 1}}
 	cmd := &cobra.Command{
 		Use: "subscribe", Args: cobra.NoArgs,
-		Short: "Let a handler of package subscribe work through a stream of follows",
+		Short: "Measure a handler of package subscribe on a stream of follows",
 		Long: `Fills a stream with follow events of --users followees, and times subscribe.Handle from its start until it has handled and acknowledged the last one: shared, and
 then in order. Each event is to be handled once (duplicates), and those of a followee in the order of the stream (inversions). This process is the subscriber.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {

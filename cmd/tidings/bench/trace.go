@@ -26,7 +26,7 @@ func traceCommand() *cobra.Command {
 	var o traceOptions
 	cmd := &cobra.Command{
 		Use: "trace", Args: cobra.NoArgs,
-		Short: "What tracing costs: the processor time of API, relay and a consumer at a steady rate of writes, with tracing and without",
+		Short: "Measure the processor time of tracing at a steady rate of writes",
 		Long: `Offers --rate follows per second for --duration to the API, with a relay and followercounts behind it, in --pairs pairs of runs: one without tracing (trace-off), one
 that samples --ratio of the requests and exports the spans to a collector that discards them (trace-on). The order changes from pair to pair. cpu_us_per_write
 is the processor time of the three processes; the last line has the ratio of each pair and their median.`,

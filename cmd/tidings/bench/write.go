@@ -33,7 +33,7 @@ func writeCommand() *cobra.Command {
 	var o writeOptions
 	cmd := &cobra.Command{
 		Use: "write", Args: cobra.NoArgs,
-		Short: "Single writes over HTTP, against pgbench running their two statements on the same database",
+		Short: "Measure single writes over HTTP against pgbench with the same statements",
 		Long: `Case pgbench runs the two statements of a follow (the row, the outbox message) in a transaction each, with --clients connections and prepared
 statements; case pgx stands in for it where there is no pgbench. Case write sends follows that change something to the API, a process of its own,
 one request at a time from each of --clients connections; write-comments sends comments with an Idempotency-Key to 1,000 posts. --tenants adds

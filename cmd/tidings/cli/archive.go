@@ -30,7 +30,7 @@ import (
 )
 
 func (p Process) archiveCommand() *cobra.Command {
-	c := &cobra.Command{Use: "archive", Short: "Move and drop what is old, and say what must stay"}
+	c := &cobra.Command{Use: "archive", Short: "Archive, export and drop old events, and hold what must remain"}
 	c.AddCommand(p.archiveRunCommand(), p.archiveSettingsCommand(), p.archiveStatusCommand(), p.archiveUndoCommand(), p.archiveHoldCommand(),
 		p.coldListCommand(), p.coldExportCommand(), p.coldVerifyCommand(), p.coldRestoreCommand())
 	return c
@@ -93,12 +93,12 @@ func (p Process) archiveRunCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "run",
-		Short: "Run the archiver's jobs now, whatever their schedule says",
-		Long: `Run does at once what the archiver does by schedule, by the same settings: those of the database (archive settings). One job runs at a time in the whole
-fleet: it waits for one that is running. Only outbox-ranges, which makes ranges ahead of need, runs beside the others. Ctrl-C stops it after the slice in hand; the next run goes on from there.
+		Short: "Run the archiver's jobs now, outside of their schedule",
+		Long: `Run does now what the archiver does by schedule, with the same settings (tidings archive settings). One job runs at a time in the whole fleet, so run
+waits for a running one. Only outbox-ranges, which creates ranges in advance, runs beside others. Ctrl-C stops run after the current slice; the next run continues.
 
---dry-run says what a job would take now, by which settings, and what would be gone for good: ranges, their months, rows and bytes. Where something would be,
-run shows that and asks. Threads that were moved can be taken back: archive undo.`,
+With --dry-run it shows the settings, what each job would take, and what would be lost permanently: ranges, their months, rows and bytes. If anything would
+be lost, run shows that and asks for confirmation. tidings archive undo brings archived threads back.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			d, err := p.databases(c.Context(), data, "archive")
@@ -120,9 +120,9 @@ run shows that and asks. Threads that were moved can be taken back: archive undo
 		},
 	}
 	c.Flags().StringSliceVar(&only, "job", nil, "run this `job` alone; may be repeated (default: every job)")
-	c.Flags().BoolVar(&dryRun, "dry-run", false, "say what the command would do, and change nothing")
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "show what the command would do, and change nothing")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per job and line")
-	c.Flags().StringVar(&reason, "reason", "", "why, kept with what was done")
+	c.Flags().StringVar(&reason, "reason", "", "the reason to record")
 	sure = p.destructive(c)
 	dataFlag(c, &data)
 	return c
@@ -266,7 +266,7 @@ func (p Process) runJobs(ctx context.Context, truth *pgxpool.Pool, list []jobs.J
 			}
 		}
 		if ctx.Err() != nil {
-			err = errors.New("stopped before the end; run the same command again to go on")
+			err = errors.New("stopped before the end: run the same command again to continue")
 		}
 		r.Seconds = time.Since(start).Seconds()
 		if err != nil {
@@ -395,7 +395,7 @@ func (p Process) archiveStatusCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "status",
-		Short: "Show the ranges of the outbox and its archive, the holds on it, the threads that were moved, and when the jobs last ran",
+		Short: "Show the ranges of the outbox and its archive, the holds, the archived threads, and the last runs of the jobs",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			d, err := p.databases(c.Context(), data, "archive")
@@ -494,7 +494,7 @@ func jobLeaseRows(all []jobs.Lease) [][]string {
 }
 
 func (p Process) archiveHoldCommand() *cobra.Command {
-	c := &cobra.Command{Use: "hold", Short: "Keep part of the outbox's archive beyond its time"}
+	c := &cobra.Command{Use: "hold", Short: "Keep part of the outbox's archive beyond its retention"}
 	c.AddCommand(p.holdAddCommand(), p.holdListCommand(), p.holdReleaseCommand())
 	return c
 }
@@ -528,8 +528,8 @@ func (p Process) holdAddCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "add",
 		Short: "Keep a tenant's rows, a range of months, or both",
-		Long: `Add keeps what it names for as long as the hold is not released: the rows of --tenant, the months from --from to --to, or that tenant's
-rows in those months. Without any of these it keeps the whole archive. What is gone already does not come back.`,
+		Long: `Add keeps rows of the archive until you release the hold: the rows of --tenant, the months --from to --to, or that tenant's rows in those months. Without
+any of these it keeps the whole archive. It does not bring dropped rows back.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			for _, flag := range []struct {
@@ -601,7 +601,7 @@ func (p Process) holdListCommand() *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().BoolVar(&all, "all", false, "also those that were released")
+	c.Flags().BoolVar(&all, "all", false, "released holds too")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per hold and line")
 	dataFlag(c, &data)
 	return c
@@ -612,7 +612,7 @@ func (p Process) holdReleaseCommand() *cobra.Command {
 	var sure *asking
 	c := &cobra.Command{
 		Use:   "release HOLD",
-		Short: "End a hold: what it kept goes with the next run",
+		Short: "Release a hold: the next run drops what it kept",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			var id int64

@@ -138,8 +138,8 @@ func (p Process) coldExportCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "export",
 		Short: "Write ranges of the outbox's archive to a directory or to S3",
-		Long: `Export writes ranges of the archive as compressed segments with checksums and a manifest, and reads it all back (docs/archive.md). A range
-is of the month in which its first message was inserted. The archiver does the same by schedule, and drops no range before that. It drops nothing itself.`,
+		Long: `Export writes ranges of the archive as compressed segments with checksums and a manifest, and reads everything back (docs/archive.md). A range belongs to
+the month of its first message. The archiver does the same by schedule before it drops a range. Export itself drops nothing.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			month, err := f.at()
@@ -251,7 +251,7 @@ func (p Process) coldRestoreCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "restore",
-		Short: "Put the exported events of a month back into the database, and hold them there",
+		Short: "Restore the exported events of a month into the database, and hold them there",
 		Long: `Restore reads the exports with events of a month from end to end, and then puts the rows of that month into outbox_messages_kept, where
 ` + "`tidings events find`" + ` finds them. Rows that the database has stay as they are: run it again when it was cut short. The month is put under a hold, for the archiver would drop it again; ` + "`tidings archive hold release`" + ` ends that.`,
 		Args: cobra.NoArgs,
@@ -281,7 +281,7 @@ func (p Process) coldRestoreCommand() *cobra.Command {
 			})
 			cold.bar.end()
 			if c.Context().Err() != nil && err != nil {
-				err = errors.New("stopped before the end; run the same command again to go on")
+				err = errors.New("stopped before the end: run the same command again to continue")
 			}
 			if err != nil {
 				return err
@@ -295,7 +295,7 @@ func (p Process) coldRestoreCommand() *cobra.Command {
 	}
 	c.Flags().StringVar(&f.month, "month", "", "the `month`, such as 2026-08")
 	c.Flags().StringVar(&from, "from", "", "file:///DIR or s3://BUCKET?region=R, instead of the places that the database knows")
-	c.Flags().StringVar(&actor, "actor", "", "who does it, kept with what was done (default: the user of this system)")
+	c.Flags().StringVar(&actor, "actor", "", "the actor to record (default: the user of this system)")
 	f.add(c)
 	return c
 }

@@ -28,9 +28,9 @@ func (p Process) archiveSettingsCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "settings [NAME=VALUE...]",
-		Short: "Show what is archived and what is dropped, and when; or set it",
-		Long: `Settings shows by what the archiver and every command archive and drop. With NAME=VALUE it sets some of them, for all, from the next run of each job on. It shows what
-a run would drop by them now, and asks. Every version is kept in the table archive_settings, with who made it and why.`,
+		Short: "Show or set what is archived and dropped, and when",
+		Long: `Settings shows when the archiver and every command archive and drop rows. NAME=VALUE sets a value for the next run of each job. Before that it shows
+what a run would drop now, and asks for confirmation. The table archive_settings keeps every version, with actor and reason.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if !store.ValidReason(reason) {
 				return &usageError{fmt.Errorf("--reason wants at most %d bytes of UTF-8 without control characters", store.MaxReasonBytes)}

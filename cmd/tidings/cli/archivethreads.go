@@ -34,9 +34,8 @@ func (p Process) archiveUndoCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "undo",
 		Short: "Bring back the threads of comments that one run of the archiver moved",
-		Long: `Undo brings back every thread that was moved to the archive under the id, as tidings archive status shows it, and that is not back yet.
-They do not move again before comment_archive_after (archive settings) has passed once more. No job runs meanwhile; Ctrl-C stops it after the slice in hand, and the same
-command goes on from there.`,
+		Long: `Undo brings back every thread that one run of the archiver moved. tidings archive status shows the ids of the runs. The threads do not move again until
+comment_archive_after (tidings archive settings) has passed once more. No job runs meanwhile. Ctrl-C stops undo after the current slice; the same command continues.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if id < 1 {

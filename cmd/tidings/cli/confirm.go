@@ -28,7 +28,7 @@ func (p Process) destructive(c *cobra.Command) *asking {
 		c.Annotations = map[string]string{}
 	}
 	c.Annotations[destructive] = "true"
-	c.Flags().BoolVar(&a.yes, "yes", false, "do not ask: for scripts")
+	c.Flags().BoolVar(&a.yes, "yes", false, "do not ask for confirmation")
 	return a
 }
 

@@ -14,7 +14,7 @@ import (
 )
 
 func (p Process) contractsCommand() *cobra.Command {
-	c := &cobra.Command{Use: "contracts", Short: "What subscribers read, for programs: JSON Schemas and an AsyncAPI document"}
+	c := &cobra.Command{Use: "contracts", Short: "Write the contracts of events: JSON Schemas and an AsyncAPI document"}
 	c.AddCommand(p.contractsWriteCommand())
 	return c
 }
@@ -27,8 +27,8 @@ func (p Process) contractsWriteCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "write DIR",
 		Short: "Write the contracts of the kinds in force into a directory",
-		Long: `Writes asyncapi.json and a JSON Schema of each event type and version, schemas/TYPE.json. Files of these names are replaced, and schemas of types that
-there are no longer are removed. The API serves the same at /v1/asyncapi.json and /v1/schemas/TYPE.`,
+		Long: `Write creates asyncapi.json, and schemas/TYPE.json for each event type and version. It replaces files of these names, and removes schemas of types that no
+longer exist. The API serves the same at /v1/asyncapi.json and /v1/schemas/TYPE.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) (err error) {
 			set := kinds.Builtin()

@@ -47,15 +47,15 @@ func (p Process) demoCommand() *cobra.Command {
 	var f demoFlags
 	c := &cobra.Command{
 		Use:   "demo",
-		Short: "Let a small site live beside tidings dev, until it is stopped",
-		Long: `Demo is a small site: its users follow each other, like, write, answer, edit and take back, in threads of which some are hot. Moderators work on what waits, a rule
-hides advertising, threads are locked. It uses the API alone, and writes of every kind that the API has. So dashboards and the console have something to show.
+		Short: "Simulate a small site beside tidings dev",
+		Long: `Demo simulates the users of a small site: they follow, like, write, reply, edit and delete, in threads of which some are hot. Moderators decide on pending
+comments, a rule hides advertising, and threads get locked. Demo uses the API alone, so that dashboards and the console have something to show.
 
-It shows each second what it does, waits while the API is away, and sums up when it is stopped with Ctrl-C. Each start adds to what is there.
-For another tenant than dev's own it makes a token, and revokes it at its end.
+It prints a line each second and a summary at Ctrl-C. It waits while the API is unavailable. Each start adds to the existing content. For a tenant other than
+dev's own it creates a token, and revokes it at the end.
 
-With --trouble it also writes to the database of dev what goes wrong elsewhere: events that consumers cannot apply, and messages that no relay can publish. Alerts fire, and
-dead letters wait for somebody. Nothing of that goes away by itself, and tidings verify is not clean beside it.`,
+With --trouble it also writes faulty rows to dev's database: events that consumers cannot apply, and messages that no relay can publish. Alerts fire, and dead
+letters remain until somebody handles them. Until then tidings verify reports differences.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if f.tenant < 1 || f.duration < 0 {
@@ -77,11 +77,11 @@ dead letters wait for somebody. Nothing of that goes away by itself, and tidings
 		},
 	}
 	c.Flags().Float64Var(&f.Rate, "rate", 20, "requests per second")
-	c.Flags().IntVar(&f.Users, "users", 200, "how many users there are, with the ids from 1")
+	c.Flags().IntVar(&f.Users, "users", 200, "the number of users, with ids from 1")
 	c.Flags().Int64Var(&f.tenant, "tenant", devTenant, "the tenant")
-	c.Flags().Uint64Var(&f.Seed, "seed", 0, "what chance begins with (default: another one each time)")
-	c.Flags().DurationVar(&f.duration, "duration", 0, "stop after so long (default: when it is stopped)")
-	c.Flags().BoolVar(&f.trouble, "trouble", false, "make dead letters and alerts too, in the database of dev")
+	c.Flags().Uint64Var(&f.Seed, "seed", 0, "the seed of the random numbers (default: a new one each time)")
+	c.Flags().DurationVar(&f.duration, "duration", 0, "stop after this time (default: at Ctrl-C)")
+	c.Flags().BoolVar(&f.trouble, "trouble", false, "also cause dead letters and alerts, in the database of dev")
 	c.Flags().StringVar(&f.URL, "url", "", "address of the API (default: the running dev's)")
 	c.Flags().StringVar(&f.Token, "token", "", "bearer token with the roles read, write and moderate (default: the running dev's)")
 	c.Flags().BoolVar(&f.asJSON, "json", false, "print one JSON object at the end")

@@ -63,11 +63,11 @@ func (p Process) devCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "dev",
 		Short: "Run everything in one process",
-		Long: `Dev runs the API with the console, the relay and the consumers in this process, with a PostgreSQL and a NATS server of its own, which listen on
-loopback. With DATABASE_URL or NATS_URL set it uses those instead. Data, token and ports are kept in the data directory:
-the next start goes on with them, also after dev was killed. Ctrl-C stops everything.
+		Long: `Dev runs the API with the console, the relay and the consumers in one process, with its own PostgreSQL and NATS servers on loopback. If DATABASE_URL or
+NATS_URL is set, it uses that server instead. The data directory keeps data, token and ports: the next start continues with them, also after a kill.
+Ctrl-C stops everything.
 
-With --trace it writes a span per line of JSON for what happens to each request and its events; tidings events find --id ID --trace shows the path of one.`,
+With --trace it writes spans as lines of JSON. tidings events find --id ID --trace shows the path of one event.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			var cfg devConfig
@@ -111,7 +111,7 @@ With --trace it writes a span per line of JSON for what happens to each request 
 		},
 	}
 	c.Flags().StringVar(&dir, "data", "", "the `directory` of its data (default: /var/lib/tidings/dev as root, else tidings/dev in $XDG_DATA_HOME or ~/.local/share)")
-	c.Flags().BoolVar(&readOnly, "console-read-only", false, "let nobody act in the console: it shows, and offers nothing")
+	c.Flags().BoolVar(&readOnly, "console-read-only", false, "make the console read-only")
 	c.Flags().StringVar(&spans, "trace", "", "write spans to this `file`")
 	c.Flags().Lookup("trace").NoOptDefVal = traceDefault
 	return c

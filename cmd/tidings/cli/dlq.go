@@ -79,7 +79,7 @@ type dlqAction struct {
 
 func (p Process) dlqCommand() *cobra.Command {
 	c := &cobra.Command{Use: "dlq", Short: "Show, retry and discard dead letters"}
-	o := &cobra.Command{Use: "outbox", Short: "Events that could not be published"}
+	o := &cobra.Command{Use: "outbox", Short: "Dead letters of the outbox: events that could not be published"}
 	o.AddCommand(p.dlqListCommand(), p.dlqShowCommand(), p.dlqActCommand(outbox.DLQRetry), p.dlqActCommand(outbox.DLQDiscard))
 	c.AddCommand(o, p.dlqConsumerCommand())
 	return c
@@ -90,8 +90,8 @@ func (f *dlqFlags) add(c *cobra.Command, limit int) {
 	c.Flags().StringVar(&f.filter.AggregateType, "aggregate-type", "", "only of this aggregate type")
 	c.Flags().Int64Var(&f.filter.AggregateID, "aggregate-id", 0, "only of the aggregates with this id")
 	c.Flags().StringVar(&f.filter.EventType, "type", "", "only of this event type")
-	c.Flags().StringVar(&f.since, "since", "", "only what died since: a duration ago such as 24h, a date, or a time in RFC 3339")
-	c.Flags().StringVar(&f.until, "until", "", "only what died before, in the same forms")
+	c.Flags().StringVar(&f.since, "since", "", "only letters that died since: a duration ago such as 24h, a date, or a time in RFC 3339")
+	c.Flags().StringVar(&f.until, "until", "", "only letters that died before, in the same forms")
 	c.Flags().IntVar(&f.limit, "limit", limit, "messages at most, the lowest ids first")
 	c.Flags().BoolVar(&f.all, "all", false, "no limit; without a filter, the whole DLQ")
 	f.addOutput(c)
@@ -104,7 +104,7 @@ func (f *dlqFlags) addOutput(c *cobra.Command) {
 
 // addAct adds the flags of what changes something.
 func (f *dlqFlags) addAct(c *cobra.Command) {
-	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "say what the command would do, and change nothing")
+	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "show what the command would do, and change nothing")
 	addActor(c, &f.actor, &f.reason)
 }
 
@@ -117,8 +117,8 @@ func (f *dlqFlags) askDiscard(n int64) error {
 }
 
 func addActor(c *cobra.Command, actor, reason *string) {
-	c.Flags().StringVar(actor, "actor", "", "who does it, kept with what was done (default: the user of this system)")
-	c.Flags().StringVar(reason, "reason", "", "why, kept with what was done")
+	c.Flags().StringVar(actor, "actor", "", "the actor to record (default: the user of this system)")
+	c.Flags().StringVar(reason, "reason", "", "the reason to record")
 }
 
 // setActor makes the actor the one that was given, or the user of this system.
@@ -207,7 +207,7 @@ func (p Process) dlqListCommand() *cobra.Command {
 	var f dlqFlags
 	c := &cobra.Command{
 		Use:   "list",
-		Short: "List them by their ids",
+		Short: "List the dead letters by id",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := f.parse(c, nil, time.Now()); err != nil {
@@ -269,7 +269,7 @@ func (p Process) dlqShowCommand() *cobra.Command {
 	var f dlqFlags
 	c := &cobra.Command{
 		Use:   "show ID",
-		Short: "Show one with its payload",
+		Short: "Show a dead letter with its payload",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			id, err := event.ParseID(args[0])
@@ -318,9 +318,9 @@ type verb struct{ short, will, did string }
 
 func verbOf(action string) verb {
 	if action == outbox.DLQRetry {
-		return verb{"Put them back into the outbox, behind all others", "retry", "Retried"}
+		return verb{"Put dead letters back into the outbox, with new ids", "retry", "Retried"}
 	}
-	return verb{"Delete them for good: their payload is kept nowhere", "discard", "Discarded"}
+	return verb{"Delete dead letters with their payloads", "discard", "Discarded"}
 }
 
 func (p Process) dlqActCommand(action string) *cobra.Command {

@@ -110,7 +110,7 @@ type parkedAction struct {
 }
 
 func (p Process) dlqConsumerCommand() *cobra.Command {
-	c := &cobra.Command{Use: "consumer", Short: "Events that a consumer could not apply, and what came behind them"}
+	c := &cobra.Command{Use: "consumer", Short: "Dead letters of consumers: events that a consumer could not apply, and the later events of their aggregates"}
 	c.AddCommand(p.parkedListCommand(), p.parkedShowCommand(), p.parkedActCommand(consumers.DeadLetterRetry), p.parkedActCommand(consumers.DeadLetterDiscard))
 	return c
 }
@@ -149,7 +149,7 @@ func (p Process) parkedListCommand() *cobra.Command {
 	var f parkedFlags
 	c := &cobra.Command{
 		Use:   "list",
-		Short: "List them by their ids: within an aggregate, in the order of the stream",
+		Short: "List the dead letters by id: within an aggregate, in the order of the stream",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := f.parse(c, nil); err != nil {
@@ -164,7 +164,7 @@ func (p Process) parkedListCommand() *cobra.Command {
 		},
 	}
 	f.add(c, 50)
-	c.Flags().BoolVar(&f.first, "first", false, "only the first of each aggregate, which has the cause")
+	c.Flags().BoolVar(&f.first, "first", false, "only the first letter of each aggregate, which has the cause")
 	return c
 }
 
@@ -230,7 +230,7 @@ func (p Process) parkedShowCommand() *cobra.Command {
 	var f parkedFlags
 	c := &cobra.Command{
 		Use:   "show ID",
-		Short: "Show one with its headers and payload",
+		Short: "Show a dead letter with its headers and payload",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			id, err := event.ParseID(args[0])
@@ -279,9 +279,9 @@ func (p Process) parkedShowCommand() *cobra.Command {
 
 func parkedVerbOf(action string) verb {
 	if action == consumers.DeadLetterRetry {
-		return verb{"Apply them, each aggregate in the order of the stream, until one fails again", "apply", "Applied"}
+		return verb{"Apply dead letters again, each aggregate in the order of the stream, until one fails", "apply", "Applied"}
 	}
-	return verb{"Delete the first of an aggregate for good: the next one takes its place", "discard", "Discarded"}
+	return verb{"Delete the first dead letter of an aggregate: the next one takes its place", "discard", "Discarded"}
 }
 
 func (p Process) parkedActCommand(action string) *cobra.Command {

@@ -28,10 +28,10 @@ func (p Process) doctorCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "doctor",
-		Short: "Look for what is wrong, or soon will be, and say how to mend it",
-		Long: `Doctor looks at PostgreSQL (settings that lose data, old transactions, replication slots, dead rows, row security, roles, connections, clocks), at
-NATS (version, limits, streams that somebody changed) and at the fleet (partitions that nobody holds, refused streams, lags, dead letters, jobs, locks, months of the archive without an export). It changes
-nothing. Each finding comes with the command that mends it. The exit code is 0 without findings, 1 with warnings alone and 3 with errors.`,
+		Short: "Find present and coming problems, and name the command that solves each",
+		Long: `Doctor checks PostgreSQL (settings that lose data, old transactions, replication slots, dead rows, row security, roles, connections, clocks), NATS
+(version, limits, changed streams) and the fleet (partitions without a holder, refused streams, lags, dead letters, jobs, locks, months without an export).
+It changes nothing. Each finding names the command that solves it. The exit code is 0 without findings, 1 with warnings and 3 with errors.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			all, err := awaitHealth(c.Context(), wait, func(ctx context.Context) ([]doctor.Finding, error) { return p.diagnose(ctx, data) })

@@ -37,8 +37,8 @@ func (p Process) edgesRemoveCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "remove --tenant T --id ID",
 		Short: "Remove all edges of an object, such as a user who leaves",
-		Long: `Remove does what POST /v1/users/{id}:remove-edges asks for, and works on it itself, beside the archivers, until it is done. Those edges that are there when it begins
-are removed, each with its own version and event. It may be stopped: the archivers go on, and the same command shows how far they are.`,
+		Long: `Remove does the same as POST /v1/users/{id}:remove-edges, and works on it beside the archivers until it is done. Every edge that exists at the start is
+removed, with a version and an event of its own. You may stop it: the archivers continue, and the same command shows the progress.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r.Direction = store.Direction(direction)
@@ -71,8 +71,8 @@ are removed, each with its own version and event. It may be stopped: the archive
 	c.Flags().StringSliceVar(&names, "kind", nil, "only of this `kind`; may be repeated (default: every kind)")
 	c.Flags().StringVar(&direction, "direction", string(store.DirectionBoth), "edges that lead from the object, to it, or both")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	c.Flags().StringVar(&r.Actor, "actor", "", "who does it, kept with what was done (default: the user of this system)")
-	c.Flags().StringVar(&r.Reason, "reason", "", "why, kept with what was done")
+	c.Flags().StringVar(&r.Actor, "actor", "", "the actor to record (default: the user of this system)")
+	c.Flags().StringVar(&r.Reason, "reason", "", "the reason to record")
 	sure = p.destructive(c)
 	dataFlag(c, &data)
 	return c
@@ -149,7 +149,7 @@ func (p Process) removeEdges(ctx context.Context, data string, tenant int64, r s
 		}
 		select {
 		case <-ctx.Done():
-			return m, errors.New("stopped before the end: the archivers go on, and so does the same command")
+			return m, errors.New("stopped before the end: the archivers continue, and so does the same command")
 		case <-time.After(time.Second / 4):
 		}
 		if m, err = s.GetRemoval(ctx, tenant, m.ID); err != nil {

@@ -26,15 +26,16 @@ func (p Process) eraseCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "erase --tenant T --author A",
-		Short: "Take what a person wrote, and their edges, out of everything that holds them",
-		Long: `Erase takes the texts and attributes of all that the author wrote, children of every kind, out of the truth, the outbox with its DLQ and archive, the dead letters, the histories
-and the read tables, and off the stream, whose files are overwritten. They stay as tombstones, under which replies stand, and each
-has a KIND.erased event, by which subscribers know what to do with their copies. Edges from and to the author, of every kind that has users at an end, are removed, each
-with a KIND.removed event; when everybody has applied that, nothing of them stays, in the same places.
+		Short: "Erase a person's content and edges from every table, stream and file",
+		Long: `Erase removes the text and the attributes of everything that the author wrote, of every kind of children: from the truth, the outbox with its DLQ and
+archive, the dead letters, the histories, the read tables, and the stream, whose files it overwrites. Tombstones remain above replies. Each child gets a
+KIND.erased event, by which subscribers know what to do with their copies. Erase also removes all edges from and to the author, each with a KIND.removed
+event. After every consumer has applied these, it deletes the edges from the same places.
 
-It waits until the relay has published these events and every consumer has applied them, and ends when a scan of everything finds nothing.
-Nothing is archived meanwhile, and no projection replayed. Exit code 3 says that it has waited for --wait in vain and for what; then, and
-after any interruption, the same command goes on. It says the same of archived files that nobody can read and that may hold something of the author: everything else is erased then. Bytes that no statement reaches, such as backups, are in docs/erasure.md.`,
+It waits until the relay has published these events and every consumer has applied them. It ends when a scan of everything finds nothing. Meanwhile nothing
+is archived, and no projection is replayed. Exit code 3 means that it waited for --wait in vain, and the output says for what. The same command continues,
+also after an interruption. Exit code 3 also means that an archived file is unreadable and may contain something of the author; everything else is erased.
+docs/erasure.md lists what no statement reaches, such as backups.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			switch {
@@ -59,7 +60,7 @@ after any interruption, the same command goes on. It says the same of archived f
 			report, err := p.erase(c.Context(), data, o)
 			if err != nil && !errors.Is(err, erasure.ErrUnfinished) {
 				if c.Context().Err() != nil {
-					err = errors.New("stopped before the end: run the same command again to go on")
+					err = errors.New("stopped before the end: run the same command again to continue")
 				}
 				return err
 			}
@@ -71,7 +72,7 @@ after any interruption, the same command goes on. It says the same of archived f
 	}
 	c.Flags().Int64Var(&o.TenantID, "tenant", 0, "the tenant")
 	c.Flags().Int64Var(&o.AuthorID, "author", 0, "whose children and edges")
-	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "say what the command would do, and change nothing")
+	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "show what the command would do, and change nothing")
 	c.Flags().DurationVar(&o.Wait, "wait", 10*time.Minute, "how long to wait for the relay and the consumers, in all")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	addActor(c, &o.Actor, &o.Reason)

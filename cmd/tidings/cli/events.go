@@ -19,8 +19,8 @@ import (
 )
 
 func (p Process) eventsCommand() *cobra.Command {
-	c := &cobra.Command{Use: "events", Short: "Look for events"}
-	c.AddCommand(p.eventsFindCommand())
+	c := &cobra.Command{Use: "events", Short: "Find and watch events"}
+	c.AddCommand(p.eventsFindCommand(), p.eventsWatchCommand())
 	return c
 }
 
@@ -73,14 +73,14 @@ func (p Process) eventsFindCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "find",
 		Short: "Find events in the outbox, its archive and its DLQ",
-		Long: `Find shows events by --id (an outbox id, or an event's id, the ce-id), by --sequence on a stream, by --aggregate and --tenant, or by the time at which they occurred.
+		Long: `Find shows events by --id (an outbox id, or the event's UUID, the ce-id), by --sequence on a stream, by --aggregate and --tenant, or by time.
 
-The archive and the DLQ are searched in every way. The outbox itself is searched by outbox id, by event id, and by time (events that occurred within
-ten minutes of being written). By aggregate it is not: the stream has what is young there. An event that only an export has is found after tidings archive restore.
-A message on the stream names its outbox id in Tidings-Outbox-Id. The aggregate of comments is their post (comment/42), that of follows
-who is followed (follow/42).
+It searches the archive and the DLQ by all of these. It searches the outbox by outbox id, by event id, and by time (events that occurred within ten minutes
+of being written), but not by aggregate. To find an event of an export, run tidings archive restore first. A message on the stream names its outbox id in
+Tidings-Outbox-Id. The aggregate of a comment is its post (comment/42), that of a follow is the followed user (follow/42).
 
-With --id, --trace shows the event's path with times: the request, its creation, the publish, and the consumers' work, as far as tidings dev --trace has written spans of it.`,
+With --id, --trace shows the path of the event with times: the request, its creation, the publish, and the work of the consumers. It reads the spans that
+tidings dev --trace writes.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if sequence != "" && id != "" {
@@ -113,8 +113,8 @@ With --id, --trace shows the event's path with times: the request, its creation,
 	c.Flags().StringVar(&q.EventType, "type", "", "only of this event type, such as created")
 	c.Flags().StringVar(&aggregate, "aggregate", "", "an aggregate, as `TYPE/ID`; with --tenant")
 	c.Flags().Int64Var(&q.TenantID, "tenant", 0, "only of this tenant")
-	c.Flags().StringVar(&since, "since", "", "only what occurred since: a duration ago such as 24h, a date, or a time in RFC 3339")
-	c.Flags().StringVar(&until, "until", "", "only what occurred before, in the same forms")
+	c.Flags().StringVar(&since, "since", "", "only events that occurred since: a duration ago such as 24h, a date, or a time in RFC 3339")
+	c.Flags().StringVar(&until, "until", "", "only events that occurred before, in the same forms")
 	c.Flags().IntVar(&q.Limit, "limit", 50, "events at most, 1 to 10000: the earliest by time, else the lowest ids")
 	c.Flags().BoolVar(&q.Payload, "payload", false, "show payloads too")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per event and line")

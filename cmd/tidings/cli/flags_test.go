@@ -66,20 +66,20 @@ func TestEveryCommandThatShowsSomethingHasJSON(t *testing.T) {
 
 // flagWords are the flags that several commands have: their type, and what their usage says.
 var flagWords = map[string]struct{ kind, usage string }{
-	"actor":    {"string", `^who does it, kept with what was done \(default: the user of this system\)$`},
+	"actor":    {"string", `^the actor to record \(default: the user of this system\)$`},
 	"consumer": {"string", `^(the consumer|only of this consumer)(: .*)?$`},
-	"data":     {"string", "^the `directory` of "},
-	"dry-run":  {"bool", `^(with --repair: )?say what the command would do, and change nothing$`},
+	"data":     {"string", "^the (data )?`directory` of "},
+	"dry-run":  {"bool", `^(with --repair: )?show what the command would do, and change nothing$`},
 	"json":     {"bool", `^print (one JSON object|JSON objects, one per)`},
 	"kind":     {"string", "^the `kind`"},
 	"limit":    {"int", `^\w+ at most\b`},
 	"month":    {"string", "`month`, such as 2026-08"},
-	"reason":   {"string", `^why, kept with what was done$`},
-	"since":    {"string", `^only what \w+ since: a duration ago such as 24h, a date, or a time in RFC 3339$`},
+	"reason":   {"string", `^the reason to record$`},
+	"since":    {"string", `^only \w+ that (died|occurred) since: a duration ago such as 24h, a date, or a time in RFC 3339$`},
 	"tenant":   {"int64", `^(the tenant|only of this tenant)$`},
-	"until":    {"string", `^only what \w+ before, in the same forms$`},
+	"until":    {"string", `^only \w+ that (died|occurred) before, in the same forms$`},
 	"wait":     {"duration", `^how long to wait for `},
-	"yes":      {"bool", `^do not ask: for scripts$`},
+	"yes":      {"bool", `^do not ask for confirmation$`},
 }
 
 // synonyms are the words that some other program has for ours.

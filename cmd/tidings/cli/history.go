@@ -33,18 +33,18 @@ type historyFlags struct {
 func (p Process) historyCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "history",
-		Short: "Who did what to an edge, a child or a thread, and when",
-		Long: `History shows versions as they were recorded, also of what is hidden or deleted now: it is for people on call. The API shows the same to those
-who may see it (GET .../versions). Versions of edges and children come from the archiver's histories, which are behind by its lag (tidings status).
-Kinds are those in force (tidings kinds list); follow and comment are edge and child of these kinds.`,
+		Short: "Show who changed an edge, a child or a thread, and when",
+		Long: `History shows recorded versions, also of hidden and deleted content: it is for people on call. The API shows the same to callers with the right roles
+(GET .../versions). The versions of edges and children come from the archiver's histories, so they lag behind by the archiver's lag (tidings status).
+tidings kinds list shows the kinds in force.`,
 	}
 	c.AddCommand(
-		historyOf(historyFlags{}, true, "edge FROM TO", "The versions of an edge of --kind, newest first", 2, p.edgeHistory),
-		historyOf(historyFlags{}, true, "child ID", "The versions of a child of --kind, newest first", 1, p.childHistory),
-		historyOf(historyFlags{kind: event.AggregateFollow}, false, "follow FOLLOWER FOLLOWEE", "The versions of a pair, newest first", 2, p.edgeHistory),
-		historyOf(historyFlags{kind: event.AggregateComment}, false, "comment ID", "The versions of a comment, newest first", 1, p.childHistory),
-		historyOf(historyFlags{kind: event.AggregateComment}, true, "thread ID", "The versions of the settings of an object's thread, such as a post's, newest first", 1, p.threadHistory),
-		historyOf(historyFlags{kind: event.AggregateComment}, true, "author ID", "The children of an author that they have not deleted, as they are now, oldest first", 1, p.authorHistory),
+		historyOf(historyFlags{}, true, "edge FROM TO", "Show the versions of an edge of --kind, newest first", 2, p.edgeHistory),
+		historyOf(historyFlags{}, true, "child ID", "Show the versions of a child of --kind, newest first", 1, p.childHistory),
+		historyOf(historyFlags{kind: event.AggregateFollow}, false, "follow FOLLOWER FOLLOWEE", "Show the versions of a follow, newest first", 2, p.edgeHistory),
+		historyOf(historyFlags{kind: event.AggregateComment}, false, "comment ID", "Show the versions of a comment, newest first", 1, p.childHistory),
+		historyOf(historyFlags{kind: event.AggregateComment}, true, "thread ID", "Show the versions of the settings of an object's thread, newest first", 1, p.threadHistory),
+		historyOf(historyFlags{kind: event.AggregateComment}, true, "author ID", "Show the current children of an author that the author has not deleted, oldest first", 1, p.authorHistory),
 	)
 	return c
 }

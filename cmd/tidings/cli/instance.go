@@ -79,7 +79,7 @@ func writeFile(path string, content []byte) error {
 
 // dataFlag adds --data to a command that works with a running dev.
 func dataFlag(c *cobra.Command, dir *string) {
-	c.Flags().StringVar(dir, "data", "", "the `directory` of the running dev to work with (default: dev's own default)")
+	c.Flags().StringVar(dir, "data", "", "the data `directory` of a running dev (default: dev's default)")
 }
 
 // defaultData is dev's data directory unless --data names one.

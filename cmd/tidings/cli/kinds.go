@@ -48,7 +48,7 @@ type kindsVersion struct {
 }
 
 func (p Process) kindsCommand() *cobra.Command {
-	c := &cobra.Command{Use: "kinds", Short: "The kinds of edges and children: list them, and add others while everything runs"}
+	c := &cobra.Command{Use: "kinds", Short: "List, add and change the kinds of edges and children"}
 	c.AddCommand(p.kindsApplyCommand(), p.kindsDiffCommand(), p.kindsListCommand(), p.kindsShowCommand(), p.kindsHistoryCommand())
 	return c
 }
@@ -125,10 +125,10 @@ func (p Process) kindsApplyCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "apply FILE",
-		Short: "Make the kinds of a file those in force, beside the built-in ones",
-		Long: `Checks the whole file, makes the tables of new kinds in both databases, and puts the file in force. Processes take it up within five seconds,
-without a restart. Kinds that the file leaves out are removed. A change that would reinterpret rows is refused, with the reason. "-" reads the file from
-stdin. docs/kinds.md describes the file. Repeat the command after a failure: it completes what was begun.`,
+		Short: "Put the kinds of a file in force, beside the built-in ones",
+		Long: `Apply checks the whole file, creates the tables of new kinds in both databases, and puts the file in force. Processes use it within five seconds, without
+a restart. Apply removes kinds that the file does not name. It refuses a change that would reinterpret existing rows, and says why. "-" reads the file from
+stdin. docs/kinds.md describes the file. After a failure, run the same command again: it completes the change.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) (err error) {
 			if err := setActor(&r.Actor); err != nil {
@@ -166,7 +166,7 @@ stdin. docs/kinds.md describes the file. Repeat the command after a failure: it 
 			return p.sayApplied(done, r.DryRun)
 		},
 	}
-	c.Flags().BoolVar(&r.DryRun, "dry-run", false, "say what the command would do, and change nothing")
+	c.Flags().BoolVar(&r.DryRun, "dry-run", false, "show what the command would do, and change nothing")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	addActor(c, &r.Actor, &r.Reason)
 	sure = p.destructive(c)
@@ -358,7 +358,7 @@ func (p Process) kindsShowCommand() *cobra.Command {
 	var data string
 	c := &cobra.Command{
 		Use:   "show NAME",
-		Short: "Print a kind as a file of kinds has it",
+		Short: "Print a kind in the format of a file of kinds",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			now, err := p.kindsInForce(c.Context(), data)

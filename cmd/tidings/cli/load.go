@@ -57,23 +57,21 @@ func (p Process) loadCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "load (FILE | - | --generate SPEC) [--kind KIND]",
 		Short: "Load edges or children of a kind through the API",
-		Long: `Load sends PUT /v1/follows/FROM/TO for every edge of a graph, or writes generated children. --kind says of which kind they are: any that
-tidings kinds list has.
+		Long: `Load sends one PUT per edge of a graph, or writes generated children. --kind selects the kind (tidings kinds list).
 
-FILE, or - for stdin, has one edge per line: FROM TO, two ids separated by tabs or spaces, LF or CRLF, and behind them the attributes as a JSON object, if
-the edge has any. Empty lines and lines that begin with # are passed over. It may be compressed with gzip. A line that is no edge ends the load with exit
-code 2; what stands before it is sent.
+FILE, or - for stdin, has one edge per line: FROM TO, two ids separated by tabs or spaces, then the attributes as a JSON object if there are any. Load skips
+empty lines and lines that begin with #. The file may be gzipped. A malformed line ends the load with exit code 2, after the lines before it were sent.
 
---generate users=N,edges=M,seed=S makes a graph instead: degrees are skewed like those of a social network. Where a kind leads from one object to another, the
-spec has the plurals of both: users=N,groups=N,edges=M. Attributes are generated too, from the kind's schema.
+--generate users=N,edges=M,seed=S makes a graph with the skewed degrees of a social network. If the kind leads from one object to another, the spec has both
+plurals: users=N,groups=N,edges=M. Attributes are generated from the kind's schema.
 
---generate posts=N,comments=M,seed=S of a kind of children writes M of them under the objects 1 to N: few objects have most of them, some are edited or
-deleted. In threads they answer each other; of a moderated kind some are moderated and some threads have settings, so the token needs the role moderate. What
-somebody else's changes do not allow any more (409) is counted as refused, and so are the replies to it.
+--generate posts=N,comments=M,seed=S makes M children under the objects 1 to N: a few objects have most of them, and some children are edited or deleted.
+In threads children reply to each other. Kinds with moderation also get decisions and thread settings, so the token needs the role moderate. Operations that
+somebody else's change made impossible (409) count as refused, together with their replies.
 
-The same seed makes the same edges and children. What stands already is counted apart and not made again, so a load may be run twice; an edge gets the
-attributes of its line. The token needs the roles read and write. Connection errors, 5xx and 429
-are retried until --retry-for has passed without one success: a load goes on when the server was killed and started again.`,
+The same seed makes the same edges and children. A load may run twice: it counts existing ones and does not write them again, and an edge gets the attributes
+of its line. The token needs the roles read and write. Load retries connection errors, 5xx and 429 until --retry-for passes without a success, so it continues
+after the server was killed and restarted.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if (generate != "") == (len(args) == 1) {
@@ -108,7 +106,7 @@ are retried until --retry-for has passed without one success: a load goes on whe
 	c.Flags().StringVar(&cfg.URL, "url", "", "address of the API (default: the running dev's)")
 	c.Flags().StringVar(&cfg.Token, "token", "", "bearer token with the roles read and write (default: the running dev's)")
 	c.Flags().IntVar(&cfg.Concurrency, "concurrency", 32, "requests at a time")
-	c.Flags().DurationVar(&cfg.RetryFor, "retry-for", 2*time.Minute, "give up after so long without one success")
+	c.Flags().DurationVar(&cfg.RetryFor, "retry-for", 2*time.Minute, "give up after this time without a success")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	dataFlag(c, &data)
 	return c
@@ -245,7 +243,7 @@ func (p Process) load(ctx context.Context, l *load.Loader, w loading, asJSON boo
 	close(done)
 	<-shown
 	if ctx.Err() != nil {
-		err = errors.New("stopped before the end; run the same command again to go on")
+		err = errors.New("stopped before the end: run the same command again to continue")
 	}
 	failed := ""
 	if err != nil {

@@ -27,7 +27,7 @@ func (p Process) migrateCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "migrate",
-		Short: "Bring both schemas up to this program's version",
+		Short: "Upgrade both schemas to this program's version",
 		Long: `Migrate applies what is missing of both schemas: the truth in DATABASE_URL, the projections in PROJECTIONS_DATABASE_URL or, where
 that is not set, in the same database. The login must own the tables and be allowed to create roles. Running it twice, or from
 two places at once, is safe. ` + "`tidings dev`" + ` migrates by itself.
@@ -68,7 +68,7 @@ the lock or you press Ctrl-C, and the log names the sessions that are in the way
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	c.Flags().StringVar(&logins, "logins", "", "a file of logins to make")
+	c.Flags().StringVar(&logins, "logins", "", "a file of logins to create")
 	dataFlag(c, &data)
 	return c
 }

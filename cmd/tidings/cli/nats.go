@@ -17,7 +17,7 @@ import (
 )
 
 func (p Process) natsCommand() *cobra.Command {
-	c := &cobra.Command{Use: "nats", Short: "Give each binary and subscriber its own rights on NATS"}
+	c := &cobra.Command{Use: "nats", Short: "Make the NATS users and credentials of binaries and subscribers"}
 	c.AddCommand(p.natsUsersCommand(), p.natsAccountCommand(), p.natsCredsCommand())
 	return c
 }
@@ -35,12 +35,13 @@ func (p Process) natsUsersCommand() *cobra.Command {
 	var subscribers []string
 	c := &cobra.Command{
 		Use:   "users",
-		Short: "Print the users of a NATS server and what each may do",
-		Long: `Users prints a part of a server's configuration: relay, api, consumer, operator, and the subscribers that you name. Include it in nats.conf. It denies
-everything that a user does not need. The password of a user is NATS_PASSWORD_NAME in the server's environment: plain, beginning with a letter, or its bcrypt hash.
+		Short: "Print the users of a NATS server with their permissions",
+		Long: `Users prints a part of a server's configuration, with the users relay, api, consumer, operator and the subscribers that you name. Include it in nats.conf. It
+denies everything that a user does not need. The password of a user is NATS_PASSWORD_NAME in the server's environment: plain text that begins with a letter,
+or a bcrypt hash.
 
-A process connects with its user in NATS_URL (nats://relay:PASSWORD@host:4222), and with NATS_INBOX_PREFIX=_INBOX_NAME. NATS_STREAM, NATS_SUBJECT_PREFIX and
-NATS_LIVE_PREFIX are read as by the binaries.`,
+A process needs its user in NATS_URL (nats://relay:PASSWORD@host:4222) and NATS_INBOX_PREFIX=_INBOX_NAME. The command reads NATS_STREAM,
+NATS_SUBJECT_PREFIX and NATS_LIVE_PREFIX like the binaries.`,
 		Example: `  tidings nats users --subscriber name=acme,tenant=7 --subscriber name=mailer,tenant=7,durable=mailer,filter=follow.created`,
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -101,8 +102,8 @@ func (p Process) natsAccountCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "account DIR",
 		Short: "Make an operator and an account for NATS servers in operator mode",
-		Long: `Account writes three files to DIR, and refuses to replace one. nats-account.conf is a part of the servers' configuration: include it in nats.conf. account.seed
-signs credentials (tidings nats creds), operator.seed changes the account: keep both secret, and neither on a server.`,
+		Long: `Account writes three files to DIR, and refuses to replace one. nats-account.conf is a part of the servers' configuration: include it in nats.conf.
+account.seed signs credentials (tidings nats creds). operator.seed changes the account. Keep both seeds secret, and put neither on a server.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			a, err := broker.NewAccount()
@@ -132,11 +133,11 @@ func (p Process) natsCredsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "creds --account-seed FILE --role ROLE --out FILE",
 		Short: "Write a credentials file for one binary or subscriber",
-		Long: `Creds signs credentials with the seed of an account (tidings nats account, or one that you have). They allow what the role needs and nothing else. A process reads
-them with NATS_CREDENTIALS=FILE and NATS_INBOX_PREFIX=_INBOX_NAME. It reads the file anew at each connection, so replace the file before the credentials expire.
+		Long: `Creds signs credentials with the seed of an account. They allow what the role needs and nothing else. A process reads them with NATS_CREDENTIALS=FILE and
+NATS_INBOX_PREFIX=_INBOX_NAME. It reads the file at each connection, so replace the file before the credentials expire.
 
-The roles are relay, api, consumer (also the archiver), operator (this command) and subscriber. A subscriber gets live.> over plain NATS: of one tenant with --tenant, of some events with
---filter. With --durable it may also make and read one durable consumer of that name on each stream, with that one filter.`,
+The roles are relay, api, consumer (also for the archiver), operator (for this command) and subscriber. A subscriber gets live.> over plain NATS; --tenant and
+--filter narrow it. With --durable it may also create and read one durable consumer of that name on each stream, with that filter.`,
 		Example: `  tidings nats creds --account-seed nats/account.seed --role relay --out relay.creds
   tidings nats creds --account-seed nats/account.seed --role subscriber --name acme --tenant 7 --durable acme --filter follow.created --expires 2160h --out acme.creds`,
 		Args: cobra.NoArgs,
@@ -173,11 +174,11 @@ The roles are relay, api, consumer (also the archiver), operator (this command) 
 	f.StringVar(&seed, "account-seed", "", "file with the seed of the account")
 	f.StringVar(&out, "out", "", "file to write, mode 0600; a process that reads it sees the old file or the new one")
 	f.StringVar(&who.Role, "role", "", strings.Join(broker.Roles(), ", "))
-	f.StringVar(&who.Name, "name", "", "the name that the servers show, and that the inbox has; the role without it")
+	f.StringVar(&who.Name, "name", "", "the name of the user and of its inbox (default: the role)")
 	f.Int64Var(&who.Tenant, "tenant", 0, "only of this tenant")
-	f.StringVar(&who.Durable, "durable", "", "of a subscriber: the name of its durable consumer on each stream")
-	f.StringVar(&who.Filter, "filter", "", "of a subscriber: KIND.EVENT or KIND.*, the only events that it gets")
-	f.DurationVar(&expires, "expires", 0, "the credentials expire after so long; 0: never")
+	f.StringVar(&who.Durable, "durable", "", "for a subscriber: the name of its durable consumer on each stream")
+	f.StringVar(&who.Filter, "filter", "", "for a subscriber: the events that it gets, KIND.EVENT or KIND.*")
+	f.DurationVar(&expires, "expires", 0, "how long the credentials are valid; 0 for no limit")
 	return c
 }
 

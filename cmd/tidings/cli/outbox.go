@@ -64,9 +64,9 @@ func behind(id int64) string {
 func (p Process) outboxCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "outbox",
-		Short: "Show, retry and kill messages that wait to be published",
-		Long: `A message of the outbox waits after an attempt to publish it has failed, until the time that its writer asked for, or behind an earlier message of
-its aggregate that waits. After more than 10 attempts the relay moves it to the DLQ, which has its own commands: tidings dlq outbox.`,
+		Short: "Show, retry and kill pending messages of the outbox",
+		Long: `A message of the outbox waits after a failed publish, until the time that its writer asked for, or for an earlier message of its aggregate that waits. After
+more than 10 attempts the relay moves it to the DLQ (tidings dlq outbox).`,
 	}
 	c.AddCommand(p.outboxListCommand(), p.outboxShowCommand(), p.outboxRetryCommand(), p.outboxKillCommand())
 	return c
@@ -98,7 +98,7 @@ func (p Process) outboxListCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "list",
-		Short: "List the messages that wait by their ids",
+		Short: "List the pending messages by id",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if all && c.Flags().Changed("limit") {
@@ -176,7 +176,7 @@ func (p Process) outboxShowCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "show ID",
-		Short: "Show a message that waits, with its payload",
+		Short: "Show a pending message with its payload",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			id, err := event.ParseID(args[0])
@@ -287,7 +287,7 @@ func (p Process) outboxRetryCommand() *cobra.Command {
 	var data, actor, reason string
 	c := &cobra.Command{
 		Use:   "retry ID...",
-		Short: "Make messages that wait due now, and what waits behind them",
+		Short: "Retry pending messages now, and those that wait for them",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			return p.actWaiting(c.Context(), data, args, &actor, nil, func(pool *pgxpool.Pool, id int64) error {
@@ -314,9 +314,9 @@ func (p Process) outboxKillCommand() *cobra.Command {
 	var sure *asking
 	c := &cobra.Command{
 		Use:   "kill ID...",
-		Short: "Move messages that wait to the DLQ, and free what waits behind them",
-		Long: `Kill moves messages that wait to the DLQ, as the relay does after more than 10 attempts. What waits behind them is published without them. It leaves a
-message alone that is due, because a relay may be publishing it.`,
+		Short: "Move pending messages to the DLQ, and unblock those that wait for them",
+		Long: `Kill moves waiting messages to the DLQ, like the relay after more than 10 attempts. The messages behind them are then published without them. It leaves a
+due message alone, because a relay may be publishing it.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if reason == "" {

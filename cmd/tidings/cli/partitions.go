@@ -50,7 +50,7 @@ func or(s, otherwise string) string {
 }
 
 func (p Process) partitionsCommand() *cobra.Command {
-	c := &cobra.Command{Use: "partitions", Short: "Show the partitions, or change how many there are"}
+	c := &cobra.Command{Use: "partitions", Short: "Show the partitions, or change their number"}
 	c.AddCommand(p.partitionsListCommand(), p.partitionsResizeCommand())
 	return c
 }
@@ -102,13 +102,13 @@ func (p Process) partitionsResizeCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "resize",
-		Short: "Replace the partitions by more, or fewer",
-		Long: `Resize replaces the open partitions by new ones, which get the slots evenly. The relays publish what they have in hand to the old streams,
-close them, and then open the new ones. The consumers read each old stream to its end before they begin the new ones that share its slots.
-Writers do not wait, and no event overtakes another of its aggregate. Old streams stay until they are removed by hand.
+		Short: "Change the number of partitions",
+		Long: `Resize replaces the open partitions by new ones, which share the slots evenly. The relays publish what they have in hand to the old streams, close them, and
+open the new ones. The consumers read each old stream to its end before they begin its successors. Writers do not wait, and no event overtakes another of
+its aggregate. Old streams remain until you remove them.
 
-The number of partitions is 1, 2, 4, 8, 16 or 32. More partitions let more relays and more instances of a consumer work at once. A resize that has
-begun cannot be taken back. Resize refuses to begin another one before it has ended.`,
+The number of partitions is 1, 2, 4, 8, 16 or 32. More partitions let more relays and more instances of a consumer work at once. You cannot take a resize
+back, and a second one cannot begin before the first has ended.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if to < 1 || to > 32 || to&(to-1) != 0 {
@@ -135,7 +135,7 @@ begun cannot be taken back. Resize refuses to begin another one before it has en
 			return p.resize(c.Context(), y, to, wait)
 		},
 	}
-	c.Flags().IntVar(&to, "to", 0, "how many partitions there shall be")
+	c.Flags().IntVar(&to, "to", 0, "the number of partitions")
 	c.Flags().DurationVar(&wait, "wait", time.Minute, "how long to wait for the end; 0 to return at once")
 	sure = p.destructive(c)
 	dataFlag(c, &data)
@@ -172,7 +172,7 @@ func (p Process) resize(ctx context.Context, y *system, to int, wait time.Durati
 			return nil
 		}
 		if wait == 0 {
-			_, err := fmt.Fprintln(p.Stdout, "The relays go on with it: `tidings partitions list` shows how far they are.")
+			_, err := fmt.Fprintln(p.Stdout, "The relays continue the resize: `tidings partitions list` shows the progress.")
 			return err
 		}
 		if time.Now().After(deadline) {

@@ -106,7 +106,7 @@ func TestAResizeWaitsForTheOneBefore(t *testing.T) {
 		code       int
 	}{
 		{"--to 3", "want 1, 2, 4, 8, 16 or 32", exitInput},
-		{"--to 4 --wait 0", "The relays go on with it", exitOK},
+		{"--to 4 --wait 0", "The relays continue the resize", exitOK},
 		{"--to 2", "the earlier resize waits for", exitError}, // no relay runs
 	} {
 		code, stdout, stderr := run(t, env, "", append([]string{"partitions", "resize", "--yes"}, strings.Fields(c.args)...)...)

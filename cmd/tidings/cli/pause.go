@@ -24,9 +24,9 @@ func (p Process) pauseCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "pause --consumer NAME",
-		Short: "Let a consumer take no events until it is resumed",
-		Long: `Every instance of the consumer finishes the batch that it has in hand and takes no more, within two seconds and also after a
-restart. Nothing is lost: the events wait on the stream, which keeps them for NATS_MAX_AGE. The consumer's lag grows, and so does its alert.`,
+		Short: "Pause a consumer",
+		Long: `Within two seconds every instance of the consumer finishes its batch and takes no more events, also after a restart. Nothing is lost: the events wait on the
+stream, which keeps them for NATS_MAX_AGE. The consumer's lag grows, and its alert fires.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := checkConsumer("--consumer", consumer, false); err != nil {
@@ -63,7 +63,7 @@ func (p Process) resumeCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "resume --consumer NAME",
-		Short: "Let a paused consumer go on",
+		Short: "Resume a paused consumer",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := checkConsumer("--consumer", consumer, false); err != nil {
@@ -78,7 +78,7 @@ func (p Process) resumeCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			text := "%s goes on.\n"
+			text := "%s is resumed.\n"
 			if !changed {
 				text = "%s was not paused.\n"
 			}

@@ -30,19 +30,18 @@ func (p Process) repairStreamCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "stream",
-		Short: "Make the streams and the database agree after lost data, a new stream, or a restored database",
+		Short: "Repair the streams after lost messages, a recreated stream or a restored database",
 		Long: `Repair compares the stream of each partition with the outbox.
 
-A new partition with a stream of its own replaces a partition whose stream is gone, was made anew or lost its end. The relay
-publishes the missing events there first, in their order. It publishes events that are missing from the middle of a stream again
-at the stream's end. It never publishes erased events again. A subscriber may see an event twice, and knows it by its id and version.
-Tidings' own consumers continue by themselves.
+If a stream is gone, was recreated or lost its end, a new partition with a new stream replaces it. The relay first publishes the missing events there, in
+their order. Events that are missing in the middle of a stream are published again at its end. Erased events are never published again. A subscriber may see
+an event twice, with the same id and version. Tidings' own consumers continue by themselves.
 
-A message that has no row tells of a write that the database lost when it went back in time (a restore, a failover). Repair refuses to
-go on until --delete-unknown tells it to delete such messages. It does not undo what the projections took from them: run tidings verify.
+A message without a row is a write that the database lost when it went back in time (a restore, a failover). Repair stops there, unless --delete-unknown lets
+it delete such messages. It does not undo their effect on the projections: run tidings verify.
 
-Repair leaves a healthy stream alone. Relays may run meanwhile. Run an interrupted repair again. While a stream has no leader, repair
-does nothing: wait until the brokers have elected one. Rows that were discarded or dropped with old archives cannot be published again.`,
+Repair changes nothing on an intact stream. Relays may run meanwhile. After an interruption, run it again. While a stream has no leader it does nothing: wait
+until the brokers have elected one. It cannot publish rows that were discarded, or dropped with old archives.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			y, err := p.system(c.Context(), data, "repair")
@@ -69,7 +68,7 @@ does nothing: wait until the brokers have elected one. Rows that were discarded 
 			return err
 		},
 	}
-	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "say what the command would do, and change nothing")
+	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "show what the command would do, and change nothing")
 	c.Flags().BoolVar(&o.DeleteUnknown, "delete-unknown", false, "delete messages that have no row")
 	c.Flags().BoolVar(&o.DeleteForeign, "delete-foreign", false, "read all streams, and delete messages that no relay wrote")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")

@@ -26,17 +26,15 @@ func (p Process) replayCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "replay",
-		Short: "Build a projection anew beside the live one, and switch to it",
-		Long: `Replay builds the tables of one consumer anew, in a schema of their own, and puts them in the place of the live ones in one
-transaction, once they are as far. Everything goes on meanwhile: writes, the live consumer and its readers, who see the old tables or the
-new ones, never a half of either. It also lets a consumer go on that refuses to, because events expired before it read them or because the stream
-was repaired.
+		Short: "Rebuild a projection beside the live one, and swap them",
+		Long: `Replay builds the tables of one consumer in a schema of their own. When they have caught up, one transaction swaps them with the live tables. Writes, the live
+consumer and readers continue meanwhile; readers see either the old or the new tables. Replay also restarts a consumer that stopped because events expired
+before it read them, or because a stream was repaired.
 
-It reads the stream if that has every event there ever was, else the truth and then the stream. The histories of the archiver are records:
-its replay only adds the versions that are missing. From the truth it cannot say who made a version, and its event does not correct
-that when it was still on its way: let writes rest meanwhile, or read the stream.
+It reads the stream if that has every event ever published, else the truth and then the stream. The archiver's histories are records: its replay only adds
+missing versions. The truth does not say who made a version, so pause writes before you replay the archiver from it, or read the stream.
 
-An interrupted replay changes nothing; run it again. The login of PROJECTIONS_DATABASE_URL must own the tables, as for migrate.`,
+An interrupted replay changes nothing: run it again. The login of PROJECTIONS_DATABASE_URL must own the tables, as for migrate.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			i := slices.Index(fleet.Names(), consumer)
@@ -91,7 +89,7 @@ An interrupted replay changes nothing; run it again. The login of PROJECTIONS_DA
 	}
 	c.Flags().StringVar(&consumer, "consumer", "", "the consumer: "+strings.Join(fleet.Names(), ", "))
 	c.Flags().StringVar(&from, "from", string(replay.Auto), "stream, truth, or auto: the stream if it has every event")
-	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "say what the command would do, and change nothing")
+	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "show what the command would do, and change nothing")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	sure = p.destructive(c)
 	dataFlag(c, &data)
@@ -105,7 +103,7 @@ func replayRows(r replay.Report) [][]string {
 		tables = "none: only what is missing is added"
 	}
 	return [][]string{{"consumer", r.Consumer}, {"from", fmt.Sprintf("%s (%s)", r.From, r.Because)}, {"messages on the stream", count(int64(r.Messages))},
-		{"tables built anew", tables}}
+		{"tables rebuilt", tables}}
 }
 
 func (p Process) printReplay(r replay.Report) error {

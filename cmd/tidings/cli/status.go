@@ -119,10 +119,10 @@ func (p Process) statusCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "status",
-		Short: "Show lags, dead letters, the partitions, who holds which leases and who blocks whom",
-		Long: `Status shows what waits and where. While a stream has no leader it looks again for some seconds, as long as an election takes, and then
-shows what it knows. When PostgreSQL or NATS is unavailable, it names the server, shows what the other one says, and ends with exit code 3.
-With --watch it shows everything anew each second, with how many events were published and applied, until it is stopped.`,
+		Short: "Show lags, dead letters, partitions, leases and blocked sessions",
+		Long: `Status shows what waits, and where. While a stream has no leader it tries again for some seconds, as long as an election takes, and then shows what it knows. If
+PostgreSQL or NATS is unavailable, it names that server, shows the state of the other one, and ends with exit code 3. With --watch it refreshes each second,
+with the rates of published and applied events.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			show := p.printState
@@ -146,7 +146,7 @@ With --watch it shows everything anew each second, with how many events were pub
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object, with --watch one per second")
-	c.Flags().BoolVar(&watch, "watch", false, "show it anew each second")
+	c.Flags().BoolVar(&watch, "watch", false, "refresh each second")
 	dataFlag(c, &data)
 	return c
 }

@@ -29,12 +29,12 @@ func (p Process) streamConfigureCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "configure",
-		Short: "Set the replicas, age and size of all streams, also to less than they have",
-		Long: `Configure sets what its flags name, on the streams of all partitions. It is the only way to give them less than they have: a relay whose
-NATS_REPLICAS, NATS_MAX_AGE or NATS_MAX_BYTES ask for less leaves the streams as they are and logs a warning, and one that asks for more grows them
-when it next starts. So first change the environment of every relay. The record of erasures gets as many replicas as the streams.
+		Short: "Set the replicas, age and size of all streams, also below their current values",
+		Long: `Configure sets replicas, age and size on the streams of all partitions. Only this command lowers them: a relay whose NATS_REPLICAS, NATS_MAX_AGE or
+NATS_MAX_BYTES are lower leaves the streams unchanged and logs a warning; one whose values are higher raises them at its next start. So first change the
+environment of every relay. The record of erasures gets as many replicas as the streams.
 
-With a shorter age, older events expire at once. A consumer that has not read them stops there, and needs tidings replay.`,
+With a shorter age, older events expire at once. A consumer that has not read them stops, and needs tidings replay.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			var l broker.Limits
@@ -66,13 +66,13 @@ With a shorter age, older events expire at once. A consumer that has not read th
 				return errors.New("there is no stream yet: a relay makes the first one")
 			}
 			for _, now := range all {
-				fmt.Fprintf(p.Stdout, "Stream %s: replicas %d, age %s (0s: for ever), size %d bytes (-1: no limit).\n", now.Stream, now.Replicas, now.MaxAge, now.MaxBytes)
+				fmt.Fprintf(p.Stdout, "Stream %s: replicas %d, age %s (0s: no limit), size %d bytes (-1: no limit).\n", now.Stream, now.Replicas, now.MaxAge, now.MaxBytes)
 			}
 			return nil
 		},
 	}
 	c.Flags().IntVar(&replicas, "replicas", 0, "copies of each stream, 1 to 5")
-	c.Flags().DurationVar(&age, "max-age", 0, "how long events stay; 0 for ever")
+	c.Flags().DurationVar(&age, "max-age", 0, "how long events remain; 0 for no limit")
 	c.Flags().Int64Var(&size, "max-bytes", 0, "size of each stream in bytes; -1 for no limit")
 	sure = p.destructive(c)
 	dataFlag(c, &data)

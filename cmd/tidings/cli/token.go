@@ -56,7 +56,7 @@ type revokedToken struct {
 }
 
 func (p Process) tokenCommand() *cobra.Command {
-	c := &cobra.Command{Use: "token", Short: "Make, list, identify and revoke bearer tokens for the API"}
+	c := &cobra.Command{Use: "token", Short: "Create, list, identify and revoke bearer tokens of the API"}
 	c.AddCommand(p.tokenCreateCommand(), p.tokenListCommand(), p.tokenIdentifyCommand(), p.tokenRevokeCommand())
 	return c
 }
@@ -78,6 +78,14 @@ func (p Process) withTokens(ctx context.Context, data string, fn func(pool *pgxp
 	return fn(pool)
 }
 
+const tokenCreateHelp = `Create prints the token once: Tidings keeps only its hash.
+
+A name has one current token. With --replace the new token takes its place, and the old one remains valid for --overlap: give the service the new one
+meanwhile. The new token takes over the roles and rates of the old one unless you give others. The name of a revoked or expired token is free again.
+
+With --system the token is an operator's: it opens the console for every tenant, and the API's routes refuse it. Its roles are read (see), moderate (decide
+on pending content) and admin (act).`
+
 func (p Process) tokenCreateCommand() *cobra.Command {
 	var (
 		data, expires, read, write string
@@ -87,11 +95,9 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "create {--tenant T | --system} --name NAME",
-		Short: "Make a token and print it, once: only its hash is kept",
-		Long: "Makes a token and prints it, once: only its hash is kept.\n\nA name has one current token. With --replace the new one takes its place, and the one before goes on " +
-			"working for --overlap: give the service the new one meanwhile. It has the roles and rates of the one before where none are given. The name of tokens that were revoked or have expired may be used again.\n\n" +
-			"With --system the token is an operator's: it opens the console and sees every tenant there. The API's routes refuse it. Its roles are read (looks), moderate (decides on what waits) and admin (acts).",
-		Args: cobra.NoArgs,
+		Short: "Create a token and print it once",
+		Long:  tokenCreateHelp,
+		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := whose.check("token create", spec.Name); err != nil {
 				return err
@@ -146,13 +152,13 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 		},
 	}
 	whose.flags(c, "the tenant")
-	c.Flags().StringVar(&spec.Name, "name", "", "its name: the actor of writes that name none")
+	c.Flags().StringVar(&spec.Name, "name", "", "its name, the default actor of its writes")
 	c.Flags().StringSliceVar(&spec.Roles, "roles", []string{tokens.RoleRead, tokens.RoleWrite}, "some of "+strings.Join(tokens.Roles(), ",")+"; of a system token read alone unless given")
 	c.Flags().StringVar(&expires, "expires", "", "when it ends: a duration such as 720h, a date, or a time in RFC 3339 (default: never)")
-	c.Flags().BoolVar(&spec.Replace, "replace", false, "take the place of the name's current token")
-	c.Flags().DurationVar(&spec.Overlap, "overlap", 24*time.Hour, "how long the token that is replaced goes on working")
-	c.Flags().StringVar(&read, "rate-read", "", "reads that it may make, such as 100/1s, or off for no limit (default: API_RATE_READ)")
-	c.Flags().StringVar(&write, "rate-write", "", "writes that it may make, such as 100/1s, or off for no limit (default: API_RATE_WRITE)")
+	c.Flags().BoolVar(&spec.Replace, "replace", false, "replace the current token of this name")
+	c.Flags().DurationVar(&spec.Overlap, "overlap", 24*time.Hour, "how long the replaced token remains valid")
+	c.Flags().StringVar(&read, "rate-read", "", "reads per window, such as 100/1s, or off for no limit (default: API_RATE_READ)")
+	c.Flags().StringVar(&write, "rate-write", "", "writes per window, such as 100/1s, or off for no limit (default: API_RATE_WRITE)")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	dataFlag(c, &data)
 	return c
@@ -166,7 +172,7 @@ type tokenOwner struct {
 
 func (o *tokenOwner) flags(c *cobra.Command, tenant string) {
 	c.Flags().Int64Var(&o.tenant, "tenant", 0, tenant)
-	c.Flags().BoolVar(&o.system, "system", false, "a system token, of no tenant: for operators, in the console alone")
+	c.Flags().BoolVar(&o.system, "system", false, "a system token without a tenant, for operators in the console")
 }
 
 // check returns a usageError unless the command names one owner and a token.
@@ -214,7 +220,7 @@ func (p Process) tokenListCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "list",
-		Short: "List the tokens, former ones too: their fingerprints, never the tokens themselves",
+		Short: "List all tokens, former ones too, by their fingerprints",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if tenant < 0 || within < 0 || tenant > 0 && system {
@@ -240,7 +246,7 @@ func (p Process) tokenListCommand() *cobra.Command {
 	}
 	c.Flags().Int64Var(&tenant, "tenant", 0, "only of this tenant")
 	c.Flags().BoolVar(&system, "system", false, "only system tokens")
-	c.Flags().DurationVar(&within, "expires-within", 0, "only those that work and expire within this time, such as 336h")
+	c.Flags().DurationVar(&within, "expires-within", 0, "only valid tokens that expire within this time, such as 336h")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per token and line")
 	dataFlag(c, &data)
 	return c
@@ -273,9 +279,9 @@ func (p Process) tokenIdentifyCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "identify",
-		Short: "Say whose a token is that was found somewhere, also one that was revoked or has expired",
-		Long: `Identify reads a token from its input, or asks for it without showing it, and says whose it is. It takes no argument: arguments are seen by every user of the
-machine, and kept in the shell's history. Nothing of the token is logged or printed, and the database gets its hash alone. To end it, run tidings token revoke.`,
+		Short: "Find the owner of a token, also of a revoked or expired one",
+		Long: `Identify reads a token from stdin, or asks for it without showing it, and names its owner. It takes no argument, because every user of the machine sees
+arguments and the shell's history keeps them. It neither logs nor prints the token, and sends only its hash to the database. tidings token revoke ends it.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return errors.New("token identify reads the token from its input: an argument is seen by every user of the machine, so revoke a token that was given as one")
@@ -375,7 +381,7 @@ func (p Process) tokenRevokeCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "revoke {--tenant T | --system} --name NAME",
-		Short: "End every token of a name, those that it replaced too: no API process takes them a second later",
+		Short: "Revoke every token of a name: every API process refuses them within a second",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := whose.check("token revoke", t.Name); err != nil {

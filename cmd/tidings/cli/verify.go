@@ -24,16 +24,16 @@ func (p Process) verifyCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "verify",
 		Short: "Compare the streams and every projection with the truth",
-		Long: `Verify waits until every event has been published and applied, then compares each projection with the truth, row by row, and
-each partition's stream with the outbox, and looks whether the versions of every object follow each other. It names each difference. The exit code is 0 only if everything is equal, nothing lags and no
-DLQ has anything. Otherwise it says why: what lags, waits in the outbox or is in a DLQ, how many differences that explains, and how many are left. Messages that no relay wrote, or that repeat an event, are listed and are
-no difference. While a stream has no leader it waits for one. While writes go on the comparison is of two moments, and may name what was just on its way.
+		Long: `Verify waits until every event is published and applied. Then it compares each projection with the truth, row by row, and each partition's stream with the
+outbox, and checks that the versions of every object are contiguous. It names each difference. The exit code is 0 only if everything is equal, nothing lags
+and every DLQ is empty. Otherwise it says why: what lags, waits in the outbox or is in a DLQ, how many differences that explains, and how many remain. It lists
+foreign and repeated messages without counting them as differences. While a stream has no leader it waits for one. With writes running, it compares two
+moments and may name rows that were just on their way.
 
-With --repair it first brings every difference that stays to what the truth says, while everything runs. The consumer waits for each
-hundred of them: moments. A large thread is made anew in slices, between which the consumer goes on; readers see it incomplete until its end, and an interruption leaves it so until the next repair. Only
-objects of kinds without threads are made in one piece. What belongs to an aggregate in a DLQ is left alone, and histories are only added to. A projection with very many
-differences is better built anew (tidings replay); a stream that differs is for tidings repair stream. --repair --dry-run says exactly what --repair would
-mend and what it would leave, and changes nothing.`,
+With --repair it first sets every lasting difference to what the truth says, while everything runs. The consumer waits briefly for each hundred of them. A large
+thread is repaired in slices, between which the consumer works: readers see it incomplete until the end, and after an interruption until the next repair.
+Repair leaves aggregates in a DLQ alone, and only adds to histories. For very many differences use tidings replay, and for a stream that differs tidings repair
+stream. --repair --dry-run shows what the repair would change and what it would leave.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if limit < 0 {
@@ -65,10 +65,10 @@ mend and what it would leave, and changes nothing.`,
 			return err
 		},
 	}
-	c.Flags().BoolVar(&repair, "repair", false, "first mend what differs")
-	c.Flags().BoolVar(&dry, "dry-run", false, "with --repair: say what the command would do, and change nothing")
+	c.Flags().BoolVar(&repair, "repair", false, "first repair the differences")
+	c.Flags().BoolVar(&dry, "dry-run", false, "with --repair: show what the command would do, and change nothing")
 	c.Flags().DurationVar(&wait, "wait", 30*time.Second, "how long to wait for what lags")
-	c.Flags().IntVar(&limit, "limit", 20, "differences at most that are named, of each projection; all are counted")
+	c.Flags().IntVar(&limit, "limit", 20, "differences at most to name per projection; all are counted")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	dataFlag(c, &data)
 	return c

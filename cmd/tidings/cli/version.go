@@ -24,7 +24,7 @@ func (p Process) versionCommand() *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "version",
-		Short: "Show the version of this program, the schemas that it needs, and how many partitions there may be",
+		Short: "Show the version of this program and the schemas that it needs",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			b := build{daemon.Version(), runtime.Version(), migrations.Latest(migrations.Truth), migrations.Latest(migrations.Projections), event.Slots}

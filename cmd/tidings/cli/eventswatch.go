@@ -1,0 +1,102 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/daemon"
+)
+
+func (p Process) eventsWatchCommand() *cobra.Command {
+	var (
+		data string
+		w    = eventWatch{Process: p}
+	)
+	c := &cobra.Command{
+		Use:   "watch",
+		Short: "Print events as the streams store them",
+		Long: `Watch prints each event after its stream has stored it: the stream and the sequence, the tenant, the aggregate, the type and the payload. Ctrl-C ends it.
+
+It begins with the next event: tidings events find shows earlier ones. It uses plain NATS, so it can miss events when the connection breaks; it says
+so on stderr and continues. A program that must not miss an event subscribes durably (docs/subscribe.md).`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			ctx, stop := context.WithCancel(c.Context())
+			defer stop()
+			w.ctx, w.stop = ctx, stop
+			y, err := p.system(ctx, data, "events")
+			if err != nil {
+				return err
+			}
+			defer y.close()
+			err = broker.Listen(ctx, y.NATS, y.Broker, "*", &w, daemon.CommandLogger(p.Stderr, slog.LevelError))
+			return errors.Join(err, w.err)
+		},
+	}
+	c.Flags().Int64Var(&w.tenant, "tenant", 0, "only of this tenant")
+	c.Flags().StringVar(&w.eventType, "type", "", "only of this event type, such as created")
+	c.Flags().IntVar(&w.limit, "limit", 0, "events at most, then the command ends; 0 for no limit")
+	c.Flags().BoolVar(&w.asJSON, "json", false, "print JSON objects, one per event and line")
+	dataFlag(c, &data)
+	return c
+}
+
+// watchedEvent is a line of `tidings events watch --json`.
+type watchedEvent struct {
+	EventID       string          `json:"event_id"`
+	TenantID      int64           `json:"tenant_id,string"`
+	AggregateType string          `json:"aggregate_type"`
+	AggregateID   int64           `json:"aggregate_id,string"`
+	EventType     string          `json:"event_type"`
+	EventVersion  int             `json:"event_version"`
+	OccurredAt    event.Time      `json:"occurred_at"`
+	Stream        string          `json:"stream"`
+	StreamSeq     uint64          `json:"stream_seq,string"`
+	Payload       json.RawMessage `json:"payload"`
+}
+
+// eventWatch prints the events that it hears. It implements broker.Listener.
+type eventWatch struct {
+	Process
+	tenant    int64
+	eventType string
+	limit     int
+	asJSON    bool
+	ctx       context.Context
+	stop      context.CancelFunc
+	printed   int
+	err       error // of the output
+}
+
+func (w *eventWatch) Begin(map[string]uint64) { fmt.Fprintln(w.Stderr, "Waiting for events.") }
+
+func (w *eventWatch) End() {
+	if w.ctx.Err() == nil {
+		fmt.Fprintln(w.Stderr, "The connection broke: events may be missing here.")
+	}
+}
+
+func (w *eventWatch) Hear(e *event.Event, err error) {
+	if w.ctx.Err() != nil || w.tenant != 0 && e.TenantID != w.tenant || w.eventType != "" && e.Type != w.eventType {
+		return
+	}
+	if err != nil {
+		fmt.Fprintf(w.Stderr, "An event of %s cannot be decoded: %v\n", e.Stream, err)
+		return
+	}
+	if w.asJSON {
+		w.err = w.writeJSON(watchedEvent{e.ID, e.TenantID, e.AggregateType, e.AggregateID, e.Type, e.Version, event.Time{Time: e.OccurredAt}, e.Stream, e.Seq, e.Payload})
+	} else {
+		_, w.err = fmt.Fprintf(w.Stdout, "%s/%d  tenant %d  %s.%s  %d  %s\n", e.Stream, e.Seq, e.TenantID, e.AggregateType, e.Type, e.AggregateID, e.Payload)
+	}
+	if w.printed++; w.printed == w.limit || w.err != nil {
+		w.stop()
+	}
+}

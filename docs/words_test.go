@@ -1,0 +1,88 @@
+package docs_test
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestNoPageUsesAWordThatTheGlossaryReplaces reads the words of the glossary's last table, and every page but for its code.
+func TestNoPageUsesAWordThatTheGlossaryReplaces(t *testing.T) {
+	glossary, err := os.ReadFile("glossary.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(glossary), "| write | not |\n")
+	var words []string
+	for _, row := range regexp.MustCompile(`(?m)^\| [^|-][^|]* \| ([^|]*) \|$`).FindAllStringSubmatch(table, -1) {
+		words = append(words, strings.Split(row[1], ", ")...)
+	}
+	if len(words) < 20 {
+		t.Fatalf("the glossary replaces %q", words)
+	}
+	for i, w := range words {
+		words[i] = strings.ReplaceAll(regexp.QuoteMeta(w), " ", `\s+`)
+	}
+	bad := regexp.MustCompile(`(?i)\b(?:` + strings.Join(words, "|") + `)\b`)
+	code := regexp.MustCompile("(?s)```.*?```|`[^`\n]*`|<[^>]*>")
+	files(t, ".md", func(path, content string) {
+		if filepath.Base(path) == "glossary.md" || filepath.Base(path) == "commands.md" {
+			return
+		}
+		text := code.ReplaceAllStringFunc(content, func(s string) string { return strings.Repeat("\n", strings.Count(s, "\n")) })
+		for _, at := range bad.FindAllStringIndex(text, -1) {
+			t.Errorf("%s:%d: %q: the glossary has another word for it", path, 1+strings.Count(text[:at[0]], "\n"), text[at[0]:at[1]])
+		}
+	})
+}
+
+// TestEveryPageIsOnAShelf wants docs/README.md, and those of the runbook and the decisions, to link every page beside them.
+func TestEveryPageIsOnAShelf(t *testing.T) {
+	for _, dir := range []string{".", "runbook", "adr"} {
+		shelf, err := os.ReadFile(filepath.Join(dir, "README.md"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages, err := filepath.Glob(filepath.Join(dir, "*.md"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, page := range slices.DeleteFunc(pages, func(p string) bool { return filepath.Base(p) == "README.md" }) {
+			if !strings.Contains(string(shelf), "("+filepath.Base(page)) {
+				t.Errorf("%s/README.md does not list %s", dir, filepath.Base(page))
+			}
+		}
+	}
+}
+
+// TestTheRunbookListsTheSeveritiesOfTheRules compares the runbook's tables with the rules.
+func TestTheRunbookListsTheSeveritiesOfTheRules(t *testing.T) {
+	rules, err := os.ReadFile("../deploy/prometheus/rules.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string][]string{}
+	for _, m := range regexp.MustCompile(`(?s)- alert: (\w+).*?severity: (\w+)`).FindAllStringSubmatch(string(rules), -1) {
+		if !slices.Contains(want[m[1]], m[2]) {
+			want[m[1]] = append(want[m[1]], m[2])
+		}
+		slices.Sort(want[m[1]])
+	}
+	index, err := os.ReadFile("runbook/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range regexp.MustCompile(`(?m)^\| \[(\w+)\]\(\w+\.md\) \| ([a-z, ]+) \|`).FindAllStringSubmatch(string(index), -1) {
+		have := row[2]
+		if severities := strings.Join(want[row[1]], ", "); severities != "" && have != severities || severities == "" && have != "log" {
+			t.Errorf("%s is %q in the runbook and %q in the rules", row[1], have, severities)
+		}
+		delete(want, row[1])
+	}
+	for alert := range want {
+		t.Errorf("the runbook's tables lack %s", alert)
+	}
+}
