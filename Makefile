@@ -12,7 +12,6 @@ RACE = $(shell cc=$$($(GO) env CC); [ "$$($(GO) env CGO_ENABLED)" = 1 ] && comma
 # detector has each process sleep for a second at its end, for goroutines that still run. A package fails if it leaves any, so a tenth is enough.
 JOBS = $(shell echo $$((1 + $$(getconf _NPROCESSORS_ONLN))))
 LONGEST := ./relay ./consumers ./cmd/tidings/cli ./api ./store
-COMPOSE := docker compose -f deploy/compose.yaml
 
 .PHONY: help
 help: ## this list
@@ -106,16 +105,14 @@ soak: ## the long fault tests: SEEDS (20) random runs, or the one of SEED; and t
 	TIDINGS_SOAK_SEEDS=$(or $(SEEDS),20) TIDINGS_TEST_SEED=$(SEED) $(GO) test $(RACE) -tags soak -count=1 -parallel 3 -timeout 120m -run '^TestSoak' -v \
 		$$(grep -rl --include='*_test.go' '^//go:build soak' . | xargs -n1 dirname | sort -u)
 
+.PHONY: image
+image: ## the image `tidings` of deploy/Dockerfile, the same bits for the same commit
+	@sh deploy/docker.sh image
+
 .PHONY: up
-up: ## the fleet in Docker, on loopback ports (deploy/compose.yaml), and what `tidings doctor` finds there
-	@umask 077; touch deploy/.env; secret() { od -An -N32 -tx1 /dev/urandom | tr -d ' \n'; }; \
-		add() { grep -q "^$$1=" deploy/.env || printf '%s=%s\n' "$$1" "$$2$$(secret)" >>deploy/.env; }; \
-		add API_CURSOR_KEY; add POSTGRES_PASSWORD; \
-		for name in API RELAY FOLLOWERCOUNTS THREADCACHE VERIFY ARCHIVER OPERATOR; do add POSTGRES_PASSWORD_$$name; done; \
-		for name in RELAY API CONSUMER OPERATOR; do add NATS_PASSWORD_$$name p; done
-	$(COMPOSE) up --build --detach
-	@$(COMPOSE) run --rm --no-deps -T tidings doctor --wait 1m || test $$? -eq 1 # 1: warnings alone
+up: ## the fleet in Docker, on loopback ports (BROKERS=3 for a cluster, METRICS= without Grafana), and what `tidings doctor` finds there
+	@sh deploy/docker.sh up
 
 .PHONY: down
-down: ## stop the fleet in Docker; its data stays in the volumes
-	$(COMPOSE) down
+down: ## stop the fleet in Docker (BROKERS=3 for the cluster's); its data stays in the volumes
+	@sh deploy/docker.sh down

@@ -31,7 +31,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 var race bool // the tests run with the race detector, and so do the binaries: their packages are compiled already
 
-// fleet is every binary as a process, each with a PostgreSQL login and a NATS user of its own.
+// fleet is every service as a process, each with a PostgreSQL login and a NATS user of its own.
 type fleet struct {
 	t      *testing.T
 	dir    string
@@ -83,11 +83,13 @@ func newFleet(t *testing.T) *fleet {
 	if race {
 		args = append(args, "-race")
 	}
-	for _, name := range append(binaries, "tidings") {
-		args = append(args, "../cmd/"+name)
-	}
-	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", append(args, "../cmd/tidings")...).CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
+	}
+	for _, name := range binaries { // as in the image
+		if err := os.Symlink("tidings", filepath.Join(f.dir, name)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	f.makeLogins()
 	f.users = f.tidings("nats", "users", "--subscriber", "name=plain,tenant=7", "--subscriber", "name=mailer,tenant=7,durable=mailer,filter=follow.created",

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -48,8 +49,12 @@ func TestTheFleetRunsWithTheLeastRights(t *testing.T) {
 	stopService()
 	for who, p := range f.procs {
 		resp, err := f.client.Get("http://" + p.ops + "/metrics") // which reads both servers
-		if err != nil || resp.StatusCode != http.StatusOK || resp.Body.Close() != nil {
-			t.Errorf("metrics of %s: %v", who, err)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		if err = errors.Join(err, resp.Body.Close()); err != nil || resp.StatusCode != http.StatusOK || !strings.Contains(string(body), `tidings_build_info{binary="`+who+`",`) {
+			t.Errorf("metrics of %s: status %d, %v", who, resp.StatusCode, err)
 		}
 		f.permitted(who, p.log.String())
 	}

@@ -4,6 +4,7 @@ import (
 	"net/url"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,8 +13,13 @@ import (
 )
 
 func TestBrokerOfTheFleetSyncsBeforeItAcknowledgesAndKnowsEachBinary(t *testing.T) {
-	for _, name := range []string{"RELAY", "API", "CONSUMER", "OPERATOR"} {
+	for _, name := range []string{"RELAY", "API", "CONSUMER", "OPERATOR", "CLUSTER"} {
 		t.Setenv("NATS_PASSWORD_"+name, "p0123456789abcdef"+name)
+	}
+	t.Setenv("NATS_SERVER_NAME", "nats-2")
+	three, err := server.ProcessConfigFile("nats-three.conf")
+	if err != nil || !three.SyncAlways || len(three.Users) != 4 || three.ServerName != "nats-2" || three.Cluster.Name == "" || three.Cluster.Password == "" {
+		t.Errorf("one of three brokers: %v, %+v", err, three)
 	}
 	opts, err := server.ProcessConfigFile("nats.conf")
 	if err != nil {
@@ -78,7 +84,46 @@ func TestEachServiceOfTheFleetHasALoginOfItsOwn(t *testing.T) {
 			t.Errorf("%s: user %s of NATS has the inbox %s", name, nats, s.Environment["NATS_INBOX_PREFIX"])
 		}
 	}
-	if len(used) != 7 {
+	if len(used) != 8 {
 		t.Errorf("services with a login: %v", used)
+	}
+}
+
+// TestEachServiceOfTheFleetIsConfined: no service has a capability or gains one, ours write nothing outside their volumes, those that keep running have a health check, and those
+// of which several may run have no port of their own on the machine.
+func TestEachServiceOfTheFleetIsConfined(t *testing.T) {
+	text, err := os.ReadFile("compose.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file struct {
+		Services map[string]struct {
+			Image       string
+			ReadOnly    bool     `yaml:"read_only"`
+			CapDrop     []string `yaml:"cap_drop"`
+			SecurityOpt []string `yaml:"security_opt"`
+			Ports       []string
+			Healthcheck struct {
+				Test    []string
+				Disable bool
+			}
+		}
+	}
+	if err := yaml.Unmarshal(text, &file); err != nil {
+		t.Fatal(err)
+	}
+	for name, s := range file.Services {
+		// Grafana's image writes beside its volume, and Compose writes the logins into migrate.
+		if !slices.Equal(s.CapDrop, []string{"ALL"}) || !slices.Equal(s.SecurityOpt, []string{"no-new-privileges:true"}) || !s.ReadOnly && name != "grafana" && name != "migrate" {
+			t.Errorf("%s: %+v", name, s)
+		}
+		if ends := name == "migrate" || name == "nats-data" || name == "tidings"; ends == (len(s.Healthcheck.Test) > 0 && !s.Healthcheck.Disable) {
+			t.Errorf("%s has the health check %v", name, s.Healthcheck)
+		}
+		for _, port := range s.Ports {
+			if strings.Contains(s.Image, "TIDINGS") && !strings.HasSuffix(port, ":8080") && !strings.HasPrefix(port, "127.0.0.1::") || !strings.HasPrefix(port, "127.0.0.1:") {
+				t.Errorf("%s takes %s: only one of it can run", name, port)
+			}
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -106,16 +107,31 @@ func variables(w io.Writer, t reflect.Type, seen map[string]bool) {
 	}
 }
 
-// Version returns the version of this build: the module's, or the commit that it was built from.
+// version and revision are those of an image: the linker sets them (deploy/Dockerfile).
+var version, revision string
+
+// Version returns the version of this build: the image's, else the module's, else the commit that it was built from.
 func Version() string {
 	info, ok := debug.ReadBuildInfo()
-	if !ok {
+	switch {
+	case version != "":
+		return version
+	case !ok:
 		return "unknown"
-	}
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" && (info.Main.Version == "" || info.Main.Version == "(devel)") {
-			return s.Value
-		}
+	case info.Main.Version == "" || info.Main.Version == "(devel)":
+		return cmp.Or(Revision(), info.Main.Version)
 	}
 	return info.Main.Version
+}
+
+// Revision returns the commit that this build was made from, "" if it is unknown.
+func Revision() string {
+	if info, ok := debug.ReadBuildInfo(); ok && revision == "" {
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				return s.Value
+			}
+		}
+	}
+	return revision
 }

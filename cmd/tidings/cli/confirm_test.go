@@ -28,7 +28,7 @@ var harmless = []string{
 	"bench archive", "bench child", "bench latency", "bench neighbours", "bench overload", "bench project", "bench read", "bench relay", "bench sizes", "bench subscribe", "bench trace", "bench write",
 	"consume", "contracts write", "demo", "dev", "doctor", "dlq consumer list", "dlq consumer retry", "dlq consumer show", "dlq outbox list", "dlq outbox retry", "dlq outbox show", "events find", "events watch",
 	"history author", "history child", "history comment", "history edge", "history follow", "history thread", "kinds diff", "kinds history", "kinds list", "kinds show",
-	"load", "migrate", "nats account", "nats creds", "nats users", "outbox list", "outbox retry", "outbox show", "partitions list", "pause", "resume", "status", "token create", "token identify", "token list", "verify", "version",
+	"load", "migrate", "nats account", "nats creds", "nats users", "outbox list", "outbox retry", "outbox show", "partitions list", "pause", "ready", "resume", "status", "token create", "token identify", "token list", "verify", "version",
 }
 
 // unrecorded are those of which nothing keeps who did it, or why.

@@ -36,6 +36,7 @@ var withoutJSON = map[string]string{
 	"nats account":    "writes files",
 	"nats creds":      "writes a file",
 	"nats users":      "prints a part of NATS' configuration",
+	"ready":           "answers with its exit code",
 
 	"archive hold add":     "says in a sentence what it did",
 	"archive hold release": "likewise",

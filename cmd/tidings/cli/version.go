@@ -14,6 +14,7 @@ import (
 // build is what `tidings version --json` prints.
 type build struct {
 	Version     string `json:"version"`
+	Revision    string `json:"revision,omitempty"`
 	Go          string `json:"go"`
 	Truth       int64  `json:"truth_schema"`
 	Projections int64  `json:"projections_schema"`
@@ -27,12 +28,16 @@ func (p Process) versionCommand() *cobra.Command {
 		Short: "Show the version of this program and the schemas that it needs",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			b := build{daemon.Version(), runtime.Version(), migrations.Latest(migrations.Truth), migrations.Latest(migrations.Projections), event.Slots}
+			b := build{daemon.Version(), daemon.Revision(), runtime.Version(), migrations.Latest(migrations.Truth), migrations.Latest(migrations.Projections), event.Slots}
 			if asJSON {
 				return p.writeJSON(b)
 			}
-			_, err := fmt.Fprintf(p.Stdout, "tidings %s, built with %s\nschemas: truth %d, projections %d\nslots: %d, so there may be as many partitions\n",
-				b.Version, b.Go, b.Truth, b.Projections, b.Slots)
+			of := ""
+			if b.Revision != "" {
+				of = " of revision " + b.Revision
+			}
+			_, err := fmt.Fprintf(p.Stdout, "tidings %s%s, built with %s\nschemas: truth %d, projections %d\nslots: %d, so there may be as many partitions\n",
+				b.Version, of, b.Go, b.Truth, b.Projections, b.Slots)
 			return err
 		},
 	}

@@ -1,4 +1,4 @@
-package main
+package services
 
 import (
 	"context"
@@ -17,8 +17,6 @@ import (
 	"github.com/tidings/tidings/migrations"
 )
 
-func TestMain(m *testing.M) { testkit.Main(m) }
-
 func TestTheRelayWaitsForServersThatStartLater(t *testing.T) {
 	testkit.DefaultLogger(t)
 	db, nats := testkit.Postgres(t), testkit.NATS(t)
@@ -32,7 +30,7 @@ func TestTheRelayWaitsForServersThatStartLater(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- run(ctx, envconfig.MapLookuper(map[string]string{"DATABASE_URL": dbURL, "NATS_URL": natsURL, "OPS_ADDR": ops,
+		done <- runRelay(ctx, envconfig.MapLookuper(map[string]string{"DATABASE_URL": dbURL, "NATS_URL": natsURL, "OPS_ADDR": ops,
 			"NATS_STREAM": cfg.Stream, "NATS_SUBJECT_PREFIX": cfg.Prefix, "NATS_LIVE_PREFIX": cfg.LivePrefix}))
 	}()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
@@ -68,7 +66,7 @@ func TestTheRelayRefusesAnOlderSchema(t *testing.T) {
 	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `DROP TABLE tidings_truth_migrations`); err != nil {
 		t.Fatal(err)
 	}
-	if err := run(t.Context(), envconfig.MapLookuper(map[string]string{"DATABASE_URL": db.URL, "OPS_ADDR": "127.0.0.1:0"})); !errors.Is(err, migrations.ErrOutdated) {
+	if err := runRelay(t.Context(), envconfig.MapLookuper(map[string]string{"DATABASE_URL": db.URL, "OPS_ADDR": "127.0.0.1:0"})); !errors.Is(err, migrations.ErrOutdated) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -80,7 +78,7 @@ func TestTheRelayDoesNotWaitForADatabaseThatRefusesIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	absent.Path = "/not_there"
-	err = run(t.Context(), envconfig.MapLookuper(map[string]string{"DATABASE_URL": absent.String(), "OPS_ADDR": "127.0.0.1:0"}))
+	err = runRelay(t.Context(), envconfig.MapLookuper(map[string]string{"DATABASE_URL": absent.String(), "OPS_ADDR": "127.0.0.1:0"}))
 	if !postgres.IsLogin(err) {
 		t.Errorf("got %v", err)
 	}

@@ -1,4 +1,4 @@
-package main
+package services
 
 import (
 	"bufio"
@@ -45,7 +45,7 @@ func TestRunAnswersUntilItIsStopped(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- run(ctx, envconfig.MapLookuper(map[string]string{
+		done <- runAPI(ctx, envconfig.MapLookuper(map[string]string{
 			"DATABASE_URL": db.URL, "API_ADDR": addr, "OPS_ADDR": opsAddr, "API_CURSOR_KEY": strings.Repeat("ab", 32), "API_RATE_WRITE": "1/1h",
 			"API_TLS_CERT": cert.CertFile, "API_TLS_KEY": cert.KeyFile,
 		}))
@@ -103,7 +103,7 @@ func TestTheAPIWaitsForADatabaseThatStartsLater(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- run(ctx, envconfig.MapLookuper(map[string]string{"DATABASE_URL": url, "API_ADDR": addr, "OPS_ADDR": opsAddr, "API_CURSOR_KEY": strings.Repeat("ab", 32)}))
+		done <- runAPI(ctx, envconfig.MapLookuper(map[string]string{"DATABASE_URL": url, "API_ADDR": addr, "OPS_ADDR": opsAddr, "API_CURSOR_KEY": strings.Repeat("ab", 32)}))
 	}()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	answers := func(url string, want int) {
@@ -146,7 +146,7 @@ func TestAnAnswerThatWasLostIsGivenByTheNextProcess(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() {
-			done <- run(ctx, envconfig.MapLookuper(map[string]string{"DATABASE_URL": db.URL, "API_ADDR": addr, "OPS_ADDR": opsAddr, "API_CURSOR_KEY": strings.Repeat("ab", 32)}))
+			done <- runAPI(ctx, envconfig.MapLookuper(map[string]string{"DATABASE_URL": db.URL, "API_ADDR": addr, "OPS_ADDR": opsAddr, "API_CURSOR_KEY": strings.Repeat("ab", 32)}))
 		}()
 		testkit.Eventually(t, 10*time.Second, "the API to listen", func() (bool, error) {
 			conn, err := net.Dial("tcp", addr)
@@ -228,7 +228,7 @@ func TestAStopFinishesTheWritesThatItHasTaken(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- run(ctx, envconfig.MapLookuper(map[string]string{
+		done <- runAPI(ctx, envconfig.MapLookuper(map[string]string{
 			"DATABASE_URL": db.URL, "API_ADDR": addr, "OPS_ADDR": opsAddr, "API_CURSOR_KEY": strings.Repeat("ab", 32), "API_STOP_DELAY": "2s",
 		}))
 	}()
@@ -321,8 +321,25 @@ func TestRunRefusesAConfigurationThatCannotWork(t *testing.T) {
 		"API_CURSOR_KEY": {"DATABASE_URL": "postgres://127.0.0.1:1/x"},
 		`rate "fast"`:    {"DATABASE_URL": "postgres://127.0.0.1:1/x", "API_CURSOR_KEY": strings.Repeat("ab", 32), "API_RATE_READ": "fast"},
 	} {
-		if err := run(t.Context(), envconfig.MapLookuper(env)); err == nil || !strings.Contains(err.Error(), says) {
+		if err := runAPI(t.Context(), envconfig.MapLookuper(env)); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v, want an error that says %s", err, says)
+		}
+	}
+}
+
+// TestOneLoginServesTheConsoleOfOneDatabase: an installation with one database needs CONSOLE_DATABASE_URL alone.
+func TestOneLoginServesTheConsoleOfOneDatabase(t *testing.T) {
+	for _, c := range []struct {
+		cfg                apiConfig
+		truth, projections string
+	}{
+		{apiConfig{DatabaseURL: "api", ProjectionsDatabaseURL: "api"}, "api", "api"},
+		{apiConfig{DatabaseURL: "api", ProjectionsDatabaseURL: "api", ConsoleDatabaseURL: "operator"}, "operator", "operator"},
+		{apiConfig{DatabaseURL: "api", ProjectionsDatabaseURL: "reads", ConsoleDatabaseURL: "operator"}, "operator", "reads"},
+		{apiConfig{DatabaseURL: "api", ProjectionsDatabaseURL: "api", ConsoleDatabaseURL: "operator", ConsoleProjectionsDatabaseURL: "other"}, "operator", "other"},
+	} {
+		if truth, projections := consoleDatabases(c.cfg); truth != c.truth || projections != c.projections {
+			t.Errorf("%+v: %s and %s, want %s and %s", c.cfg, truth, projections, c.truth, c.projections)
 		}
 	}
 }

@@ -1,0 +1,206 @@
+package services
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/sethvargo/go-envconfig"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/tidings/tidings/api"
+	"github.com/tidings/tidings/cmd/internal/fleet"
+	"github.com/tidings/tidings/cmd/internal/heads"
+	"github.com/tidings/tidings/console"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/migrations"
+	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/store"
+)
+
+type apiConfig struct {
+	DatabaseURL            string `env:"DATABASE_URL, required"`
+	ProjectionsDatabaseURL string `env:"PROJECTIONS_DATABASE_URL, default=$DATABASE_URL"`
+	OpsAddr                string `env:"OPS_ADDR, default=127.0.0.1:9181"`
+	Postgres               postgres.Config
+	Broker                 broker.Config
+	API                    api.Config
+	Console                console.Config
+	// Of a login that may act as tidings_system; see consoleDatabases for empty ones. Without the console the API needs no such login.
+	ConsoleDatabaseURL            string `env:"CONSOLE_DATABASE_URL"`
+	ConsoleProjectionsDatabaseURL string `env:"CONSOLE_PROJECTIONS_DATABASE_URL"`
+	ConsoleOwnerDatabaseURL       string `env:"CONSOLE_OWNER_DATABASE_URL"` // of a login that owns the projections' tables, to replay; empty: the console replays nothing
+}
+
+// API answers HTTP. Any number of them may run at once, with the same API_CURSOR_KEY.
+func API() { daemon.Main("api", runAPI) }
+
+func runAPI(ctx context.Context, env envconfig.Lookuper) error {
+	var cfg apiConfig
+	if err := daemon.Configure(ctx, env, &cfg); err != nil {
+		return err
+	}
+	log, reg := slog.Default(), prometheus.NewRegistry()
+	truth, tokens, projections, closePools, err := databases(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer closePools()
+	nc, err := broker.Connect(cfg.Broker, "api", log) // for wake-ups, and to keep pages: neither reads nor writes need a broker
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	waker, pages := broker.NewWaker(nc), api.NewPages(cfg.API, reg)
+	catalog := kinds.NewCatalog(truth, kinds.Truth, log)
+	handler, err := api.New(cfg.API, api.Deps{
+		Store: store.New(truth, waker.Wake), Tokens: tokens, DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Kinds: catalog, Fleet: fleet.Projections(catalog.Now), Pages: pages, Streams: heads.Of(nc, cfg.Broker), Log: log, Reg: reg,
+	})
+	if err != nil {
+		return err
+	}
+	see, closeConsole, err := openConsole(ctx, cfg, nc, waker, catalog, log)
+	if err != nil {
+		return err
+	}
+	defer closeConsole()
+	reg.MustRegister(certificates(cfg, truth, projections))
+	ops := daemon.NewOps("api", cfg.OpsAddr, reg, log)
+	ops.Ready("truth", truth.Ping)
+	ops.Ready("projections", projections.Ping)
+	ops.Ready("load", handler.Ready)
+	var listening atomic.Bool
+	ops.Ready("port", func(context.Context) error {
+		if !listening.Load() {
+			return errors.New("waiting for the databases' schemas")
+		}
+		return nil
+	})
+
+	g, ctx := errgroup.WithContext(ctx)
+	ops.Ready("stopping", func(context.Context) error { return ctx.Err() })
+	drained, end := context.WithCancel(context.WithoutCancel(ctx)) // what the requests in flight still need
+	g.Go(func() error { return ops.Run(drained) })
+	g.Go(func() error { return waker.Run(drained) })
+	g.Go(func() error { return broker.Watch(ctx, nc) })
+	serving, stop := daemon.Delay(ctx, cfg.API.StopDelay)
+	defer stop()
+	g.Go(func() error { return broker.Listen(serving, nc, cfg.Broker, event.AggregateFollow, pages, log) })
+	g.Go(func() error {
+		defer end()
+		if err := await(ctx, truth, projections, catalog, handler, log); err != nil {
+			return err
+		}
+		g.Go(func() error { return catalog.Run(ctx) })
+		g.Go(func() error { return handler.Run(serving) })
+		g.Go(func() error { return see.Run(serving) })
+		log := log.With("component", "api")
+		l, err := daemon.Listen(cfg.API.Addr, cfg.API.TLSCert, cfg.API.TLSKey, log)
+		if err != nil {
+			return err
+		}
+		listening.Store(true)
+		return daemon.Serve(serving, l, see.Front(handler), cfg.API.AddressConnections, log)
+	})
+	return g.Wait()
+}
+
+// openConsole returns the console, nil when it is off, and what closes its pools: few connections, of the system role.
+func openConsole(ctx context.Context, cfg apiConfig, nc *nats.Conn, waker *broker.Waker, catalog *kinds.Catalog, log *slog.Logger) (*console.Console, func(), error) {
+	if !cfg.Console.On {
+		return nil, func() {}, nil
+	}
+	keys, err := cfg.API.CursorKeys()
+	if err != nil {
+		return nil, nil, err
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, nil, fmt.Errorf("use JetStream: %w", err)
+	}
+	few := cfg.Postgres
+	few.MaxConns = console.Conns
+	truthURL, projectionsURL := consoleDatabases(cfg)
+	truth, err := postgres.Open(ctx, truthURL, few, postgres.RoleSystem, "console")
+	if err != nil {
+		return nil, nil, err
+	}
+	projections, err := postgres.Open(ctx, projectionsURL, few, postgres.RoleSystem, "console")
+	if err != nil {
+		truth.Close()
+		return nil, nil, err
+	}
+	closePools := func() { projections.Close(); truth.Close() }
+	c, err := console.New(cfg.Console, console.Deps{Truth: truth, Projections: projections, NATS: nc, JetStream: js, Broker: cfg.Broker, Kinds: catalog, Fleet: fleet.Projections(catalog.Now),
+		Wake: waker.Wake, OwnerURL: cfg.ConsoleOwnerDatabaseURL, Postgres: few, Keys: keys, Log: log})
+	if err != nil {
+		closePools()
+	}
+	return c, closePools, err
+}
+
+// consoleDatabases are those of the console. Where one database has the truth and the projections, one login serves the console for both.
+func consoleDatabases(cfg apiConfig) (truth, projections string) {
+	truth, projections = cmp.Or(cfg.ConsoleDatabaseURL, cfg.DatabaseURL), cfg.ProjectionsDatabaseURL
+	if projections == cfg.DatabaseURL {
+		projections = truth
+	}
+	return truth, cmp.Or(cfg.ConsoleProjectionsDatabaseURL, projections)
+}
+
+// databases opens the pools: of the truth for requests and for tokens, and of the projections.
+func databases(ctx context.Context, cfg apiConfig) (truth, tokens, projections *pgxpool.Pool, closeAll func(), err error) {
+	few := cfg.Postgres
+	few.MaxConns = api.TokenConns
+	var open []*pgxpool.Pool
+	closeAll = func() {
+		for _, pool := range open {
+			pool.Close()
+		}
+	}
+	for _, p := range []struct {
+		to  **pgxpool.Pool
+		url string
+		cfg postgres.Config
+	}{{&truth, cfg.DatabaseURL, cfg.Postgres}, {&tokens, cfg.DatabaseURL, few}, {&projections, cfg.ProjectionsDatabaseURL, cfg.Postgres}} {
+		if *p.to, err = postgres.Open(ctx, p.url, p.cfg, postgres.RoleAPI, "api"); err != nil {
+			closeAll()
+			return nil, nil, nil, nil, err
+		}
+		open = append(open, *p.to)
+	}
+	return truth, tokens, projections, closeAll, nil
+}
+
+// await waits for the databases' schemas, and reads what requests need.
+func await(ctx context.Context, truth, projections *pgxpool.Pool, catalog *kinds.Catalog, handler *api.Handler, log *slog.Logger) error {
+	if err := migrations.Await(ctx, truth, migrations.Truth, log); err != nil {
+		return err
+	}
+	if err := migrations.Await(ctx, projections, migrations.Projections, log); err != nil {
+		return err
+	}
+	if err := catalog.Load(ctx); err != nil {
+		return err
+	}
+	return handler.Look(ctx)
+}
+
+// certificates are those that the API serves or presents.
+func certificates(cfg apiConfig, truth, projections *pgxpool.Pool) prometheus.Collector {
+	return daemon.NewCertificates(map[string]daemon.Expiry{
+		"api": daemon.FileExpiry(cfg.API.TLSCert), "nats": daemon.FileExpiry(cfg.Broker.TLSCert),
+		"postgres": postgres.CertificateExpiry(truth), "postgres_projections": postgres.CertificateExpiry(projections),
+	})
+}

@@ -1,0 +1,63 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// readyTimeout bounds the whole answer. It is longer than the process takes for its own checks.
+const readyTimeout = 5 * time.Second
+
+func (p Process) readyCommand() *cobra.Command {
+	var url string
+	c := &cobra.Command{
+		Use:   "ready",
+		Short: "Ask a service on this machine whether it is ready, for the health check of a container",
+		Long: `Ready asks the service whose OPS_ADDR is in the environment, or the one at --url, for /readyz. The exit code is 0 when it is ready and 1 when it is not; then
+the output says what it waits for.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if url == "" {
+				addr, _ := p.Env.Lookup("OPS_ADDR")
+				host, port, err := net.SplitHostPort(addr)
+				if err != nil {
+					return &usageError{fmt.Errorf("neither --url nor OPS_ADDR (host:port) names a service: OPS_ADDR is %q", addr)}
+				}
+				if ip := net.ParseIP(host); host == "" || ip.IsUnspecified() {
+					host = "localhost"
+				}
+				url = "http://" + net.JoinHostPort(host, port) + "/readyz"
+			}
+			return ready(c.Context(), url)
+		},
+	}
+	c.Flags().StringVar(&url, "url", "", "of the service's /readyz (default that of OPS_ADDR)")
+	return c
+}
+
+// ready returns an error unless url answers 200.
+func ready(ctx context.Context, url string) error {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return &usageError{err}
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 4096))
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("not ready, status %d: %s", resp.StatusCode, strings.TrimSpace(string(body)))
+	}
+	return err
+}

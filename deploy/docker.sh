@@ -1,0 +1,61 @@
+#!/bin/sh
+# What `make image`, `make up` and `make down` do: docker.sh image|up|down. The environment may have BROKERS (1 or 3), METRICS (empty: without Prometheus and
+# Grafana), DOCKER (the command), TIDINGS_IMAGE (the image's name), and ENV_FILE, to which `up` adds the secrets that are missing.
+set -eu
+cd "$(dirname "$0")"
+docker=${DOCKER:-docker} env=${ENV_FILE:-.env} oldest=2.23.1
+
+fail() {
+	echo "make: $*" >&2
+	exit 1
+}
+
+# A build of the same commit with the same Go gives the same digest: nothing in the image has another time than the commit's.
+image() {
+	version=$(git describe --tags --always --dirty 2>/dev/null) || true
+	revision=$(git rev-parse HEAD 2>/dev/null) || true
+	epoch=$(git log -1 --format=%ct 2>/dev/null) || true
+	$docker buildx build --load --provenance=false --file Dockerfile --tag "${TIDINGS_IMAGE:-tidings}" --build-arg VERSION="${version#v}" \
+		--build-arg REVISION="$revision" --build-arg SOURCE_DATE_EPOCH="${epoch:-0}" "$@" ..
+}
+
+if [ "$1" = image ]; then
+	shift
+	image "$@"
+	exit
+fi
+version=$($docker compose version --short 2>/dev/null) ||
+	fail "\`$docker compose version\` fails. The fleet needs Docker with Compose $oldest or later: https://docs.docker.com/compose/install/"
+echo "${version#v}" | awk -F. '{exit $1 * 10000 + $2 * 100 + $3 < 22301}' ||
+	fail "Docker Compose is $version. The fleet needs $oldest or later: https://docs.docker.com/compose/install/"
+case ${BROKERS:-1} in
+1) files="-f compose.yaml" run="$docker compose -f deploy/compose.yaml run --rm tidings" ;;
+3) files="-f compose.yaml -f compose.three.yaml" run="$docker compose -f deploy/compose.yaml -f deploy/compose.three.yaml run --rm tidings" ;;
+*) fail "BROKERS is $BROKERS. It must be 1 or 3" ;;
+esac
+compose() { $docker compose --env-file "$env" $files "$@"; }
+
+if [ "$1" = down ]; then
+	compose --profile metrics down
+	exit
+fi
+umask 077
+touch "$env"
+add() { grep -q "^$1=" "$env" || printf '%s=%s\n' "$1" "${2:-}$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')" >>"$env"; }
+add API_CURSOR_KEY
+for name in "" _API _CONSOLE _RELAY _FOLLOWERCOUNTS _THREADCACHE _VERIFY _ARCHIVER _OPERATOR; do add "POSTGRES_PASSWORD$name"; done
+for name in RELAY API CONSUMER OPERATOR CLUSTER; do add "NATS_PASSWORD_$name" p; done
+
+metrics=${METRICS-true}
+image
+compose ${metrics:+--profile metrics} up --detach
+compose run --rm -T tidings doctor --wait 1m || test $? -eq 1 # 1: warnings alone
+cat <<END
+
+API:       http://localhost:${API_PORT:-8080}, described at http://localhost:${API_PORT:-8080}/docs
+  token:     $run token create --tenant 1 --name me
+Console:   http://localhost:${CONSOLE_PORT:-8081}/console/
+  token:     $run token create --system --name me --roles read,moderate,admin
+${metrics:+Metrics:   http://localhost:${GRAFANA_PORT:-3000} (Grafana), http://localhost:${PROMETHEUS_PORT:-9090} (Prometheus)
+}Commands:  $run status
+END

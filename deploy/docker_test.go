@@ -1,0 +1,184 @@
+//go:build docker
+
+package deploy_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/cookiejar"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tidings/tidings/internal/pglocal"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+// composed is a fleet that `make up` started, under a name, on ports and with volumes of its own.
+type composed struct {
+	t       *testing.T
+	env     []string
+	args    []string // of docker, before what compose is asked for
+	console string
+}
+
+func compose(t *testing.T, brokers string) *composed {
+	t.Helper()
+	c := &composed{t: t, env: os.Environ()}
+	secrets, project := filepath.Join(t.TempDir(), "env"), fmt.Sprintf("tidings-test-%d-%s", os.Getpid(), brokers)
+	for name, value := range map[string]string{"TIDINGS_IMAGE": testImage, "ENV_FILE": secrets, "BROKERS": brokers, "METRICS": "", "COMPOSE_PROJECT_NAME": project} {
+		c.env = append(c.env, name+"="+value)
+	}
+	for _, name := range []string{"API_PORT", "CONSOLE_PORT", "POSTGRES_PORT", "NATS_PORT"} {
+		port, err := pglocal.FreePort()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.env = append(c.env, fmt.Sprintf("%s=%d", name, port))
+		if name == "CONSOLE_PORT" {
+			c.console = fmt.Sprintf("http://127.0.0.1:%d/console/", port)
+		}
+	}
+	c.args = []string{"compose", "--env-file", secrets, "-f", "compose.yaml"}
+	if brokers == "3" {
+		c.args = append(c.args, "-f", "compose.three.yaml")
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(c.docker("logs", "--tail", "40"))
+		}
+		c.docker("down", "--volumes", "--timeout", "10")
+	})
+	return c
+}
+
+func (c *composed) command(name string, args ...string) *exec.Cmd {
+	cmd := exec.Command(name, args...)
+	cmd.Env = c.env
+	return cmd
+}
+
+// docker is `docker compose` with args, and returns its output.
+func (c *composed) docker(args ...string) string {
+	c.t.Helper()
+	return output(c.t, c.command("docker", append(c.args[:len(c.args):len(c.args)], args...)...))
+}
+
+// make is `make up` or `make down`.
+func (c *composed) make(what string) {
+	c.t.Helper()
+	output(c.t, c.command("sh", "docker.sh", what))
+}
+
+func (c *composed) tidings(args ...string) string {
+	c.t.Helper()
+	return strings.TrimSpace(c.docker(append([]string{"run", "--rm", "-T", "tidings"}, args...)...))
+}
+
+// healthy waits until every container of the services that keep running is healthy, so many of them.
+func (c *composed) healthy(want int) {
+	c.t.Helper()
+	testkit.Eventually(c.t, 2*time.Minute, "health", func() (bool, error) {
+		healthy, other := 0, []string{}
+		for line := range strings.Lines(c.docker("ps", "--format", "json")) {
+			var ctr struct{ Name, Health string }
+			if err := json.Unmarshal([]byte(line), &ctr); err != nil {
+				return false, err
+			}
+			if ctr.Health == "healthy" {
+				healthy++
+			} else {
+				other = append(other, ctr.Name+" "+ctr.Health)
+			}
+		}
+		if healthy != want || len(other) > 0 {
+			return false, fmt.Errorf("%d are healthy, want %d; the others: %v", healthy, want, other)
+		}
+		return true, nil
+	})
+}
+
+// signIn opens the console with a token of the system.
+func (c *composed) signIn() {
+	c.t.Helper()
+	jar, err := cookiejar.New(nil)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	client := &http.Client{Jar: jar, Transport: &http.Transport{DisableKeepAlives: true}}
+	token := c.tidings("token", "create", "--system", "--name", "me", "--roles", "read,moderate,admin")
+	resp, err := client.PostForm(c.console+"sign-in", url.Values{"token": {token}, "next": {"/console/"}})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK || resp.Request.URL.Path != "/console/" {
+		c.t.Errorf("the console answers %d at %s", resp.StatusCode, resp.Request.URL)
+	}
+}
+
+// clean fails the test unless everything that was written is everywhere, and the doctor finds nothing but that the operator does not see the sessions of others.
+func (c *composed) clean() {
+	c.t.Helper()
+	c.tidings("verify", "--wait", "90s")
+	out, err := c.command("docker", append(c.args[:len(c.args):len(c.args)], "run", "--rm", "-T", "tidings", "doctor", "--json")...).Output()
+	if lines := strings.Split(strings.TrimSpace(string(out)), "\n"); len(lines) != 1 || !strings.Contains(lines[0], `"hidden-sessions"`) {
+		c.t.Errorf("the doctor finds %s, %v", out, err)
+	}
+}
+
+// TestTheFleetInContainers loses a relay, a broker of three and PostgreSQL while it takes writes, grows, and is stopped and started. It has every write at the end.
+func TestTheFleetInContainers(t *testing.T) {
+	buildImage(t, testImage)
+	for _, brokers := range []string{"1", "3"} {
+		t.Run(brokers+" brokers", func(t *testing.T) {
+			c := compose(t, brokers)
+			c.make("up")
+			services := 9 // api, console, two relays, followercounts, threadcache, archiver, postgres, nats
+			if brokers == "3" {
+				services += 2
+			}
+			c.healthy(services)
+			c.signIn()
+			token := c.tidings("token", "create", "--tenant", "1", "--name", "me")
+			const graph = "users=2000,edges=40000,seed=1"
+			load := c.command("docker", append(c.args[:len(c.args):len(c.args)], "run", "--rm", "-T", "tidings", "load", "--url", "http://api:8080", "--token", token, "--json",
+				"--generate", graph)...)
+			var result, problems strings.Builder
+			load.Stdout, load.Stderr = &result, &problems
+			if err := load.Start(); err != nil {
+				t.Fatal(err)
+			}
+			c.docker("kill", "--signal", "KILL", "relay")
+			c.docker("start", "relay")
+			if brokers == "3" {
+				c.docker("kill", "--signal", "KILL", "nats-2")
+				c.docker("start", "nats-2")
+			}
+			c.docker("restart", "postgres")
+			c.docker("up", "--detach", "--scale", "relay=3", "--scale", "followercounts=2")
+			if err := load.Wait(); err != nil {
+				t.Fatalf("load: %v\n%s%s", err, &result, &problems)
+			}
+			var during, stays struct{ Edges, Created, Existed, Retried int64 }
+			if err := json.Unmarshal([]byte(result.String()), &during); err != nil || during.Edges != 40000 || during.Retried == 0 {
+				t.Errorf("the load met no fault: %s, %v", &result, err)
+			}
+			c.healthy(services + 2)
+			c.clean()
+			c.make("down")
+			c.make("up")
+			c.healthy(services)
+			c.clean()
+			again := c.tidings("load", "--url", "http://api:8080", "--token", token, "--json", "--generate", graph)
+			if err := json.Unmarshal([]byte(again), &stays); err != nil || stays.Created != 0 || stays.Existed != 40000 {
+				t.Errorf("after a stop the same load finds %s: %v", again, err)
+			}
+		})
+	}
+}
