@@ -35,6 +35,11 @@ test: ## every test: unit, integration, fault, with the race detector where it c
 test-helm: ## the Helm chart, rendered by Helm's library and read as the Kubernetes API reads it
 	$(GO) -C deploy/helm/test test -count=1 ./...
 
+.PHONY: test-upgrade
+test-upgrade: ## this tree beside the release before, which it builds from the full git history
+	@$(MAKE) --no-print-directory postgres
+	$(GO) test -tags upgrade -count=1 -timeout 14m -v -run TheReleaseBefore ./deploy
+
 .PHONY: test-node
 test-node: tidings ## the TypeScript client and the Node example against `tidings dev`, where there is node
 	@$(MAKE) --no-print-directory postgres
@@ -74,6 +79,7 @@ lint: ## formatting, go vet, staticcheck, the import rules
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "not formatted, run make fmt:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
 	$(GO) vet -tags browser ./console
+	$(GO) vet -tags upgrade ./deploy
 	$(GO) tool staticcheck ./...
 	$(GO) -C contracts/cloudevents vet ./...
 	$(GO) -C deploy/prometheus/test vet ./...

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -48,6 +49,7 @@ type fleet struct {
 type process struct {
 	cmd *exec.Cmd
 	ops string
+	api string // where it serves, if it is an API
 	log lockedBuffer
 }
 
@@ -77,15 +79,9 @@ var natsUser = map[string]string{"relay": "relay", "api": "api", "followercounts
 
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
-	f := &fleet{t: t, dir: t.TempDir(), db: testkit.Postgres(t), logins: map[string]string{}, procs: map[string]*process{},
-		client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
-	args := []string{"build", "-buildvcs=false", "-ldflags=-s -w", "-o", f.dir}
-	if race {
-		args = append(args, "-race")
-	}
-	if out, err := exec.Command("go", append(args, "../cmd/tidings")...).CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
+	f := emptyFleet(t, testkit.Postgres(t))
+	f.dir = t.TempDir()
+	build(t, "..", f.dir, "./cmd/tidings")
 	for _, name := range binaries { // as in the image
 		if err := os.Symlink("tidings", filepath.Join(f.dir, name)); err != nil {
 			t.Fatal(err)
@@ -104,6 +100,25 @@ func newFleet(t *testing.T) *fleet {
 	f.setPasswords("")
 	f.b = testkit.NATSWith(t, f.users)
 	return f
+}
+
+func emptyFleet(t *testing.T, db *testkit.DB) *fleet {
+	return &fleet{t: t, db: db, logins: map[string]string{}, procs: map[string]*process{}, client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+}
+
+// build builds packages of the module at root into dir; flags come before them.
+func build(t *testing.T, root, dir string, packages ...string) {
+	t.Helper()
+	args := []string{"build", "-buildvcs=false", "-ldflags=-s -w", "-o", dir}
+	if race {
+		args = append(args, "-race")
+	}
+	args = append(args, packages...)
+	cmd := exec.Command("go", args...)
+	cmd.Dir = root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
 }
 
 // makeLogins has migrate make a login for each binary. Logins are the server's, so their names are this test's.
@@ -184,18 +199,28 @@ func (f *fleet) port() string {
 // start runs a binary, and returns once it is ready.
 func (f *fleet) start(who string) {
 	f.t.Helper()
+	p := f.launch(who)
+	f.procs[who] = p
+	if who == "api" {
+		f.api = p.api
+	}
+	f.ready(who, p)
+}
+
+// launch runs a binary until the test ends.
+func (f *fleet) launch(who string) *process {
+	f.t.Helper()
 	p := &process{cmd: exec.Command(filepath.Join(f.dir, who)), ops: f.port()}
 	p.cmd.Env = append(os.Environ(), append(f.env(who), "OPS_ADDR="+p.ops)...)
 	if who == "api" {
-		f.api = f.port()
-		p.cmd.Env = append(p.cmd.Env, "API_ADDR="+f.api, "API_CURSOR_KEY="+strings.Repeat("ab", 32))
+		p.api = f.port()
+		p.cmd.Env = append(p.cmd.Env, "API_ADDR="+p.api, "API_CURSOR_KEY="+strings.Repeat("ab", 32))
 	}
 	p.cmd.Stderr = &p.log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := p.cmd.Start(); err != nil {
 		f.t.Fatal(err)
 	}
-	f.procs[who] = p
 	f.t.Cleanup(func() {
 		_ = p.cmd.Process.Kill() // it may have ended
 		_ = p.cmd.Wait()
@@ -203,17 +228,26 @@ func (f *fleet) start(who string) {
 			f.t.Logf("%s: %s", who, p.log.String())
 		}
 	})
-	testkit.Eventually(f.t, 60*time.Second, who+" to be ready", func() (bool, error) {
-		resp, err := f.client.Get("http://" + p.ops + "/readyz")
-		if err != nil {
-			return false, err
-		}
-		body, err := io.ReadAll(resp.Body)
-		if err = errors.Join(err, resp.Body.Close()); err == nil && resp.StatusCode != http.StatusOK {
-			err = fmt.Errorf("%s", body)
-		}
-		return err == nil, err
-	})
+	return p
+}
+
+// ready waits until a process says that it is ready.
+func (f *fleet) ready(who string, p *process) {
+	f.t.Helper()
+	testkit.Eventually(f.t, 60*time.Second, who+" to be ready", func() (bool, error) { return f.isReady(p) })
+}
+
+// isReady is what /readyz of a process says: an error has its text.
+func (f *fleet) isReady(p *process) (bool, error) {
+	resp, err := f.client.Get("http://" + p.ops + "/readyz")
+	if err != nil {
+		return false, err
+	}
+	body, err := io.ReadAll(resp.Body)
+	if err = errors.Join(err, resp.Body.Close()); err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s", body)
+	}
+	return err == nil, err
 }
 
 // tidings runs a command as the operator, and returns what it prints.

@@ -35,7 +35,7 @@ func eachHome(t *testing.T, test func(*testing.T, home)) {
 			if schema == "public" {
 				h.url = testkit.Postgres(t).URL
 			} else {
-				h.url, h.schema = emptyDB(t), pgx.Identifier{schema}.Sanitize()
+				h.url, h.schema = testkit.EmptyPostgres(t).URL, pgx.Identifier{schema}.Sanitize()
 			}
 			var err error
 			h.owner, err = postgres.OpenWith(t.Context(), h.url, postgres.Config{MaxConns: 2, ConnectTimeout: 5e9}, postgres.RoleOwner, "test",
@@ -112,7 +112,7 @@ func TestFunctionsFindOnlyTheObjectsOfTheirSchema(t *testing.T) {
 }
 
 func TestNobodyButTheSystemMakesTemporaryTables(t *testing.T) {
-	migrated := emptyDB(t)
+	migrated := testkit.EmptyPostgres(t).URL
 	for _, set := range []migrations.Set{migrations.Truth, migrations.Projections} {
 		if _, err := migrations.Up(t.Context(), migrated, set, testkit.Logger(t)); err != nil {
 			t.Fatal(err)
@@ -315,7 +315,7 @@ func (h home) call(t *testing.T, f function, caller, attack string, relations []
 }
 
 func TestUpWithALoginThatOwnsNeitherDatabaseNorSchema(t *testing.T) {
-	db := emptyDB(t)
+	db := testkit.EmptyPostgres(t).URL
 	ctx, owner := t.Context(), pool(t, db, postgres.RoleOwner)
 	login := "migrates_" + strings.ToLower(rand.Text()[:8])
 	t.Cleanup(func() {

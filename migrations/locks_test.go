@@ -131,6 +131,54 @@ var (
 	checkedAtEnd = regexp.MustCompile(`(?i)\badd (?:constraint \S+ )?(?:check|foreign key)[^;]*;`)
 )
 
+// contracted is a statement that takes something away which the release before does not use any more, as the comment above it says.
+var contracted = regexp.MustCompile(`(?m)^-- contract: [^\n]+\n[^;]*;`)
+
+var (
+	functionBody = regexp.MustCompile(`(?is)\bcreate (?:or replace )?(?:function|procedure)\b[^;]*?\bas (\$[a-z_]*\$).*?\$[a-z_]*\$`)
+	newColumn    = regexp.MustCompile(`(?i)\badd column\b`)
+)
+
+// narrowing are statements after which the release before could not work, and why.
+var narrowing = map[string]*regexp.Regexp{
+	"the release before uses what is dropped":          regexp.MustCompile(`(?i)\bdrop (?:table|column|constraint|view|function|procedure|schema|type|sequence|policy|trigger|default|not null|expression|identity|role)\b`),
+	"the release before uses the old name":             regexp.MustCompile(`(?i)\b(?:rename|set schema)\b`),
+	"the release before reads and writes the old type": regexp.MustCompile(`(?i)\balter (?:column )?[a-z_"]+ (?:set data )?type\b|\balter type\b`),
+	"the release before writes NULL":                   regexp.MustCompile(`(?i)\bset not null\b`),
+	"the release before writes what the index refuses": regexp.MustCompile(`(?i)\bcreate unique index\b|\badd (?:constraint \S+ )?(?:unique|primary key|exclude)\b`),
+	"the release before needs its rights":              regexp.MustCompile(`(?i)\brevoke\b`),
+	"the release before reads these rows":              regexp.MustCompile(`(?i)\btruncate\b|\bdelete from\b`),
+}
+
+// narrows returns what in a migration would stop the release before, which runs beside this one and comes back in a rollback.
+func narrows(sql string) (found []string) {
+	sql = contracted.ReplaceAllString(sql, "")
+	sql = functionBody.ReplaceAllString(sql, "")
+	sql = regexp.MustCompile(`(?m)--[^\n]*`).ReplaceAllString(sql, "")
+	made := map[string]bool{}
+	for _, m := range creates.FindAllStringSubmatch(sql, -1) {
+		made[m[1]] = true
+	}
+	for _, statement := range strings.Split(sql, ";") {
+		if m := changed.FindStringSubmatch(statement); m != nil && made[m[1]] {
+			continue // a table of this very file
+		}
+		for why, is := range narrowing {
+			if is.MatchString(statement) {
+				found = append(found, fmt.Sprintf("%s: %s", strings.TrimSpace(statement), why))
+			}
+		}
+		for _, column := range newColumn.Split(strings.ToLower(statement), -1)[1:] {
+			if strings.Contains(column, "not null") && !strings.Contains(column, "default") && !strings.Contains(column, "generated") {
+				found = append(found, fmt.Sprintf("%s: the release before writes no such column, so it needs a default", strings.TrimSpace(statement)))
+			}
+		}
+	}
+	return found
+}
+
+var changed = regexp.MustCompile(`(?i)\b(?:alter table(?: if exists)?(?: only)?|create unique index.*? on)\s+([a-z_0-9.]+)`)
+
 // faults returns what in a migration would stop the fleet. It goes by text: a migration is short.
 func faults(sql string) (found []string) {
 	sql = regexp.MustCompile(`(?m)--[^\n]*`).ReplaceAllStringFunc(sql, func(c string) string {
@@ -182,7 +230,7 @@ func TestMigrationsAreSafeBesideTheFleet(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, f := range faults(string(data)) {
+		for _, f := range append(faults(string(data)), narrows(string(data))...) {
 			t.Errorf("%s: %s", file, f)
 		}
 	}
@@ -200,6 +248,44 @@ func TestMigrationsAreSafeBesideTheFleet(t *testing.T) {
 		"ALTER TABLE edges ADD COLUMN a int; -- ALTER TABLE children ADD COLUMN a int":                 "",
 	} {
 		got := strings.Join(faults(sql), "; ")
+		if (want == "") != (got == "") || !strings.Contains(got, want) {
+			t.Errorf("%s: %q, want %q", sql, got, want)
+		}
+	}
+}
+
+// TestAMigrationThatStopsTheReleaseBeforeIsFound has statements of which each alone would be the whole migration.
+func TestAMigrationThatStopsTheReleaseBeforeIsFound(t *testing.T) {
+	for sql, want := range map[string]string{
+		"ALTER TABLE edges ADD COLUMN a int;":                                          "",
+		"ALTER TABLE edges ADD COLUMN a int NOT NULL DEFAULT 0;":                       "",
+		"ALTER TABLE edges ADD COLUMN a int NOT NULL;":                                 "needs a default",
+		"ALTER TABLE edges ADD COLUMN a int DEFAULT 0, ADD COLUMN b int NOT NULL;":     "needs a default",
+		"ALTER TABLE edges DROP COLUMN version;":                                       "uses what is dropped",
+		"ALTER TABLE edges ALTER COLUMN version DROP DEFAULT;":                         "uses what is dropped",
+		"DROP TABLE edge_lists;":                                                       "uses what is dropped",
+		"DROP FUNCTION f(int);":                                                        "uses what is dropped",
+		"DROP POLICY p ON edges;":                                                      "uses what is dropped",
+		"ALTER TABLE edges RENAME COLUMN version TO v;":                                "uses the old name",
+		"ALTER TABLE edges RENAME TO relations;":                                       "uses the old name",
+		"ALTER TABLE edges ALTER COLUMN version TYPE text;":                            "old type",
+		"ALTER TABLE edges ALTER version SET DATA TYPE text;":                          "old type",
+		"ALTER TYPE t ADD VALUE 'x';":                                                  "old type",
+		"ALTER TABLE edges ALTER COLUMN a SET NOT NULL;":                               "writes NULL",
+		"-- +goose NO TRANSACTION\nCREATE UNIQUE INDEX CONCURRENTLY i ON edges (a);":   "the index refuses",
+		"ALTER TABLE edges ADD CONSTRAINT c UNIQUE USING INDEX i;":                     "the index refuses",
+		"REVOKE SELECT ON edges FROM tidings_api;":                                     "needs its rights",
+		"DELETE FROM edge_lists;":                                                      "reads these rows",
+		"DROP INDEX CONCURRENTLY IF EXISTS i;":                                         "",
+		"CREATE TABLE n (a int); ALTER TABLE n ALTER COLUMN a SET NOT NULL;":           "",
+		"CREATE TABLE n (a int); CREATE UNIQUE INDEX i ON n (a);":                      "",
+		"CREATE FUNCTION f() RETURNS void LANGUAGE sql AS $$ DELETE FROM n; $$;":       "",
+		"DO $$ BEGIN DROP TABLE edge_lists; END $$;":                                   "uses what is dropped",
+		"-- we DROP TABLE nothing\nALTER TABLE edges ADD COLUMN a int;":                "",
+		"-- contract: unused since v1.2\nALTER TABLE edges DROP COLUMN note;":          "",
+		"-- contract: unused\nALTER TABLE edges DROP COLUMN note;\nDROP VIEW follows;": "uses what is dropped",
+	} {
+		got := strings.Join(narrows(sql), "\n")
 		if (want == "") != (got == "") || !strings.Contains(got, want) {
 			t.Errorf("%s: %q, want %q", sql, got, want)
 		}

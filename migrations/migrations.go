@@ -1,7 +1,7 @@
 // Package migrations holds the schemas of the truth, of the projections, and of what a consumer keeps for itself, and brings a database up to them.
 //
 // The files are forward only. They expand first and contract a release later, because a fleet is upgraded while it runs.
-// Only `tidings migrate` and `tidings dev` call Up; every other binary calls Check and refuses an older schema.
+// Only `tidings migrate` and `tidings dev` call Up. Every binary waits while its schema is older (Await), and every command refuses it (Check). A newer schema serves both.
 package migrations
 
 import (
@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -183,26 +184,48 @@ func Version(ctx context.Context, pool *pgxpool.Pool, set Set) (have int64, err 
 	return have, nil
 }
 
-// awaitInterval is between looks for a database that cannot be reached.
-const awaitInterval = time.Second
+const (
+	awaitInterval = time.Second      // between looks
+	awaitRemind   = 30 * time.Second // between two lines of the log that say the same
+)
 
-// Await is Check for a process that stays: while the database cannot be reached, as during a restart or a failover, it waits. A database that
-// refuses the login is an error. It returns nil when ctx ends.
+// Await returns nil once the database has every migration of the set, or when ctx ends. Until then it waits, and logs why: the database cannot be reached, as during a
+// restart or a failover, or its schema is older than this program. So a binary of a new release may start before `tidings migrate` has run. A database that refuses the
+// login is an error. So is an older schema of Consumers, whose tables the program itself makes (UpConsumers).
 func Await(ctx context.Context, pool *pgxpool.Pool, set Set, log *slog.Logger) error {
 	log = log.With("component", "migrations")
+	var said string
+	var at time.Time
 	for {
 		err := Check(ctx, pool, set)
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || err == nil {
 			return nil
 		}
-		if !postgres.IsTransient(err) || postgres.IsLogin(err) {
+		outdated := errors.Is(err, ErrOutdated) && set != Consumers
+		if !outdated && (!postgres.IsTransient(err) || postgres.IsLogin(err)) {
 			return err
 		}
-		log.WarnContext(ctx, "waiting for the database", "set", set, "err", err)
+		if err.Error() != said || time.Since(at) >= awaitRemind {
+			log.WarnContext(ctx, "waiting for the database", "set", set, "err", err)
+			said, at = err.Error(), time.Now()
+		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(awaitInterval):
 		}
+	}
+}
+
+// Ready returns a check for /readyz: it fails until the database has had every migration of the set.
+func Ready(pool *pgxpool.Pool, set Set) func(context.Context) error {
+	var has atomic.Bool
+	return func(ctx context.Context) error {
+		if has.Load() {
+			return nil
+		}
+		err := Check(ctx, pool, set)
+		has.Store(err == nil)
+		return err
 	}
 }
 

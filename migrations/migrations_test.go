@@ -1,11 +1,9 @@
 package migrations_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
-	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,28 +23,6 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// emptyDB makes a database without any schema, beside that of the test.
-func emptyDB(t *testing.T) string {
-	t.Helper()
-	db := testkit.Postgres(t)
-	owner := db.Pool(t, postgres.RoleOwner)
-	u, err := url.Parse(db.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	name := strings.TrimPrefix(u.Path, "/") + "_empty"
-	if _, err := owner.Exec(t.Context(), "CREATE DATABASE "+pgx.Identifier{name}.Sanitize()+" TEMPLATE template0"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if _, err := owner.Exec(context.WithoutCancel(t.Context()), "DROP DATABASE "+pgx.Identifier{name}.Sanitize()+" WITH (FORCE)"); err != nil {
-			t.Error(err)
-		}
-	})
-	u.Path = "/" + name
-	return u.String()
-}
-
 func pool(t *testing.T, url string, role postgres.Role) *pgxpool.Pool {
 	t.Helper()
 	p, err := postgres.Open(t.Context(), url, postgres.Config{MaxConns: 4, ConnectTimeout: 5e9}, role, "test")
@@ -58,7 +34,7 @@ func pool(t *testing.T, url string, role postgres.Role) *pgxpool.Pool {
 }
 
 func TestUp(t *testing.T) {
-	url := emptyDB(t)
+	url := testkit.EmptyPostgres(t).URL
 	ctx := t.Context()
 	owner := pool(t, url, postgres.RoleOwner)
 	for _, set := range []migrations.Set{migrations.Truth, migrations.Projections} {

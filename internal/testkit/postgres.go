@@ -51,6 +51,29 @@ func Postgres(t testing.TB) *DB {
 	return cloneDB(t, shared.pg)
 }
 
+// EmptyPostgres returns a private database without any table, on the server of Postgres.
+func EmptyPostgres(t testing.TB) *DB {
+	t.Helper()
+	u, err := url.Parse(Postgres(t).URL)
+	check(t, "read the database's URL", err)
+	name := strings.TrimPrefix(u.Path, "/") + "_empty"
+	admin := u.String()
+	run := func(sql string) error {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		conn, err := pgx.Connect(ctx, admin)
+		if err != nil {
+			return err
+		}
+		_, err = conn.Exec(ctx, sql)
+		return errors.Join(err, conn.Close(ctx))
+	}
+	check(t, "make an empty database", run("CREATE DATABASE "+pgx.Identifier{name}.Sanitize()+" TEMPLATE template0"))
+	t.Cleanup(func() { check(t, "drop the empty database", run("DROP DATABASE "+pgx.Identifier{name}.Sanitize()+" WITH (FORCE)")) })
+	u.Path = "/" + name
+	return &DB{URL: u.String()}
+}
+
 // Pool returns a pool that acts as role. It is closed when the test ends.
 func (db *DB) Pool(t testing.TB, role postgres.Role) *pgxpool.Pool {
 	t.Helper()

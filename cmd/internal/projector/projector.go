@@ -44,7 +44,7 @@ func (c Config) Validate() error {
 }
 
 // Run applies events to the projection that make returns for the kinds that are in force, until ctx ends, and answers on opsAddr with its metrics
-// and those of reg. It waits for servers that cannot be reached, and refuses a database without the newest migrations. It returns broker.ErrClosed
+// and those of reg. It waits for servers that cannot be reached, and for a database without the newest migrations. It returns broker.ErrClosed
 // when the connection to NATS is closed for good. Any number of them may run
 // at once and share the work.
 func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Config, make func(now func() *kinds.Set) P, reg *prometheus.Registry) error {
@@ -88,6 +88,7 @@ func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Conf
 	ops := daemon.NewOps(name, opsAddr, reg, log)
 	ops.Ready("consumer", consumer.Ready)
 	ops.Ready("postgres", pool.Ping)
+	ops.Ready("schema", migrations.Ready(pool, migrations.Projections))
 
 	g, ctx := errgroup.WithContext(ctx)
 	if cfg.DatabaseURL != "" {

@@ -79,6 +79,8 @@ func runAPI(ctx context.Context, env envconfig.Lookuper) error {
 	ops := daemon.NewOps("api", cfg.OpsAddr, reg, log)
 	ops.Ready("truth", truth.Ping)
 	ops.Ready("projections", projections.Ping)
+	ops.Ready("truth schema", migrations.Ready(truth, migrations.Truth))
+	ops.Ready("projections schema", migrations.Ready(projections, migrations.Projections))
 	ops.Ready("load", handler.Ready)
 	var listening atomic.Bool
 	ops.Ready("port", func(context.Context) error {

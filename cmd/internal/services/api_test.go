@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -96,9 +97,14 @@ func TestRunAnswersUntilItIsStopped(t *testing.T) {
 	}
 }
 
-func TestTheAPIWaitsForADatabaseThatStartsLater(t *testing.T) {
+func TestTheAPIWaitsForTheDatabaseAndItsSchemas(t *testing.T) {
 	testkit.DefaultLogger(t)
-	url, open := testkit.Gate(t, testkit.Postgres(t).URL)
+	db := testkit.Postgres(t)
+	owner := db.Pool(t, postgres.RoleOwner)
+	if _, err := owner.Exec(t.Context(), `ALTER TABLE tidings_projections_migrations RENAME TO held`); err != nil { // as before the first of them
+		t.Fatal(err)
+	}
+	url, open := testkit.Gate(t, db.URL)
 	addr, opsAddr := freeAddr(t), freeAddr(t)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -106,7 +112,7 @@ func TestTheAPIWaitsForADatabaseThatStartsLater(t *testing.T) {
 		done <- runAPI(ctx, envconfig.MapLookuper(map[string]string{"DATABASE_URL": url, "API_ADDR": addr, "OPS_ADDR": opsAddr, "API_CURSOR_KEY": strings.Repeat("ab", 32)}))
 	}()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	answers := func(url string, want int) {
+	answers := func(url string, want int, because string) {
 		t.Helper()
 		testkit.Eventually(t, 30*time.Second, fmt.Sprintf("%s to answer %d", url, want), func() (bool, error) {
 			select {
@@ -118,13 +124,18 @@ func TestTheAPIWaitsForADatabaseThatStartsLater(t *testing.T) {
 			if err != nil {
 				return false, err
 			}
-			return resp.StatusCode == want, resp.Body.Close()
+			body, err := io.ReadAll(resp.Body)
+			return resp.StatusCode == want && strings.Contains(string(body), because), errors.Join(err, resp.Body.Close())
 		})
 	}
-	answers("http://"+opsAddr+"/readyz", http.StatusServiceUnavailable)
+	answers("http://"+opsAddr+"/readyz", http.StatusServiceUnavailable, "")
 	open()
-	answers("http://"+opsAddr+"/readyz", http.StatusOK)
-	answers("http://"+addr+"/v1/openapi.json", http.StatusOK)
+	answers("http://"+opsAddr+"/readyz", http.StatusServiceUnavailable, "run `tidings migrate`")
+	if _, err := owner.Exec(t.Context(), `ALTER TABLE held RENAME TO tidings_projections_migrations`); err != nil {
+		t.Fatal(err)
+	}
+	answers("http://"+opsAddr+"/readyz", http.StatusOK, "")
+	answers("http://"+addr+"/v1/openapi.json", http.StatusOK, "")
 	stop()
 	if err := <-done; err != nil {
 		t.Errorf("stopped with %v", err)

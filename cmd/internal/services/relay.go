@@ -53,6 +53,7 @@ func runRelay(ctx context.Context, env envconfig.Lookuper) error {
 	ops := daemon.NewOps("relay", cfg.OpsAddr, reg, log)
 	ops.Ready("relay", r.Ready)
 	ops.Ready("postgres", pool.Ping)
+	ops.Ready("schema", migrations.Ready(pool, migrations.Truth))
 
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return ops.Run(ctx) })

@@ -1,0 +1,133 @@
+//go:build upgrade
+
+package deploy_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"maps"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/contracts"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+// released returns the files below a folder as the release before has them, by their paths.
+func released(t *testing.T, folder string) map[string][]byte {
+	t.Helper()
+	git := func(args ...string) []byte {
+		cmd := exec.Command("git", append([]string{"-C", ".."}, args...)...)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("git %s: %v: %s", strings.Join(args, " "), err, &stderr)
+		}
+		return out
+	}
+	commit, files := previous(t), map[string][]byte{}
+	for name := range strings.Lines(string(git("ls-tree", "-r", "--name-only", commit, folder))) {
+		name = strings.TrimSpace(name)
+		files[name] = git("show", commit+":"+name)
+	}
+	if len(files) == 0 {
+		t.Fatalf("the release before has nothing in %s", folder)
+	}
+	return files
+}
+
+// TestThisTreeKeepsTheFilesOfTheReleaseBefore: what a database has run and what a release has published does not change.
+func TestThisTreeKeepsTheFilesOfTheReleaseBefore(t *testing.T) {
+	before := released(t, "migrations/")
+	maps.Copy(before, released(t, "event/testdata/"))
+	same := 0
+	for name, was := range before {
+		if ext := path.Ext(name); ext != ".sql" && ext != ".json" {
+			continue
+		}
+		same++
+		if is, err := os.ReadFile(filepath.Join("..", name)); err != nil || !bytes.Equal(is, was) {
+			t.Errorf("%s is not as in the release before (%v): add a file with the next number", name, err)
+		}
+	}
+	if same < 10 {
+		t.Errorf("%d migrations and messages were compared", same)
+	}
+}
+
+// TestReadersOfTheReleaseBeforeReadWhatThisTreeWrites: the schemas of payloads and the AsyncAPI document only grow.
+func TestReadersOfTheReleaseBeforeReadWhatThisTreeWrites(t *testing.T) {
+	parse := func(name string, raw []byte) (doc map[string]any) {
+		if err := json.Unmarshal(raw, &doc); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		return doc
+	}
+	for name, raw := range released(t, "contracts/builtin/") {
+		now, err := os.ReadFile(filepath.Join("..", name))
+		if err != nil {
+			t.Errorf("%s is gone: %v", name, err)
+			continue
+		}
+		was, is := parse(name, raw), parse(name, now)
+		if strings.Contains(name, "/schemas/") {
+			for _, d := range contracts.Differences(was, is) {
+				t.Errorf("%s: %s", name, d)
+			}
+			continue
+		}
+		for _, gone := range goneFrom("#", was, is) {
+			t.Errorf("%s: %s", name, gone)
+		}
+	}
+}
+
+// compareSchemas migrates one database by the release before and then by this tree, and one by this tree alone, and wants them equal.
+func (r *rollout) compareSchemas() {
+	r.t.Helper()
+	upgraded, fresh := testkit.EmptyPostgres(r.t), testkit.EmptyPostgres(r.t)
+	r.by(r.before).run([]string{"DATABASE_URL=" + upgraded.URL}, "migrate")
+	r.by(r.after).run([]string{"DATABASE_URL=" + upgraded.URL}, "migrate")
+	r.by(r.after).run([]string{"DATABASE_URL=" + fresh.URL}, "migrate")
+	was, is := describe(r.t, fresh), describe(r.t, upgraded)
+	if diff := cmp.Diff(was, is); diff != "" || len(was) < 500 {
+		r.t.Errorf("of %d lines that describe the schema these differ (-fresh +upgraded):\n%s", len(was), diff)
+	}
+}
+
+// describeSQL says everything of a schema that a program can meet, a line each.
+const describeSQL = `
+WITH here AS (SELECT oid FROM pg_namespace WHERE nspname = current_schema()),
+     rel AS (SELECT c.* FROM pg_class c JOIN here ON here.oid = c.relnamespace)
+SELECT line FROM (
+  SELECT format('relation %s %s rls=%s options=%s rights=%s partition=%s', relname, relkind, relrowsecurity, reloptions, relacl::text, pg_get_expr(relpartbound, oid)) FROM rel WHERE relkind <> 'i' AND relkind <> 'I'
+  UNION ALL SELECT format('column %s.%s %s %s null=%s default=%s %s%s rights=%s', relname, row_number() OVER (PARTITION BY a.attrelid ORDER BY attnum), attname, format_type(atttypid, atttypmod), NOT attnotnull,
+                          pg_get_expr(adbin, adrelid), attgenerated, attidentity, attacl::text)
+              FROM rel JOIN pg_attribute a ON attrelid = rel.oid AND attnum > 0 AND NOT attisdropped LEFT JOIN pg_attrdef d ON adrelid = attrelid AND adnum = attnum WHERE relkind IN ('r', 'p', 'v', 'm')
+  UNION ALL SELECT format('index %s %s', relname, pg_get_indexdef(oid)) FROM rel WHERE relkind IN ('i', 'I')
+  UNION ALL SELECT format('constraint %s %s %s', relname, conname, pg_get_constraintdef(k.oid)) FROM rel JOIN pg_constraint k ON conrelid = rel.oid
+  UNION ALL SELECT format('trigger %s', pg_get_triggerdef(g.oid)) FROM rel JOIN pg_trigger g ON tgrelid = rel.oid WHERE NOT tgisinternal
+  UNION ALL SELECT format('policy %s %s %s %s using=%s check=%s', relname, polname, polcmd, polroles::regrole[], pg_get_expr(polqual, polrelid), pg_get_expr(polwithcheck, polrelid)) FROM rel JOIN pg_policy ON polrelid = rel.oid
+  UNION ALL SELECT format('view %s %s', relname, pg_get_viewdef(oid)) FROM rel WHERE relkind = 'v'
+  UNION ALL SELECT format('function %s rights=%s', pg_get_functiondef(p.oid), proacl::text) FROM pg_proc p JOIN here ON here.oid = pronamespace WHERE prokind IN ('f', 'p')
+) all_lines (line) ORDER BY 1`
+
+func describe(t *testing.T, db *testkit.DB) []string {
+	t.Helper()
+	rows, _ := db.Pool(t, postgres.RoleOwner).Query(context.Background(), describeSQL)
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lines
+}

@@ -1,0 +1,302 @@
+//go:build upgrade
+
+package deploy_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/tidings/tidings/client"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+// balancer sends requests to the APIs in turn, and counts the answers.
+type balancer struct {
+	transport *http.Transport
+	mu        sync.Mutex
+	apis      []string
+	turn      int
+	answers   map[string]int // 2xx, by the API
+	failures  map[string]int // what no rollout may cause, by what it is
+	refused   int            // 503 and 429, which a client retries
+}
+
+func newBalancer() *balancer {
+	return &balancer{transport: &http.Transport{MaxIdleConnsPerHost: 64}, answers: map[string]int{}, failures: map[string]int{}}
+}
+
+func (b *balancer) add(api string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.apis = append(b.apis, api)
+}
+
+// remove has no further request go to an API. Those in flight stay with it.
+func (b *balancer) remove(api string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.apis = slices.DeleteFunc(b.apis, func(a string) bool { return a == api })
+}
+
+func (b *balancer) served(api string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.answers[api]
+}
+
+// RoundTrip implements http.RoundTripper.
+func (b *balancer) RoundTrip(req *http.Request) (*http.Response, error) {
+	b.mu.Lock()
+	api := b.apis[b.turn%len(b.apis)]
+	b.turn++
+	b.mu.Unlock()
+	to := req.Clone(req.Context())
+	to.URL.Host = api
+	resp, err := b.transport.RoundTrip(to)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case err != nil:
+		if req.Context().Err() == nil {
+			b.failures[fmt.Sprintf("%s %s: %v", req.Method, req.URL.Path, err)]++
+		}
+	case resp.StatusCode == http.StatusServiceUnavailable || resp.StatusCode == http.StatusTooManyRequests:
+		b.refused++
+	case resp.StatusCode >= 500:
+		b.failures[fmt.Sprintf("%s %s: %s", req.Method, req.URL.Path, resp.Status)]++
+	case resp.StatusCode < 300:
+		b.answers[api]++
+	}
+	return resp, err
+}
+
+// load is people who write and read through the balancer until stop is called.
+type load struct {
+	t      *testing.T
+	stop   func()
+	steps  atomic.Int64
+	people []*person
+}
+
+const peopleAtOnce = 8
+
+func (r *rollout) load(token string) *load {
+	ctx, cancel := context.WithCancel(r.t.Context())
+	l := &load{t: r.t}
+	var all sync.WaitGroup
+	l.stop = sync.OnceFunc(func() { cancel(); all.Wait() })
+	r.t.Cleanup(l.stop)
+	for n := range int64(peopleAtOnce) {
+		p := newPerson(r.t, r.balancer, token, n)
+		l.people = append(l.people, p)
+		all.Go(func() {
+			for ctx.Err() == nil {
+				if err := p.step(context.WithoutCancel(ctx)); err != nil { // a step that has begun is finished
+					r.t.Errorf("person %d: %v", n, err)
+					return
+				}
+				l.steps.Add(1)
+				select {
+				case <-ctx.Done():
+				case <-time.After(10 * time.Millisecond):
+				}
+			}
+		})
+	}
+	return l
+}
+
+// goesOn waits until everybody has done more, and stops the test once anybody has failed.
+func (l *load) goesOn() {
+	l.t.Helper()
+	begun := l.steps.Load()
+	testkit.Eventually(l.t, time.Minute, "more steps of everybody", func() (bool, error) { return l.t.Failed() || l.steps.Load() >= begun+10*peopleAtOnce, nil })
+	if l.t.Failed() {
+		l.t.FailNow()
+	}
+}
+
+var (
+	edgeKinds  = []string{"follow", "like", "share", "membership"}
+	childKinds = []string{"comment", "message", "review"}
+)
+
+type edge struct {
+	kind     string
+	from, to client.ID
+}
+
+// person writes as one user, reads what they wrote, and remembers what has to be there in the end.
+type person struct {
+	*client.Session
+	rng      *rand.Rand
+	id       client.ID
+	objects  client.ID               // made so far: each is this person's alone
+	edges    map[edge]bool           // whether it is there
+	children map[string]client.Child // by id, as the last answer has it
+	kinds    map[string]string       // of children, by id
+	ids      []string                // of children that can change
+}
+
+func newPerson(t *testing.T, b *balancer, token string, n int64) *person {
+	t.Helper()
+	c, err := client.New("http://tidings.test", client.WithToken(token), client.WithHTTPClient(&http.Client{Transport: b}),
+		client.WithRetry(client.Retry{Attempts: 30, First: 50 * time.Millisecond, Most: 2 * time.Second}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &person{Session: c.Session(), rng: rand.New(rand.NewPCG(1, uint64(n))), id: client.ID(1 + n), objects: client.ID(1_000_000 * (1 + n)),
+		edges: map[edge]bool{}, children: map[string]client.Child{}, kinds: map[string]string{}}
+}
+
+// step does one thing of what people do.
+func (p *person) step(ctx context.Context) error {
+	switch n := p.rng.IntN(10); {
+	case n < 4:
+		return p.relate(ctx)
+	case n < 7 || len(p.ids) == 0:
+		return p.write(ctx)
+	case n < 9:
+		return p.change(ctx)
+	default:
+		return p.settings(ctx)
+	}
+}
+
+// relate makes an edge or removes it, and sees that in the list of those who have one.
+func (p *person) relate(ctx context.Context) error {
+	e := edge{edgeKinds[p.rng.IntN(len(edgeKinds))], p.id, client.ID(1_000_000*int64(p.id)) + client.ID(p.rng.IntN(20))}
+	edges := p.Edges(e.kind)
+	if p.edges[e] && p.rng.IntN(2) == 0 {
+		if err := edges.Remove(ctx, e.from, e.to); err != nil {
+			return fmt.Errorf("remove %v: %w", e, err)
+		}
+		p.edges[e] = false
+	} else {
+		if _, err := edges.Put(ctx, e.from, e.to); err != nil {
+			return fmt.Errorf("put %v: %w", e, err)
+		}
+		p.edges[e] = true
+	}
+	page, err := edges.Reverse(e.to).First(ctx)
+	if err != nil {
+		return fmt.Errorf("read %v: %w", e, err)
+	}
+	if has := slices.ContainsFunc(page.Items, func(i client.Entry) bool { return i.Object == e.from }); has != p.edges[e] {
+		return fmt.Errorf("%v is in the list: %v; the write before it left %v", e, has, p.edges[e])
+	}
+	return nil
+}
+
+// write writes a child, and sees it in the list of its object. Half of the comments are replies.
+func (p *person) write(ctx context.Context) error {
+	kind := childKinds[p.rng.IntN(len(childKinds))]
+	object, child := p.objects, client.NewChild{AuthorID: p.id, Body: fmt.Sprintf("said by %d", p.id)}
+	switch kind {
+	case "review":
+		p.objects++ // one of each author
+		object, child.Attributes = p.objects, map[string]any{"rating": 1 + p.rng.IntN(5)}
+	case "comment":
+		for _, id := range p.ids {
+			if was := p.children[id]; p.kinds[id] == kind && was.State == "visible" && p.rng.IntN(2) == 0 {
+				object, child.ParentID = was.Object, id
+				break
+			}
+		}
+	}
+	c, err := p.Children(kind).Create(ctx, object, child)
+	if err != nil {
+		return fmt.Errorf("write a %s of %d: %w", kind, object, err)
+	}
+	p.ids, p.children[c.ID], p.kinds[c.ID] = append(p.ids, c.ID), c, kind
+	return p.seen(ctx, kind, c)
+}
+
+// seen wants a child in its list as it was answered. The list has no children that are gone.
+func (p *person) seen(ctx context.Context, kind string, c client.Child) error {
+	page, err := p.Children(kind).List(c.Object, client.Order("newest"), client.PageSize(200)).First(ctx)
+	if err != nil {
+		return fmt.Errorf("list the %ss of %d: %w", kind, c.Object, err)
+	}
+	i := slices.IndexFunc(page.Items, func(o client.Child) bool { return o.ID == c.ID })
+	switch {
+	case c.State == "visible" && i < 0 && len(page.Items) < 200:
+		return fmt.Errorf("%s %s of %d is not in the list", kind, c.ID, c.Object)
+	case c.State == "visible" && i >= 0 && (page.Items[i].Body != c.Body || page.Items[i].Version != c.Version):
+		return fmt.Errorf("%s %s is %q, version %d, in the list; it was answered as %q, version %d", kind, c.ID, page.Items[i].Body, page.Items[i].Version, c.Body, c.Version)
+	case c.State != "visible" && i >= 0 && page.Items[i].State == "visible":
+		return fmt.Errorf("%s %s is %s and visible in the list", kind, c.ID, c.State)
+	}
+	return nil
+}
+
+// change edits, deletes or moderates a child.
+func (p *person) change(ctx context.Context) error {
+	i := p.rng.IntN(len(p.ids))
+	id := p.ids[i]
+	was, kind := p.children[id], p.kinds[id]
+	children := p.Children(kind)
+	var err error
+	switch n := p.rng.IntN(4); {
+	case n == 0:
+		if err = children.Delete(ctx, was); err == nil {
+			was.State, was.Body = "deleted", ""
+			was.Version++
+			p.ids = slices.Delete(p.ids, i, i+1)
+		}
+	case n == 1 && kind == "comment":
+		state := []string{"approved", "hidden", "removed"}[p.rng.IntN(3)]
+		if was, err = children.Moderate(ctx, was, client.Moderation{State: state}); state != "approved" {
+			p.ids = slices.Delete(p.ids, i, i+1)
+		}
+	default:
+		was, err = children.Edit(ctx, was, client.ChildEdit{Body: fmt.Sprintf("said by %d, version %d", p.id, was.Version+1)})
+	}
+	if err != nil {
+		return fmt.Errorf("change the %s %s: %w", kind, id, err)
+	}
+	p.children[id] = was
+	return p.seen(ctx, kind, was)
+}
+
+// settings sets the title of a thread that is this person's alone.
+func (p *person) settings(ctx context.Context) error {
+	post := client.ID(2_000_000_000 + int64(p.id))
+	comments := p.Children("comment")
+	was, err := comments.Settings(ctx, post)
+	if err != nil {
+		return fmt.Errorf("read the settings of %d: %w", post, err)
+	}
+	title := fmt.Sprintf("thread of %d, version %d", p.id, was.Version+1)
+	if is, err := comments.PutSettings(ctx, was, client.NewSettings{Title: title}); err != nil || is.Title != title {
+		return fmt.Errorf("set the title of %d: %q, %w", post, is.Title, err)
+	}
+	return nil
+}
+
+// equal compares all that a person has written with what one API says.
+func (p *person) equal(ctx context.Context, c *client.Client) error {
+	for e, there := range p.edges {
+		_, err := c.Edges(e.kind).Get(ctx, e.from, e.to)
+		if there && err != nil || !there && !client.IsNotFound(err) {
+			return fmt.Errorf("%v should be there: %v, and is %w", e, there, err)
+		}
+	}
+	for id, was := range p.children {
+		is, err := c.Children(p.kinds[id]).Get(ctx, id)
+		if err != nil && !(client.IsGone(err) && was.State != "visible") {
+			return fmt.Errorf("get the %s %s: %w", p.kinds[id], id, err)
+		}
+		if err == nil && (is.State != was.State || is.Version != was.Version || was.State == "visible" && is.Body != was.Body) {
+			return fmt.Errorf("the %s %s is %+v, and was answered as %+v", p.kinds[id], id, is, was)
+		}
+	}
+	return nil
+}
