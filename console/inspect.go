@@ -389,7 +389,7 @@ func (c *Console) doMend(ctx context.Context, d *doing) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := verify.Mend(ctx, verify.Deps{Sources: status.Sources{Truth: c.deps.Truth, Projections: c.deps.Projections}, Fleet: c.deps.Fleet, Kinds: c.deps.Kinds.Now}, p, key); err != nil {
+	if err := verify.Mend(ctx, verify.Deps{Sources: status.Sources{Truth: c.deps.Truth, Projections: c.deps.Projections, Broker: c.deps.Broker}, Fleet: c.deps.Fleet, Kinds: c.deps.Kinds.Now}, p, key); err != nil {
 		return "", err
 	}
 	return "Brought to the truth, unless a dead letter queue has events of it. Go back to compare again.", nil

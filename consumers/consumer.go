@@ -67,8 +67,10 @@ type Streams struct {
 	Timeout time.Duration // of one request about a stream; 5 seconds when 0
 }
 
+const defaultStream = "EVENTS"
+
 func (s Streams) config() broker.Config {
-	return broker.Config{Stream: cmp.Or(s.Name, "EVENTS"), Prefix: cmp.Or(s.Prefix, "events"), Timeout: cmp.Or(s.Timeout, 5*time.Second)}
+	return broker.Config{Stream: cmp.Or(s.Name, defaultStream), Prefix: cmp.Or(s.Prefix, "events"), Timeout: cmp.Or(s.Timeout, 5*time.Second)}
 }
 
 // Deps are what a consumer works with. The pool's login may read and write the tables of the set migrations.Consumers, and those of the projection.
@@ -82,7 +84,17 @@ type Deps struct {
 	Log       *slog.Logger
 }
 
-// Consumer is one instance of a consumer. Others of the same name may run anywhere; they share the partitions.
+// LeaseKind is the kind of a consumer's leases on partitions of the streams of a name (broker.Config.Stream). Cells number their partitions alike, so the name
+// of all but the shipped one is part of it.
+func LeaseKind(consumer, stream string) string {
+	if stream == defaultStream {
+		return consumer
+	}
+	return consumer + "@" + stream
+}
+
+// Consumer is one instance of a consumer. Others of the same name may run anywhere; they share the partitions. One that reads the streams of another name reads
+// another cell (docs/adr/0018-cells.md) into the same tables.
 type Consumer struct {
 	cfg        Config
 	deps       Deps
@@ -111,7 +123,7 @@ func New(cfg Config, deps Deps, projection Projection) (*Consumer, error) {
 	name := projection.Name()
 	deps.Remedy = cmp.Or(deps.Remedy, "run `tidings replay --consumer "+name+"`")
 	log := deps.Log.With("component", "consumer", "consumer", name)
-	group, err := lease.New(cfg.Lease, deps.Pool, name, lease.Owner(name), deps.Log)
+	group, err := lease.New(cfg.Lease, deps.Pool, LeaseKind(name, deps.Streams.config().Stream), lease.Owner(name), deps.Log)
 	if err != nil {
 		return nil, err
 	}

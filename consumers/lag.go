@@ -46,11 +46,17 @@ func countDeadLetters(ctx context.Context, pool *pgxpool.Pool, consumer string) 
 // offsets, by name. It is 0 messages exactly when all that was on the streams has been applied: the offsets are read first, then
 // what the leaders say of the streams, so that what is applied meanwhile can only make it too high. It asks the database and the
 // leaders, never a running consumer, so it is right when none runs; while a stream has no leader it returns broker.ErrNoLeader. The pool
-// is the projections' and acts as the system role.
+// is the projections' and acts as the system role. Offsets of other cells, whose streams have names that are not cfg's, are not counted.
 func Lag(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config, names ...string) ([]ConsumerLag, error) {
 	offsets, err := readOffsets(ctx, pool, names...)
 	if err != nil {
 		return nil, err
+	}
+	for _, of := range offsets {
+		maps.DeleteFunc(of, func(stream string, _ offset) bool {
+			_, ours := cfg.Number(stream)
+			return !ours
+		})
 	}
 	streams, err := broker.Streams(ctx, js, cfg)
 	if err != nil {

@@ -195,7 +195,8 @@ INSERT INTO child_settings (tenant_id, kind, object_id, locked, premoderated, ti
 INSERT INTO child_lists (tenant_id, kind, child_id, object_id, slug, path, author_id, body, author_state, moderation_state, version, created_at,
     updated_at, visible, shown)
   VALUES (1, 'comment', gen_random_uuid(), 1, 'aaaaaaaa', 'p', 1, 'x', 'ACTIVE', 'NONE', 1, now(), now(), true, true);
-INSERT INTO threads_purged (tenant_id, post_id, kind, version) VALUES (1, 2, 'comment', 3)` + historiesSQL()
+INSERT INTO threads_purged (tenant_id, post_id, kind, version) VALUES (1, 2, 'comment', 3);
+INSERT INTO tenant_cells (tenant_id, cell) VALUES (1, 'EVENTS-b')` + historiesSQL()
 
 // historiesSQL does so for the histories of the built-in kinds.
 func historiesSQL() (sql string) {

@@ -390,7 +390,7 @@ func TestAWakeUpIsQuickerThanThePoll(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	w := broker.NewWaker(b.Connect(t))
+	w := broker.NewWaker(b.Connect(t), b.Config())
 	go func() { _ = w.Run(ctx) }() // it returns nil
 	for range 3 {
 		id := insertRow(t, pool, 1, "edited")

@@ -215,7 +215,7 @@ func (s *session) ended(w *writer, err error) {
 
 // onWake wakes the writers of the slots that have new rows.
 func (s *session) onWake(m *nats.Msg) {
-	touched := broker.DecodeWake(m.Data)
+	touched := broker.DecodeWake(m.Data, s.broker)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, w := range s.writers {

@@ -17,6 +17,7 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/cells"
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
@@ -121,6 +122,11 @@ func Run(ctx context.Context, deps Deps, p projections.Projection, opts Options)
 		return report, err
 	}
 	defer func() { err = errors.Join(err, r.unlock(context.WithoutCancel(ctx))) }()
+	if ours, err := cells.Read(ctx, r.conn, deps.Broker.Stream); err != nil {
+		return report, err
+	} else if err := ours.Alone(); err != nil { // its tables would be without theirs
+		return report, fmt.Errorf("replay %s from one truth or its streams: %w", r.name, err)
+	}
 	if r.streams, err = readStreams(ctx, deps.JetStream, deps.Broker); err != nil {
 		return report, err
 	}

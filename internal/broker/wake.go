@@ -22,12 +22,15 @@ const wakeEvery = 2 * time.Millisecond
 // Waker tells the relays that rows were committed. Wake may be called from any goroutine and never waits.
 type Waker struct {
 	nc      *nats.Conn
+	stream  string        // of the relays' configuration: those of other cells have nothing to do
 	touched atomic.Uint32 // a bit per slot
 	signal  chan struct{}
 }
 
-// NewWaker returns a waker over nc. Wakes are sent while Run runs.
-func NewWaker(nc *nats.Conn) *Waker { return &Waker{nc: nc, signal: make(chan struct{}, 1)} }
+// NewWaker returns a waker over nc of the relays that publish to cfg's streams. Wakes are sent while Run runs.
+func NewWaker(nc *nats.Conn, cfg Config) *Waker {
+	return &Waker{nc: nc, stream: cfg.Stream, signal: make(chan struct{}, 1)}
+}
 
 // Wake notes that the slot has new rows, after their commit.
 func (w *Waker) Wake(slot int) {
@@ -49,7 +52,7 @@ func (w *Waker) Run(ctx context.Context) error {
 		case <-w.signal:
 		}
 		if touched := w.touched.Swap(0); touched != 0 {
-			_ = w.nc.Publish(WakeSubject, encodeWake(touched)) // while the broker is away nobody could publish the rows either
+			_ = w.nc.Publish(WakeSubject, encodeWake(touched, w.stream)) // while the broker is away nobody could publish the rows either
 		}
 		pause.Reset(wakeEvery)
 		select {
@@ -60,8 +63,8 @@ func (w *Waker) Run(ctx context.Context) error {
 	}
 }
 
-// encodeWake lists the slots of the set: "3,17".
-func encodeWake(touched uint32) []byte {
+// encodeWake lists the slots of the set and names the streams: "3,17,=EVENTS".
+func encodeWake(touched uint32, stream string) []byte {
 	var b []byte
 	for ; touched != 0; touched &= touched - 1 {
 		if len(b) > 0 {
@@ -69,12 +72,16 @@ func encodeWake(touched uint32) []byte {
 		}
 		b = strconv.AppendInt(b, int64(bits.TrailingZeros32(touched)), 10)
 	}
-	return b
+	return append(append(b, ",="...), stream...)
 }
 
-// DecodeWake reads the slots that a wake-up names, as a set of bits. What it cannot read it leaves out.
-func DecodeWake(data []byte) (touched uint32) {
+// DecodeWake reads the slots that a wake-up names, as a set of bits: none when it is for the relays of other streams. What it cannot read it leaves out. A
+// wake-up that names no streams is for all relays.
+func DecodeWake(data []byte, cfg Config) (touched uint32) {
 	for s := range strings.SplitSeq(string(data), ",") {
+		if of, named := strings.CutPrefix(s, "="); named && of != cfg.Stream {
+			return 0
+		}
 		if n, err := strconv.ParseUint(s, 10, 8); err == nil && n < 32 {
 			touched |= 1 << n
 		}

@@ -177,7 +177,7 @@ func Read(ctx context.Context, src Sources) (st State, err error) {
 // holders reads which instance holds what, and which jobs run.
 func (src Sources) holders(ctx context.Context, st *State) (err error) {
 	if src.Truth != nil {
-		if err := src.leases(ctx, st, src.Truth, relay.LeaseKind); err != nil {
+		if err := src.leases(ctx, st, src.Truth, relay.LeaseKind, relay.LeaseKind); err != nil {
 			return err
 		}
 		st.name()
@@ -187,7 +187,7 @@ func (src Sources) holders(ctx context.Context, st *State) (err error) {
 	}
 	if src.Projections != nil {
 		for _, name := range src.Consumers {
-			if err := src.leases(ctx, st, src.Projections, name); err != nil {
+			if err := src.leases(ctx, st, src.Projections, name, consumers.LeaseKind(name, src.Broker.Stream)); err != nil {
 				return err
 			}
 		}
@@ -278,8 +278,9 @@ func (st *State) unheld(src Sources) {
 	}
 }
 
-func (src Sources) leases(ctx context.Context, st *State, pool *pgxpool.Pool, kind string) error {
-	holders, err := lease.Holders(ctx, pool, kind)
+// leases reads who holds and who refuses what under a kind of leases, which the state calls by a name.
+func (src Sources) leases(ctx context.Context, st *State, pool *pgxpool.Pool, kind, leases string) error {
+	holders, err := lease.Holders(ctx, pool, leases)
 	if err != nil {
 		return err
 	}
@@ -291,7 +292,7 @@ func (src Sources) leases(ctx context.Context, st *State, pool *pgxpool.Pool, ki
 		}
 		st.Leases[i].Partitions = append(st.Leases[i].Partitions, h.Partition)
 	}
-	refusals, err := lease.Refusals(ctx, pool, kind)
+	refusals, err := lease.Refusals(ctx, pool, leases)
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tidings/tidings/internal/cells"
 	"github.com/tidings/tidings/internal/jobs"
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/store"
@@ -47,17 +48,35 @@ func (d Deps) tables(s Settings, h *jobs.Hold) []retained {
 	}}}
 	for _, k := range d.Kinds().AllChildren() {
 		all = append(all, retained{"comment_history", k.Name + "_history", d.Projections, s.CommentHistoryAfter, elsewhere(h), func(ctx context.Context, terms versioned.Terms) error {
+			if err := d.alone(ctx, terms); err != nil {
+				return err
+			}
 			return history.RetainChildren(ctx, d.Truth, d.Projections, k, terms)
 		}})
 	}
 	for _, k := range d.Kinds().AllEdges() {
 		all = append(all, retained{"follow_history", k.Name + "_history", d.Projections, s.FollowHistoryAfter, elsewhere(h), func(ctx context.Context, terms versioned.Terms) error {
+			if err := d.alone(ctx, terms); err != nil {
+				return err
+			}
 			return history.RetainEdges(ctx, d.Truth, d.Projections, k, terms)
 		}})
 	}
 	return append(all, retained{"child_keys", "child_keys", d.Truth, s.CommentKeysKeep, here(h), func(ctx context.Context, terms versioned.Terms) error {
 		return store.PurgeKeys(ctx, d.Truth, terms)
 	}})
+}
+
+// alone returns an error where retention is asked for and another truth writes to the histories: this one would call its tenants' rows gone.
+func (d Deps) alone(ctx context.Context, terms versioned.Terms) error {
+	if terms.After <= 0 {
+		return nil
+	}
+	ours, err := cells.Read(ctx, d.Projections, d.Cell)
+	if err != nil {
+		return err
+	}
+	return ours.Alone()
 }
 
 // retention returns the job that ends the life of versioned objects, one table after the other, and of idempotency keys.

@@ -41,6 +41,7 @@ func (c Config) Validate() error {
 // Deps are what jobs work with. The pools act as the system role; that of the projections may be that of the truth.
 type Deps struct {
 	Truth, Projections *pgxpool.Pool
+	Cell               string            // of the truth: NATS_STREAM
 	Kinds              func() *kinds.Set // in force in the truth, at any time (kinds.Catalog.Now)
 	Registry           prometheus.Registerer
 	Log                *slog.Logger

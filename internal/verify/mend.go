@@ -12,6 +12,7 @@ import (
 
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/cells"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/status"
 	"github.com/tidings/tidings/internal/words"
@@ -107,6 +108,15 @@ func Repair(ctx context.Context, d Deps, p projections.Projection, wait time.Dur
 // Mend brings what the keys name to what the truth says, while everything runs: the consumer waits for each hundred of them. What belongs to an
 // aggregate in a DLQ is left alone. A key whose projection does not differ stays as it is.
 func Mend(ctx context.Context, d Deps, p projections.Projection, keys ...projections.Key) error {
+	ours, err := cells.Read(ctx, d.Projections, d.Broker.Stream)
+	if err != nil {
+		return err
+	}
+	for _, k := range keys {
+		if !ours.Has(k.TenantID) {
+			return fmt.Errorf("mend tenant %d by this truth: %w: it is another's", k.TenantID, cells.ErrShared)
+		}
+	}
 	dead, err := outbox.Dead(ctx, d.Truth)
 	if err != nil {
 		return err
@@ -173,9 +183,13 @@ func (d Deps) flawsThatStay(ctx context.Context, p projections.Projection, wait 
 }
 
 func (d Deps) flaws(ctx context.Context, p projections.Projection) (map[flaw]bool, error) {
+	ours, err := cells.Read(ctx, d.Projections, d.Broker.Stream)
+	if err != nil {
+		return nil, err
+	}
 	all := make(map[flaw]bool)
-	_, err := p.Verify(ctx, d.Truth, d.Projections, func(diff projections.Difference) {
-		if len(all) < maxMends {
+	_, err = p.Verify(ctx, d.Truth, d.Projections, func(diff projections.Difference) {
+		if ours.Has(diff.TenantID) && len(all) < maxMends {
 			all[flaw{diff.Key, diff.Entity, diff.Field, diff.Record}] = true
 		}
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/cells"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 )
@@ -111,6 +113,9 @@ func (d *Drift) look(ctx context.Context) error {
 		return err
 	}
 	d.verified.Add(float64(checked))
+	if err := d.spareOthers(ctx, found); err != nil {
+		return err
+	}
 	if len(found) > 0 && d.suspected == nil {
 		if err := d.spareParked(ctx, found); err != nil {
 			return err
@@ -155,6 +160,16 @@ func (d *Drift) passed(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	return lags[0].Messages == 0 || lags[0].AsOf.After(d.settled.Add(clockSkew)), nil
+}
+
+// spareOthers takes out what is of tenants of other cells.
+func (d *Drift) spareOthers(ctx context.Context, found map[projections.Difference]bool) error {
+	if len(found) == 0 {
+		return nil
+	}
+	ours, err := cells.Read(ctx, d.projections, d.broker.Stream)
+	maps.DeleteFunc(found, func(diff projections.Difference, _ bool) bool { return !ours.Has(diff.TenantID) })
+	return err
 }
 
 // spareParked takes out what a DLQ explains.

@@ -9,7 +9,10 @@ package projector
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,6 +33,7 @@ type Config struct {
 	ProjectionsDatabaseURL string `env:"PROJECTIONS_DATABASE_URL, default=$DATABASE_URL"`
 	Postgres               postgres.Config
 	Broker                 broker.Config
+	Cells                  map[string]string `env:"NATS_CELLS"` // STREAM:PREFIX of every cell whose events are applied; those of Broker when empty
 	Consumer               consumers.Config
 	Verify                 VerifyConfig
 }
@@ -40,13 +44,40 @@ func (c Config) Validate() error {
 	if c.ProjectionsDatabaseURL == "" {
 		missing = errors.New("neither PROJECTIONS_DATABASE_URL nor DATABASE_URL is set")
 	}
-	return errors.Join(missing, c.Postgres.Validate(), c.Broker.Validate(), c.Consumer.Validate(), c.Verify.Validate())
+	errs := []error{missing, c.Postgres.Validate(), c.Broker.Validate(), c.Consumer.Validate(), c.Verify.Validate()}
+	prefixes := make(map[string]bool)
+	for _, cell := range c.cells() {
+		if err := cell.Validate(); err != nil {
+			errs = append(errs, fmt.Errorf("NATS_CELLS: %w", err))
+		}
+		if prefixes[cell.Prefix] {
+			errs = append(errs, fmt.Errorf("NATS_CELLS gives two cells the subjects %s.>", cell.Prefix))
+		}
+		prefixes[cell.Prefix] = true
+	}
+	if _, read := c.Cells[c.Broker.Stream]; !read && len(c.Cells) > 0 && c.DatabaseURL != "" {
+		errs = append(errs, fmt.Errorf("NATS_CELLS leaves out %s, the streams (NATS_STREAM) of the truth to compare with (DATABASE_URL)", c.Broker.Stream))
+	}
+	return errors.Join(errs...)
+}
+
+// cells are the streams that the consumer reads, by name.
+func (c Config) cells() []broker.Config {
+	if len(c.Cells) == 0 {
+		return []broker.Config{c.Broker}
+	}
+	var all []broker.Config
+	for _, stream := range slices.Sorted(maps.Keys(c.Cells)) {
+		cell := c.Broker
+		cell.Stream, cell.Prefix = stream, c.Cells[stream]
+		all = append(all, cell)
+	}
+	return all
 }
 
 // Run applies events to the projection that make returns for the kinds that are in force, until ctx ends, and answers on opsAddr with its metrics
 // and those of reg. It waits for servers that cannot be reached, and for a database without the newest migrations. It returns broker.ErrClosed
-// when the connection to NATS is closed for good. Any number of them may run
-// at once and share the work.
+// when the connection to NATS is closed for good. Any number of them may run at once and share the work.
 func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Config, make func(now func() *kinds.Set) P, reg *prometheus.Registry) error {
 	if err := cfg.Validate(); err != nil {
 		return err
@@ -69,10 +100,8 @@ func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Conf
 	if err != nil {
 		return err
 	}
-	consumer, err := consumers.New(cfg.Consumer, consumers.Deps{
-		Pool: pool, Kinds: catalog, JetStream: js, Streams: consumers.Streams{Name: cfg.Broker.Stream, Prefix: cfg.Broker.Prefix, Timeout: cfg.Broker.Timeout},
-		Registry: reg, Log: log,
-	}, projection)
+	ops := daemon.NewOps(name, opsAddr, reg, log)
+	readers, err := cfg.consumers(projection, consumers.Deps{Pool: pool, Kinds: catalog, JetStream: js, Registry: reg, Log: log}, ops)
 	if err != nil {
 		return err
 	}
@@ -80,13 +109,9 @@ func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Conf
 		"nats": daemon.FileExpiry(cfg.Broker.TLSCert), "postgres_projections": postgres.CertificateExpiry(pool),
 	}
 	sizes := prometheus.WrapCollectorWith(prometheus.Labels{"database": "projections"}, postgres.NewSizesCollector(pool, log))
-	for _, c := range []prometheus.Collector{NewLagCollector(pool, js, cfg.Broker, log), broker.NewCollector(js, cfg.Broker, log), sizes} {
-		if err := reg.Register(c); err != nil {
-			return err
-		}
+	if err := reg.Register(sizes); err != nil {
+		return err
 	}
-	ops := daemon.NewOps(name, opsAddr, reg, log)
-	ops.Ready("consumer", consumer.Ready)
 	ops.Ready("postgres", pool.Ping)
 	ops.Ready("schema", migrations.Ready(pool, migrations.Projections))
 
@@ -112,7 +137,34 @@ func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Conf
 			return err
 		}
 		g.Go(func() error { return catalog.Run(ctx) }) // until its first look the kinds are the built-in ones: the consumer looks for others when it meets them
-		return consumer.Run(ctx)
+		for _, r := range readers {
+			g.Go(func() error { return r.Run(ctx) })
+		}
+		return nil
 	})
 	return g.Wait()
+}
+
+// consumers returns a consumer for each cell, of which ops tells whether they are ready.
+func (c Config) consumers(projection projections.Projection, deps consumers.Deps, ops *daemon.Ops) (all []*consumers.Consumer, err error) {
+	reg := deps.Registry
+	for _, cell := range c.cells() {
+		what := "consumer"
+		if len(c.Cells) > 0 {
+			what, deps.Registry = "consumer of "+cell.Stream, prometheus.WrapRegistererWith(prometheus.Labels{"cell": cell.Stream}, reg)
+		}
+		deps.Streams = consumers.Streams{Name: cell.Stream, Prefix: cell.Prefix, Timeout: cell.Timeout}
+		consumer, err := consumers.New(c.Consumer, deps, projection)
+		if err != nil {
+			return nil, err
+		}
+		for _, collector := range []prometheus.Collector{NewLagCollector(deps.Pool, deps.JetStream, cell, deps.Log), broker.NewCollector(deps.JetStream, cell, deps.Log)} {
+			if err := deps.Registry.Register(collector); err != nil {
+				return nil, err
+			}
+		}
+		ops.Ready(what, consumer.Ready)
+		all = append(all, consumer)
+	}
+	return all, nil
 }

@@ -169,3 +169,16 @@ func TestAProjectorSaysWhichSettingIsMissing(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+func TestCellsThatCannotBeReadAreRefused(t *testing.T) {
+	for want, env := range map[string]map[string]string{
+		"":                         {"NATS_CELLS": "EVENTS-a:events-a,EVENTS-b:events-b", "PROJECTIONS_DATABASE_URL": "x"},
+		"two cells the subjects":   {"NATS_CELLS": "EVENTS-a:events,EVENTS-b:events", "PROJECTIONS_DATABASE_URL": "x"},
+		"NATS_STREAM is":           {"NATS_CELLS": "EVENTS.a:events-a", "PROJECTIONS_DATABASE_URL": "x"},
+		"NATS_CELLS leaves out EV": {"NATS_CELLS": "EVENTS-a:events-a,EVENTS-b:events-b", "DATABASE_URL": "x"},
+	} {
+		if err := load(t, env).Validate(); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, want %q", env, err, want)
+		}
+	}
+}

@@ -62,7 +62,7 @@ func runAPI(ctx context.Context, env envconfig.Lookuper) error {
 		return err
 	}
 	defer nc.Close()
-	waker, pages := broker.NewWaker(nc), api.NewPages(cfg.API, reg)
+	waker, pages := broker.NewWaker(nc, cfg.Broker), api.NewPages(cfg.API, reg)
 	catalog := kinds.NewCatalog(truth, kinds.Truth, log)
 	handler, err := api.New(cfg.API, api.Deps{
 		Store: store.New(truth, waker.Wake), Tokens: tokens, DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Kinds: catalog, Fleet: fleet.Projections(catalog.Now), Pages: pages, Streams: heads.Of(nc, cfg.Broker), Log: log, Reg: reg,

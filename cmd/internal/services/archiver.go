@@ -52,7 +52,7 @@ func runArchiver(ctx context.Context, env envconfig.Lookuper) error {
 	reg.MustRegister(postgres.NewBlockedCollector(truth, log))
 	reg.MustRegister(tokens.NewCollector(truth, log))
 	catalog := kinds.NewCatalog(truth, kinds.Truth, log)
-	list, err := upkeep.Jobs(cfg.Upkeep, upkeep.Deps{Truth: truth, Projections: projected, Kinds: catalog.Now, Registry: reg, Log: log}, upkeep.Current(truth))
+	list, err := upkeep.Jobs(cfg.Upkeep, upkeep.Deps{Truth: truth, Projections: projected, Cell: cfg.Projector.Broker.Stream, Kinds: catalog.Now, Registry: reg, Log: log}, upkeep.Current(truth))
 	if err != nil {
 		return err
 	}

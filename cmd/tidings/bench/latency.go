@@ -155,7 +155,7 @@ func (o latencyOptions) measure(ctx context.Context, c latencyCase, s *servers, 
 		return err
 	}
 	defer nc.Close()
-	waker := broker.NewWaker(nc)
+	waker := broker.NewWaker(nc, s.broker)
 	go func() { _ = waker.Run(ctx) }() // returns nil when ctx ends
 	a := &arrivals{stamps: make([]time.Time, total), took: make([]time.Duration, total), left: total, done: make(chan error, 2)}
 	go func() { a.done <- c.arrivals(ctx, s, js, a.begunUpTo, a.seen) }()

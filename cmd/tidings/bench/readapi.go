@@ -43,7 +43,7 @@ func (a apiPart) Run(ctx context.Context) error {
 		return err
 	}
 	defer nc.Close()
-	waker, pages := broker.NewWaker(nc), api.NewPages(a.cfg, a.reg)
+	waker, pages := broker.NewWaker(nc, a.broker), api.NewPages(a.cfg, a.reg)
 	handler, err := api.New(a.cfg, api.Deps{
 		Store: store.New(a.truth, waker.Wake), Tokens: a.tokens, DLQ: outbox.NewDLQ(a.truth, waker.Wake), Projections: a.projections, Fleet: fleet.Projections(kinds.Builtin), Pages: pages, Log: log, Reg: a.reg,
 	})

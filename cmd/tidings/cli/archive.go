@@ -37,7 +37,10 @@ func (p Process) archiveCommand() *cobra.Command {
 }
 
 // databases are the pools of a command that needs no broker.
-type databases struct{ truth, projections *pgxpool.Pool }
+type databases struct {
+	truth, projections *pgxpool.Pool
+	cell               string // of the truth
+}
 
 func (d databases) close() {
 	for _, pool := range []*pgxpool.Pool{d.truth, d.projections} {
@@ -53,6 +56,7 @@ func (p Process) databases(ctx context.Context, data, name string) (d databases,
 	if err != nil {
 		return d, err
 	}
+	d.cell = s.Broker.Stream
 	defer func() {
 		if err != nil {
 			d.close()
@@ -183,7 +187,7 @@ func (p Process) jobs(ctx context.Context, d databases, settings func(context.Co
 	if err != nil {
 		return nil, err
 	}
-	deps := upkeep.Deps{Truth: d.truth, Projections: d.projections, Kinds: func() *kinds.Set { return now }, Registry: prometheus.NewRegistry(), Log: log}
+	deps := upkeep.Deps{Truth: d.truth, Projections: d.projections, Cell: d.cell, Kinds: func() *kinds.Set { return now }, Registry: prometheus.NewRegistry(), Log: log}
 	list, err := upkeep.Jobs(cfg, deps, settings)
 	if err != nil {
 		return nil, err

@@ -110,7 +110,7 @@ func (w *wiring) connect(ctx context.Context) (err error) {
 
 // parts makes everything that runs, in the order in which it stops.
 func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, error) {
-	waker, pages := broker.NewWaker(w.nc), api.NewPages(w.cfg.API, w.metrics("api"))
+	waker, pages := broker.NewWaker(w.nc, w.cfg.Broker), api.NewPages(w.cfg.API, w.metrics("api"))
 	serving, err := w.api(ctx, listener, waker, pages)
 	if err != nil {
 		return nil, err
@@ -134,7 +134,7 @@ func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, er
 		}
 		consuming = append(consuming, part{name + " verify", drift.Run})
 	}
-	list, err := upkeep.Jobs(w.cfg.Upkeep, upkeep.Deps{Truth: w.truth, Projections: w.projections, Kinds: w.truthKinds.Now, Registry: w.metrics(history.Name), Log: w.log}, upkeep.Current(w.truth))
+	list, err := upkeep.Jobs(w.cfg.Upkeep, upkeep.Deps{Truth: w.truth, Projections: w.projections, Cell: w.cfg.Broker.Stream, Kinds: w.truthKinds.Now, Registry: w.metrics(history.Name), Log: w.log}, upkeep.Current(w.truth))
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,506 @@
+package endtoend_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/sethvargo/go-envconfig"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/tidings/tidings/api"
+	"github.com/tidings/tidings/cmd/internal/fleet"
+	"github.com/tidings/tidings/cmd/internal/heads"
+	"github.com/tidings/tidings/cmd/internal/projector"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/cells"
+	"github.com/tidings/tidings/internal/jobs"
+	"github.com/tidings/tidings/internal/lease"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/status"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/upkeep"
+	"github.com/tidings/tidings/internal/verify"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/projections/followercounts"
+	"github.com/tidings/tidings/projections/threadcache"
+	"github.com/tidings/tidings/relay"
+	"github.com/tidings/tidings/replay"
+	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/tokens"
+)
+
+// cell is a truth with its relay and its API.
+type cell struct {
+	name    string // of its streams
+	db      *testkit.DB
+	system  *pgxpool.Pool
+	broker  broker.Config
+	kinds   *kinds.Catalog
+	store   *store.Store
+	handler http.Handler
+	relay   *part
+}
+
+// cellular is two cells, one projections database, and one set of consumers that read the streams of both.
+type cellular struct {
+	t         *testing.T
+	cells     map[string]*cell
+	projected *testkit.DB
+	system    *pgxpool.Pool // of the projections
+	nc        *nats.Conn
+	js        jetstream.JetStream
+	url       string // of NATS
+	consumers map[string]*part
+	metrics   map[string]*prometheus.Registry // by consumer, of the process that runs
+}
+
+var tuned = postgres.Config{MaxConns: 8, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute}
+
+func newCellular(t *testing.T, names ...string) *cellular {
+	t.Helper()
+	b := testkit.NATS(t)
+	c := &cellular{t: t, projected: testkit.Postgres(t), url: b.URL, nc: b.Connect(t), cells: map[string]*cell{}, consumers: map[string]*part{}, metrics: map[string]*prometheus.Registry{}}
+	c.system = c.projected.Pool(t, postgres.RoleSystem)
+	var err error
+	if c.js, err = jetstream.New(c.nc); err != nil {
+		t.Fatal(err)
+	}
+	base := b.Config()
+	for _, name := range names {
+		cfg := base
+		cfg.Stream, cfg.Prefix = base.Stream+"-"+name, base.Prefix+"-"+name // live subjects name tenants and no partition: the cells share them
+		c.addCell(cfg)
+	}
+	t.Cleanup(func() {
+		running := slices.Collect(maps.Values(c.consumers))
+		for _, x := range c.cells {
+			running = append(running, x.relay)
+		}
+		for _, p := range running {
+			if err := p.stop(); err != nil {
+				t.Errorf("%s: %v", p.name, err)
+			}
+		}
+	})
+	for _, name := range consumerNames {
+		c.start(name)
+	}
+	return c
+}
+
+func (c *cellular) addCell(cfg broker.Config) {
+	c.t.Helper()
+	db, log := testkit.Postgres(c.t), testkit.Logger(c.t)
+	pool := db.Pool(c.t, postgres.RoleAPI)
+	x := &cell{name: cfg.Stream, db: db, system: db.Pool(c.t, postgres.RoleSystem), broker: cfg, store: store.New(pool, nil), kinds: kinds.NewCatalog(pool, kinds.Truth, log)}
+	if err := x.kinds.Load(c.t.Context()); err != nil {
+		c.t.Fatal(err)
+	}
+	set := api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, PageCacheBytes: 1 << 20, RequestTimeout: 20 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: time.Second}
+	reg := prometheus.NewRegistry()
+	pages := api.NewPages(set, reg)
+	handler, err := api.New(set, api.Deps{Store: x.store, Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: c.projected.Pool(c.t, postgres.RoleAPI), Kinds: x.kinds, Fleet: fleet.Projections(x.kinds.Now),
+		Pages: pages, Streams: heads.Of(c.nc, cfg), Log: log, Reg: reg})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	x.handler = handler
+	g, ctx := errgroup.WithContext(c.t.Context())
+	g.Go(func() error { return handler.Run(ctx) }) // as_of
+	g.Go(func() error { return broker.Listen(ctx, c.nc, cfg, event.AggregateFollow, pages, log) })
+	c.t.Cleanup(func() {
+		if err := g.Wait(); err != nil {
+			c.t.Error(err)
+		}
+	})
+	c.cells[x.name] = x
+	c.startRelay(x)
+}
+
+func (c *cellular) startRelay(x *cell) {
+	c.t.Helper()
+	label := "relay-" + x.name
+	pool, err := postgres.Open(c.t.Context(), x.db.URL, tuned, postgres.RoleRelay, label)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond, RoundInterval: 2 * time.Millisecond, PublishTimeout: 2 * time.Second,
+		CheckInterval: 500 * time.Millisecond, DrainTimeout: time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: leaseTTL}}, pool, x.broker, testkit.Logger(c.t), prometheus.NewRegistry())
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	x.relay = run(label, func(ctx context.Context) error {
+		defer pool.Close()
+		return r.Run(ctx)
+	})
+}
+
+// start runs the process of a consumer, which reads the streams of all cells and compares with the truth of the first.
+func (c *cellular) start(name string) {
+	c.t.Helper()
+	var streams []string
+	for _, x := range c.cells {
+		streams = append(streams, x.broker.Stream+":"+x.broker.Prefix)
+	}
+	first := c.cells[slices.Min(slices.Collect(maps.Keys(c.cells)))]
+	var cfg projector.Config
+	if err := envconfig.ProcessWith(c.t.Context(), &envconfig.Config{Target: &cfg, Lookuper: envconfig.MapLookuper(map[string]string{
+		"DATABASE_URL": first.db.URL, "PROJECTIONS_DATABASE_URL": c.projected.URL, "NATS_URL": c.url, "NATS_STREAM": first.name, "NATS_SUBJECT_PREFIX": first.broker.Prefix,
+		"NATS_CELLS": strings.Join(streams, ","), "LEASE_TTL": leaseTTL.String(), "CONSUMER_LAG_INTERVAL": "200ms", "CONSUMER_BATCH_EVENTS": "50", "VERIFY_INTERVAL": "100ms", "POSTGRES_MAX_CONNS": "8",
+	})}); err != nil {
+		c.t.Fatal(err)
+	}
+	reg := prometheus.NewRegistry()
+	c.metrics[name] = reg
+	c.consumers[name] = run(name, func(ctx context.Context) error {
+		return projector.Run(ctx, "127.0.0.1:0", cfg, func(now func() *kinds.Set) projections.Projection { return projection(name, now) }, reg)
+	})
+}
+
+func run(name string, fn func(context.Context) error) *part {
+	ctx, cancel := context.WithCancel(context.Background())
+	p := &part{name: name, cancel: cancel, done: make(chan error, 1)}
+	go func() { p.done <- fn(ctx) }()
+	return p
+}
+
+// kill takes the connections of a process to a database away, in whatever it does, and ends it.
+func (c *cellular) kill(p *part, system *pgxpool.Pool) {
+	c.t.Helper()
+	if _, err := system.Exec(c.t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1 AND datname = current_database()`, p.name); err != nil {
+		c.t.Fatal(err)
+	}
+	if err := p.stop(); err != nil {
+		c.t.Errorf("%s: %v", p.name, err)
+	}
+}
+
+// assign puts a tenant into a cell: the row by which requests are routed, and by which each truth knows its tenants.
+func (c *cellular) assign(tenant int64, cell string) {
+	c.t.Helper()
+	if _, err := c.system.Exec(c.t.Context(), `INSERT INTO tenant_cells VALUES ($1, $2) ON CONFLICT (tenant_id) DO UPDATE SET cell = excluded.cell`, tenant, cell); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// door is a tenant's host name: whoever calls it reaches the API of the tenant's cell, by the table.
+type door struct {
+	c      *cellular
+	tenant int64
+}
+
+func (d door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var name string
+	err := d.c.system.QueryRow(r.Context(), `SELECT cell FROM tenant_cells WHERE tenant_id IN ($1, 0) ORDER BY tenant_id DESC LIMIT 1`, d.tenant).Scan(&name)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusMisdirectedRequest)
+		return
+	}
+	d.c.cells[name].handler.ServeHTTP(w, r)
+}
+
+func (c *cellular) deps(x *cell) verify.Deps {
+	return verify.Deps{Sources: status.Sources{Truth: x.system, Projections: c.system, NATS: c.nc, JetStream: c.js, Broker: x.broker, Consumers: consumerNames}, Fleet: fleet.Projections(x.kinds.Now), Kinds: x.kinds.Now}
+}
+
+// verify compares the projections with the truth of each cell, for which everything must have arrived.
+func (c *cellular) verify() {
+	c.t.Helper()
+	for name, x := range c.cells {
+		r, err := verify.Run(c.t.Context(), c.deps(x), verify.Options{Wait: 2 * time.Minute, Limit: 5})
+		if err != nil || !r.OK {
+			c.t.Errorf("verify %s: %q %+v, %v", name, r.Why, r.Projections, err)
+		}
+		st, err := status.Read(c.t.Context(), c.deps(x).Sources)
+		if err != nil || len(st.Unheld) > 0 || len(st.Lagging()) > 0 {
+			c.t.Errorf("status of %s: nobody holds %v, lagging %q, %v", name, st.Unheld, st.Lagging(), err)
+		}
+	}
+}
+
+// movableSQL are the tables of a truth that have rows of a tenant which go with it, with their columns that are not computed.
+const movableSQL = `
+SELECT c.relname, string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum)
+  FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
+ WHERE c.relname IN ('edges', 'children', 'children_archive', 'archived_threads', 'child_keys', 'threads', 'threads_purged', 'edge_removals', 'erasures') AND c.relkind IN ('r', 'p')
+   AND c.relnamespace = current_schema()::regnamespace GROUP BY 1 ORDER BY 1`
+
+// readOnlySQL takes the roles of writers from a tenant's tokens, and everything from them when the tenant has moved.
+const (
+	readOnlySQL = `UPDATE api_tokens SET roles = ARRAY(SELECT unnest(roles) INTERSECT SELECT unnest('{read,export}'::text[])) WHERE tenant_id = $1`
+	revokeSQL   = `UPDATE api_tokens SET revoked_at = now() WHERE tenant_id = $1`
+)
+
+// await asks until a write is answered with a status, and a read with another.
+func (c *cellular) await(r *resident, write, read int) {
+	c.t.Helper()
+	testkit.Eventually(c.t, time.Minute, fmt.Sprintf("%d for a write and %d for a read of tenant %d", write, read, r.tenant), func() (bool, error) {
+		return r.client.call(http.MethodDelete, "/v1/follows/999999/999998", "").status == write && r.client.call(http.MethodGet, "/v1/users/1/counts", "").status == read, nil
+	})
+}
+
+// move takes a tenant from one cell to another, step by step as docs/adr/0018-cells.md says.
+func (c *cellular) move(r *resident, from, to *cell) {
+	c.t.Helper()
+	ctx, tenant := c.t.Context(), r.tenant
+	a, b := from.db.Pool(c.t, postgres.RoleOwner), to.db.Pool(c.t, postgres.RoleOwner)
+	if err := copyRows(ctx, a, b, "api_tokens", "token_hash, tenant_id, name, roles, created_at, expires_at, revoked_at, replaced_at, rate_read, rate_write", tenant); err != nil {
+		c.t.Fatal(err)
+	}
+	if _, err := a.Exec(ctx, readOnlySQL, tenant); err != nil {
+		c.t.Fatal(err)
+	}
+	c.await(r, http.StatusForbidden, http.StatusOK)
+	if st, err := status.Await(ctx, c.deps(from).Sources, time.Minute, status.State.Settled); err != nil || !st.Settled() {
+		c.t.Fatalf("not all of tenant %d is applied: %q, %v", tenant, st.Lagging(), err)
+	}
+	for _, sequence := range []string{"object_version_id", "child_archive_id"} {
+		var last int64
+		if err := a.QueryRow(ctx, `SELECT nextval($1::regclass)`, sequence).Scan(&last); err != nil {
+			c.t.Fatal(err)
+		}
+		if _, err := b.Exec(ctx, `SELECT setval($1::regclass, greatest($2, nextval($1::regclass)))`, sequence, last); err != nil {
+			c.t.Fatalf("raise %s: %v", sequence, err)
+		}
+	}
+	rows, _ := a.Query(ctx, movableSQL)
+	tables, err := pgx.CollectRows(rows, pgx.RowToStructByPos[struct{ Name, Columns string }])
+	if err != nil || len(tables) != 9 {
+		c.t.Fatalf("%d tables, %v", len(tables), err)
+	}
+	for _, x := range tables {
+		if err := copyRows(ctx, a, b, x.Name, x.Columns, tenant); err != nil {
+			c.t.Fatalf("copy %s: %v", x.Name, err)
+		}
+	}
+	if _, err := a.Exec(ctx, revokeSQL, tenant); err != nil {
+		c.t.Fatal(err)
+	}
+	c.await(r, http.StatusUnauthorized, http.StatusUnauthorized) // nobody reads the former truth
+	c.assign(tenant, to.name)
+	c.await(r, http.StatusNoContent, http.StatusOK)
+}
+
+func copyRows(ctx context.Context, from, to *pgxpool.Pool, table, columns string, tenant int64) error {
+	var data bytes.Buffer
+	out := func(conn *pgxpool.Conn) error {
+		_, err := conn.Conn().PgConn().CopyTo(ctx, &data, fmt.Sprintf("COPY (SELECT %s FROM %s WHERE tenant_id = %d) TO STDOUT", columns, table, tenant))
+		return err
+	}
+	in := func(conn *pgxpool.Conn) error {
+		_, err := conn.Conn().PgConn().CopyFrom(ctx, &data, fmt.Sprintf("COPY %s (%s) FROM STDIN", table, columns))
+		return err
+	}
+	if err := from.AcquireFunc(ctx, out); err != nil {
+		return err
+	}
+	return to.AcquireFunc(ctx, in)
+}
+
+// resident is a tenant with its model.
+type resident struct {
+	tenant int64
+	client client
+	m      *model
+	places int // how often it was written from
+}
+
+// write has writers and a reader of its own writes at work for each tenant, until as many steps are done as the last of acts wants; each act comes after so many steps more.
+func (c *cellular) write(seed uint64, all []*resident, of func(*resident) *cell, acts ...func()) {
+	c.t.Helper()
+	ctx, cancel := context.WithCancel(c.t.Context())
+	defer cancel()
+	var wg sync.WaitGroup
+	var steps atomic.Int64
+	var failed atomic.Bool
+	for _, r := range all {
+		rng := rand.New(rand.NewPCG(seed, uint64(r.tenant)))
+		w := &writer{client: r.client, m: r.m, rng: rng, store: of(r).store, tenant: r.tenant, n: int64(2 * r.places)}
+		s := &session{writer: writer{client: r.client, m: r.m, rng: rand.New(rand.NewPCG(seed+1, uint64(r.tenant))), store: of(r).store, tenant: r.tenant, n: int64(50 + r.places)}, tokens: map[string]string{}}
+		r.places++
+		for what, step := range map[string]func() error{"writer": w.step, "reader of its own writes": s.step} {
+			wg.Go(func() {
+				tick := time.NewTicker(pace)
+				defer tick.Stop()
+				for ctx.Err() == nil {
+					if err := step(); err != nil {
+						failed.Store(true)
+						c.t.Errorf("%s of tenant %d: %v", what, r.tenant, err)
+						return
+					}
+					steps.Add(1)
+					select {
+					case <-ctx.Done():
+					case <-tick.C:
+					}
+				}
+			})
+		}
+	}
+	for _, act := range append(acts, func() {}) {
+		at := steps.Load()
+		testkit.Eventually(c.t, time.Minute, "writes in all cells", func() (bool, error) { return failed.Load() || steps.Load() >= at+60, nil })
+		act()
+	}
+	cancel()
+	wg.Wait()
+}
+
+// metric is the sum of a metric of a consumer's process, of the series with a label.
+func (c *cellular) metric(consumer, name, label, value string) (sum float64) {
+	c.t.Helper()
+	families, err := c.metrics[consumer].Gather()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if f.GetName() == name && l.GetName() == label && l.GetValue() == value {
+					sum += m.GetCounter().GetValue()
+				}
+			}
+		}
+	}
+	return sum
+}
+
+// TestTwoTruthsFeedOneProjectionsDatabase has tenants with the same ids in two cells, whose partitions have the same numbers. Relays and consumers are killed, a cell is
+// resized, and a tenant moves from one cell to the other.
+func TestTwoTruthsFeedOneProjectionsDatabase(t *testing.T) {
+	seed, _ := seedFromEnv(t)
+	t.Logf("seed %d (%s)", seed, seedEnv)
+	c := newCellular(t, "a", "b")
+	names := slices.Sorted(maps.Keys(c.cells))
+	a, b := c.cells[names[0]], c.cells[names[1]]
+
+	testkit.Eventually(t, time.Minute, "both cells' streams to be read", func() (bool, error) {
+		var n int
+		err := c.system.QueryRow(t.Context(), `SELECT count(*) FROM consumer_offsets`).Scan(&n)
+		return n == len(c.cells)*len(consumerNames), err
+	})
+	if err := verify.Mend(t.Context(), c.deps(a), projection(consumerNames[0], a.kinds.Now), projections.Key{Type: "follow", TenantID: 1}); !errors.Is(err, cells.ErrUnassigned) {
+		t.Errorf("mend while nobody knows whose the tenants are: %v", err)
+	}
+	c.assign(0, a.name)
+	c.assign(3, b.name)
+
+	home := map[int64]*cell{1: a, 2: a, 3: b}
+	var residents []*resident
+	for tenant := range int64(3) {
+		tenant++
+		token, err := tokens.Create(t.Context(), home[tenant].system, tenant, "tester", tokens.Roles(), time.Time{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		residents = append(residents, &resident{tenant: tenant, m: newModel(), client: client{ctx: t.Context(), handler: door{c, tenant}, token: token}})
+	}
+	of := func(r *resident) *cell { return home[r.tenant] }
+	consumers := func() {
+		var g errgroup.Group
+		for _, name := range consumerNames {
+			g.Go(func() error { c.kill(c.consumers[name], c.system); return nil })
+		}
+		_ = g.Wait() // nobody returns one
+		for _, name := range consumerNames {
+			c.start(name)
+		}
+	}
+	c.write(seed, residents, of, func() { c.kill(b.relay, b.system); c.startRelay(b) }, consumers, func() {
+		if _, err := outbox.Resize(t.Context(), a.system, 2); err != nil {
+			t.Error(err)
+		}
+	})
+	c.move(residents[1], a, b)
+	home[2] = b
+	c.write(seed+2, residents, of, consumers, func() { c.kill(a.relay, a.system); c.startRelay(a) })
+
+	c.verify()
+	for _, r := range residents {
+		if err := equalTenant(r.client, r.m, rand.New(rand.NewPCG(seed, uint64(r.tenant)))); err != nil {
+			t.Errorf("tenant %d: %v", r.tenant, err)
+		}
+		c.awaitAsOf(r)
+	}
+	for _, name := range consumerNames {
+		for _, x := range names {
+			if c.metric(name, "consumer_applied_total", "cell", x) == 0 {
+				t.Errorf("%s applied nothing of %s", name, x)
+			}
+		}
+	}
+	c.compared(followercounts.Name, "edge_lists")
+	c.compared(threadcache.Name, "child_lists")
+	c.refusals(a)
+}
+
+// compared waits until a process has compared all rows of a table with the truth of its cell, now that nobody writes, and wants no difference: those of other truths are none.
+func (c *cellular) compared(name, table string) {
+	c.t.Helper()
+	var rows int64
+	if err := c.system.QueryRow(c.t.Context(), `SELECT count(*) FROM `+table).Scan(&rows); err != nil {
+		c.t.Fatal(err)
+	}
+	verified := func() float64 { return c.metric(name, "projection_verified_total", "consumer", name) }
+	drift := func() float64 { return c.metric(name, "projection_drift_total", "consumer", name) }
+	before, at := drift(), verified()
+	testkit.Eventually(c.t, time.Minute, "comparisons with the truth while all runs", func() (bool, error) { return verified() >= at+float64(2*rows), nil })
+	if n := drift() - before; n > 0 {
+		c.t.Errorf("%s: %v differences from one truth", name, n)
+	}
+}
+
+// awaitAsOf waits until reads say that everything written is in them, by the clock and the streams of the tenant's cell.
+func (c *cellular) awaitAsOf(r *resident) {
+	c.t.Helper()
+	written := time.Now()
+	testkit.Eventually(c.t, time.Minute, fmt.Sprintf("as_of of tenant %d to pass", r.tenant), func() (bool, error) {
+		var counts struct {
+			AsOf time.Time `json:"as_of"`
+		}
+		err := r.client.read(http.MethodGet, "/v1/users/1/counts", "", &counts)
+		return counts.AsOf.After(written), err
+	})
+}
+
+// refusals tries what would take one truth for all.
+func (c *cellular) refusals(x *cell) {
+	c.t.Helper()
+	ctx, p := c.t.Context(), projection(consumerNames[0], x.kinds.Now)
+	if err := verify.Mend(ctx, c.deps(x), p, projections.Key{Type: "follow", TenantID: 3, Aggregate: 1, Other: 2}); !errors.Is(err, cells.ErrShared) {
+		c.t.Errorf("mend a tenant of another truth: %v", err)
+	}
+	if _, err := replay.Run(ctx, replay.Deps{URL: c.projected.URL, Postgres: tuned, Truth: x.system, JetStream: c.js, Broker: x.broker, Log: testkit.Logger(c.t)}, p, replay.Options{From: replay.Truth}); !errors.Is(err, cells.ErrShared) {
+		c.t.Errorf("replay by one truth: %v", err)
+	}
+	every := upkeep.Default()
+	every.FollowHistoryAfter = upkeep.Span(time.Nanosecond)
+	list, err := upkeep.Jobs(upkeep.Config{Retention: upkeep.RetentionConfig{Every: time.Hour}, OutboxArchive: outbox.ArchiveConfig{Every: time.Hour, RangeRows: 1000, RangeAge: time.Hour}},
+		upkeep.Deps{Truth: x.system, Projections: c.system, Cell: x.name, Kinds: x.kinds.Now, Registry: prometheus.NewRegistry(), Log: testkit.Logger(c.t)}, func(context.Context) (upkeep.Settings, error) { return every, nil })
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	retention := list[slices.IndexFunc(list, func(j jobs.Job) bool { return j.Name == "retention" })]
+	if _, err := retention.Plan(ctx); !errors.Is(err, cells.ErrShared) {
+		c.t.Errorf("retention by one truth: %v", err)
+	}
+}
