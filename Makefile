@@ -51,10 +51,10 @@ test-browser: ## the console in Chromium, where there is one, with axe-core from
 	@GO="$(GO)" console/test-browser.sh
 
 .PHONY: screenshots
-screenshots: ## write docs/images from the console in Chromium
+screenshots: ## write docs/images from the console of `tidings dev` and `tidings demo`, in Chromium
 	@$(MAKE) --no-print-directory postgres
 	@mkdir -p docs/images
-	@TIDINGS_SCREENSHOTS="$(CURDIR)/docs/images" GO="$(GO)" console/test-browser.sh -run TestEveryPageInABrowser
+	@TIDINGS_SCREENSHOTS="$(CURDIR)/docs/images" GO="$(GO)" console/test-browser.sh -run TestTheSiteInTheBrowser
 
 .PHONY: generate-ts
 generate-ts: tidings ## generate clients/typescript from the OpenAPI document (node 20.19 or later)

@@ -132,6 +132,7 @@ type confirmData struct {
 const (
 	fieldActID  = "act_id"
 	fieldReason = "reason"
+	fieldBack   = "back"
 )
 
 // confirmAct shows what is about to happen, and asks why.
@@ -159,10 +160,12 @@ func (c *Console) askAct(v *view, a *act, status int, d confirmData) error {
 			s.Fields[i].Value = strings.Join(d.In[f.Name], ",")
 		}
 	}
+	back := backOf(d.In)
+	s.Back = cmp.Or(back, s.Back)
 	d.Name, d.Label, d.Danger, d.Subject = a.name, a.label, a.danger, s
 	in := url.Values{}
 	for name, values := range d.In { // what is not asked for is carried along
-		asked := name == fieldActID || name == fieldReason
+		asked := name == fieldActID || name == fieldReason || name == fieldBack && back == ""
 		for _, f := range s.Fields {
 			asked = asked || f.Name == name
 		}
@@ -216,10 +219,18 @@ func (c *Console) takeAct(v *view) error {
 	return c.toAct(v, id)
 }
 
+// backOf is the page of the console that the act was opened from; empty: it is not known.
+func backOf(in url.Values) string {
+	if back := in.Get(fieldBack); ours(back) {
+		return back
+	}
+	return ""
+}
+
 // toAct leads to the act's page.
 func (c *Console) toAct(v *view, id uuid.UUID) error {
 	to := root + "acts/" + id.String()
-	if back := v.r.PostFormValue("back"); strings.HasPrefix(back, root) {
+	if back := backOf(v.r.PostForm); back != "" {
 		to += "?back=" + url.QueryEscape(back)
 	}
 	http.Redirect(v.w, v.r, to, http.StatusSeeOther)
@@ -279,7 +290,7 @@ func (c *Console) work(ctx context.Context, a *act, d *doing) {
 		c.log.WarnContext(ctx, "act failed", "act", a.name, "act_id", d.Act.ActID, "target", d.Act.Target, "err", err)
 		var input *inputError
 		if !errors.As(err, &input) && p.Status >= http.StatusInternalServerError {
-			outcome += " The act may have been done in part: look at what it was done to. The cause: " + err.Error()
+			outcome += " The act may be done in part: verify its target. The cause: " + err.Error()
 		}
 	}
 	fctx, stop := context.WithTimeout(context.WithoutCancel(ctx), pageTimeout)
@@ -331,10 +342,7 @@ func (c *Console) showAct(v *view) error {
 	if err != nil {
 		return err
 	}
-	data := outcomeData{Act: record, Back: root}
-	if back := v.query("back"); strings.HasPrefix(back, root) {
-		data.Back = back
-	}
+	data := outcomeData{Act: record, Back: cmp.Or(backOf(v.r.URL.Query()), root)}
 	c.mu.Lock()
 	d := c.running[actKey(id)]
 	c.mu.Unlock()

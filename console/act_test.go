@@ -49,7 +49,7 @@ func TestALongActIsFollowedDoneOnceAndEndsWithTheProcess(t *testing.T) {
 		t.Errorf("it was done %d times", n)
 	}
 	for _, name := range []string{"test.panic", "test.error"} {
-		ada.act("/console/act/"+name).says("failed", "The act may have been done in part", "of the test")
+		ada.act("/console/act/"+name).says("failed", "The act may be done in part", "of the test")
 	}
 	stopped := ada.act("/console/act/test.stop").says("under way")
 	h.stop()

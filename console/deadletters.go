@@ -14,6 +14,7 @@ import (
 	"github.com/tidings/tidings/audit"
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/deadletters"
+	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/tokens"
 )
@@ -281,7 +282,8 @@ func (c *Console) deadLetterData(ctx context.Context, v *view) (any, error) {
 		}
 		p.deadRow = rowOfLetter(l)
 	}
-	if v.query("payload") != "show" {
+	p.In.Set("back", address("dead-letters/letters", "source", a.Source, "group", p.Group, "tenant", v.query("tenant"))) // this page goes with the letter
+	if v.query("payload") != "show" || !v.mayReadPayloads() {
 		p.Payload = ""
 	}
 	p.TraceID = traceID(p.TraceParent)
@@ -388,21 +390,16 @@ func (c *Console) lookDeadLetters(action string) func(context.Context, *view, ur
 }
 
 func whatHappens(a deadAsked, action string, n int64) []string {
-	letters := func(what string) string {
-		if n == 1 {
-			return "1 " + what
-		}
-		return num(n) + " " + what + "s"
-	}
+	letters := func(what string) string { return words.Of(n, what) }
 	switch {
 	case action == deadletters.Retry && a.Source == deadletters.Outbox:
 		return []string{"Puts " + letters("message") + " back into the outbox, behind all others. A relay publishes them.", "A message that fails again returns here under a new id."}
 	case action == deadletters.Retry:
-		return []string{"Applies the dead letters of " + letters("aggregate") + ", each in the order of the stream, until one fails again.", "The consumer goes on with an aggregate when none of its letters is left."}
+		return []string{"Applies the dead letters of " + letters("aggregate") + ", each in the order of the stream, until one fails again.", "The consumer resumes an aggregate when none of its letters is left."}
 	case a.Source == deadletters.Outbox:
-		return []string{"Deletes " + letters("message") + ". Their payloads are kept nowhere, and no consumer ever sees the events.", "This cannot be undone."}
+		return []string{"Deletes " + letters("message") + ". No copy is kept, and no consumer ever sees what is deleted.", "This cannot be undone."}
 	}
-	return []string{"Deletes " + letters("dead letter") + ", unless another one of its aggregate stands before it. The projection never has these events: verify and mend it afterwards.",
+	return []string{"Deletes " + letters("dead letter") + ", unless an earlier one of its aggregate remains. The projection never gets these events: verify and mend it afterwards.",
 		"This cannot be undone."}
 }
 

@@ -81,8 +81,9 @@ func TestDeadLettersAreSeenByTheirCauseAndMended(t *testing.T) {
 
 	// One letter, its payload when asked for, and whose it is.
 	group := page(t, amy, groups.link("too large")).says("too large", "300", "post/1", "Next page")
-	letter := page(t, rea, group.link("1")).says("Dead letter 1", "too large").without(`&#34;body&#34;`, "/console/act/")
-	page(t, rea, letter.link("Show the payload")).says(`{"body": ""}`, "0af7651916cd43dd8448eb211c80319c")
+	page(t, rea, group.link("1")).says("Dead letter 1", "too large").without(`&#34;body&#34;`, "/console/act/")
+	letter := page(t, amy, group.link("1")).without(`&#34;body&#34;`)
+	page(t, amy, letter.link("Show the payload")).says(`{"body": ""}`, "0af7651916cd43dd8448eb211c80319c")
 	page(t, rea, letter.link("Path")).says("Dead", "after 11 attempts: too large")
 	for _, path := range []string{"/console/dead-letters/letter?source=outbox&id=1001", "/console/dead-letters/letter?source=outbox&id=999", "/console/dead-letters/letter?source=consumers&id=999", "/console/dead-letters/letter?source=consumers&id=800", "/console/act/dead_letter.retry?source=consumers&id=800&tenant=8",
 		"/console/dead-letters/letter?source=x&id=1", "/console/dead-letters/letter?source=outbox", "/console/dead-letters/operation?source=outbox&id=" + uuid.NewString()} {

@@ -77,10 +77,9 @@ func (c *Console) doErase(dry bool) func(context.Context, *doing) (string, error
 		if err != nil {
 			return "", err
 		}
-		steps := int64(0)
 		r, err := erase.Run(ctx, erase.Deps{Deps: erasure.Deps{Truth: c.deps.Truth, Projections: c.deps.Projections, Kinds: c.deps.Kinds.Now(), Fleet: c.deps.Fleet, JetStream: c.deps.JetStream, Broker: c.deps.Broker},
 			ProjectionsURL: c.deps.Projections.Config().ConnString(), Postgres: postgres.Config{ConnectTimeout: erasureConnect}},
-			erasure.Options{TenantID: int64(tenant), AuthorID: int64(author), Actor: d.actor(), Reason: d.Act.Reason, DryRun: dry, Wait: erasureWait, Progress: func(string) { steps++; d.progress(steps, 0) }})
+			erasure.Options{TenantID: int64(tenant), AuthorID: int64(author), Actor: d.actor(), Reason: d.Act.Reason, DryRun: dry, Wait: erasureWait, Progress: d.at})
 		if errors.Is(err, erasure.ErrUnfinished) {
 			return "", &inputError{"Not finished: start it again. " + c.unfinished(r)}
 		}

@@ -52,7 +52,8 @@ type eventPath struct {
 type step struct {
 	Name, Look string
 	At         time.Time
-	By         bool // At is the latest that it can have been
+	By         bool          // At is the latest that it can have been
+	After      time.Duration // since it occurred; 0: not known
 	Says       string
 	URL, Link  string
 }
@@ -283,7 +284,7 @@ func (c *Console) path(ctx context.Context, v *view, p *eventPage, f outbox.Foun
 	if e.TraceID != "" && c.cfg.TraceURL != "" {
 		e.TraceURL = strings.ReplaceAll(c.cfg.TraceURL, "{trace_id}", url.PathEscape(e.TraceID))
 	}
-	if v.query("payload") == "show" {
+	if v.query("payload") == "show" && v.mayReadPayloads() {
 		e.Payload = string(f.Payload)
 	}
 	e.add(step{Name: "Occurred", Look: "ok", At: f.OccurredAt})
@@ -300,7 +301,12 @@ func (c *Console) path(ctx context.Context, v *view, p *eventPage, f outbox.Foun
 	return e, nil
 }
 
-func (e *eventPath) add(s step) { e.Steps = append(e.Steps, s) }
+func (e *eventPath) add(s step) {
+	if !s.By && s.At.After(e.OccurredAt) {
+		s.After = s.At.Sub(e.OccurredAt)
+	}
+	e.Steps = append(e.Steps, s)
+}
 
 // operators are what people did to the event.
 func (c *Console) operators(ctx context.Context, e *eventPath) error {

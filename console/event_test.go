@@ -44,9 +44,9 @@ func TestThePathOfAnEventIsShownHoweverItIsFound(t *testing.T) {
 	h.exec(t, `UPDATE consumer_dead_letters SET event_id = $1, stream_seq = 1 WHERE id = 1`, events[0])
 	h.exec(t, `INSERT INTO consumer_dead_letter_actions (actor, action, dead_letter_id, consumer_name, stream_seq, tenant_id, aggregate_type, aggregate_id, event_id, event_type, error, reason)
 		VALUES ('ann', 'retry', 1, 'followercounts', 1, 7, 'follow', 1, $1, 'created', 'still a bug', 'mended?')`, events[0])
-	ada, amy := h.signIn(t, h.Tokens.Admin), h.signIn(t, h.Tokens.TenantReader)
+	ada, amy := h.signIn(t, h.Tokens.Admin), h.signIn(t, h.Tokens.TenantAdmin)
 	for _, q := range []string{events[1], strings.ToUpper(events[1]), "2", "EVENTS-0:2", "EVENTS-0%202"} {
-		a := page(t, amy, "/console/event?q="+q).says("Occurred", "Written", "as message 2", "Published", "to EVENTS-0 at sequence 2", "Applied by followercounts by", events[1], "EVENTS-0:2", "follow/2",
+		a := page(t, amy, "/console/event?q="+q).says("Occurred", "Written", "as message 2", "Published", "to EVENTS-0 at sequence 2", "Applied by followercounts at the latest", events[1], "EVENTS-0:2", "follow/2",
 			"0af7651916cd43dd8448eb211c80319c", "Show the payload").without(`{&#34;n&#34;: 2}`, "threadcache")
 		if link := a.link("Open the trace"); link != "https://traces.example/0af7651916cd43dd8448eb211c80319c?x" {
 			t.Errorf("the trace is at %s", link)
@@ -116,7 +116,7 @@ func TestAnArchivedAndAnExportedEventKeepTheirPath(t *testing.T) {
 			t.Fatal(sql, err)
 		}
 	}
-	amy, max := h.signIn(t, h.Tokens.TenantReader), h.signIn(t, h.Tokens.Reader)
+	amy, max := h.signIn(t, h.Tokens.TenantAdmin), h.signIn(t, h.Tokens.Reader)
 	page(t, amy, "/console/event?q="+events[6]).says("Published", "to EVENTS-0 at sequence 7", "Archived", "with the messages 1 to 50000000")
 	page(t, amy, "/console/event?q=EVENTS-0:7").says(events[6])
 	dir := t.TempDir()

@@ -13,3 +13,22 @@ func (c *Console) AddAct(name string, do func(ctx context.Context, progress func
 		look: func(context.Context, *view, url.Values) (subject, error) { return subject{Target: "it"}, nil },
 		do:   func(ctx context.Context, d *doing) (string, error) { return do(ctx, d.progress) }}
 }
+
+// Acts are the names of all acts, in their order.
+func (c *Console) Acts() (names []string) {
+	for _, a := range c.allActs() {
+		names = append(names, a.name)
+	}
+	return names
+}
+
+// Page is an entry of the registry of pages.
+type Page struct{ Path, Title, Key, Group string }
+
+// Pages are all pages, in their order.
+func (c *Console) Pages() (all []Page) {
+	for _, p := range c.pages {
+		all = append(all, Page{root + p.path, p.title, p.key, p.group})
+	}
+	return all
+}

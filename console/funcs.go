@@ -41,7 +41,9 @@ func (c *Console) funcs() template.FuncMap {
 			for k, v := range in {
 				q[k] = v
 			}
-			q.Set("back", f.View.r.URL.RequestURI())
+			if !q.Has("back") {
+				q.Set("back", f.View.r.URL.RequestURI())
+			}
 			return root + "act/" + name + "?" + q.Encode()
 		},
 		"label":       func(a *act) string { return a.label },

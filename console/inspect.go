@@ -344,7 +344,20 @@ func mendKey(b projections.Beside) (url.Values, error) {
 	if err != nil {
 		return nil, err
 	}
-	return values("projection", b.Projection, "key", string(key), "entity", b.Entity), nil
+	return values("projection", b.Projection, "key", string(key)), nil
+}
+
+// mendWords names what a key is of.
+func mendWords(k projections.Key) string {
+	switch {
+	case k.Child != "":
+		return k.Type + " " + k.Child
+	case k.Other != 0:
+		return fmt.Sprintf("%s from %d to %d", k.Type, k.Other, k.Aggregate)
+	case k.Kind != "":
+		return fmt.Sprintf("%s of %d, of its %ss", k.Type, k.Aggregate, k.Kind)
+	}
+	return fmt.Sprintf("%s of %d", k.Type, k.Aggregate)
 }
 
 // mendTarget is what a form asks to mend. A tenant's admin mends what is its tenant's.
@@ -375,8 +388,8 @@ func (c *Console) lookMend(_ context.Context, v *view, in url.Values) (subject, 
 	if err != nil {
 		return subject{}, err
 	}
-	s := subject{Tenant: key.TenantID, Target: fmt.Sprintf("%s: %.200s", p.Name(), in.Get("entity")), Back: root + "inspect", Says: []string{
-		"The projection gets what the truth says now. What belongs to an aggregate in a dead letter queue stays as it is: settle that first.",
+	s := subject{Tenant: key.TenantID, Target: p.Name() + ": " + mendWords(key), Back: root + "inspect", Says: []string{
+		"The projection gets what the truth says now. What belongs to an aggregate in a dead letter queue stays as it is: retry or discard that first.",
 		"A difference may be an event on its way. Look again in a few seconds before you mend."}}
 	if _, ok := c.deps.Kinds.Now().Child(cmp.Or(key.Kind, key.Type)); ok && p.Name() == threadcache.Name {
 		s.Says = append(s.Says, "The whole thread is made anew, in slices between which the consumer continues. Readers see a large thread incomplete until the end.")

@@ -17,7 +17,9 @@ const (
 	liveEvery   = time.Second      // between two readings, however many look
 	beatEvery   = 15 * time.Second // a comment on a stream that has nothing to say, so that one who has gone is noticed
 	streamWrite = 10 * time.Second // for one message to somebody slow
-	maxFeeds    = 64               // pages that differ and are looked at
+	maxFeeds    = 64               // pages that differ and are looked at,
+	tenantFeeds = maxFeeds / 8     // of these by one tenant,
+	othersFeeds = maxFeeds / 2     // and by all tenants: operators have the rest
 )
 
 // hub reads live pages once a second, while somebody looks, and sends what has changed to all who do.
@@ -52,7 +54,7 @@ func (h *hub) watch(v *view, p *page) (messages <-chan []byte, stop func(), ok b
 	defer h.mu.Unlock()
 	f := h.feeds[key]
 	if f == nil {
-		if len(h.feeds) == maxFeeds {
+		if !h.room(v) {
 			return nil, nil, false
 		}
 		r := (&http.Request{Method: http.MethodGet, URL: &url.URL{Path: root + p.path, RawQuery: v.r.URL.RawQuery}}).WithContext(context.Background())
@@ -77,6 +79,21 @@ func (h *hub) watch(v *view, p *page) (messages <-chan []byte, stop func(), ok b
 			delete(h.feeds, key)
 		}
 	}, true
+}
+
+// room reports whether the view may have a feed more. The caller holds h.mu.
+func (h *hub) room(v *view) bool {
+	tenant, others := 0, 0
+	for _, f := range h.feeds {
+		if f.view.who.System() {
+			continue
+		}
+		others++
+		if f.view.who.TenantID == v.who.TenantID {
+			tenant++
+		}
+	}
+	return len(h.feeds) < maxFeeds && (v.who.System() || tenant < tenantFeeds && others < othersFeeds)
 }
 
 func (h *hub) run(ctx context.Context) {

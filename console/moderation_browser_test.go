@@ -21,7 +21,7 @@ import (
 // moderationPages are those of browserPages that moderators and inspectors see.
 func moderationPages(h *harness) []browserPage {
 	return []browserPage{
-		{path: "/console/moderation?tenant=7", says: "reported", who: h.Tokens.Moderator, shot: "console-moderation"},
+		{path: "/console/moderation?tenant=7", says: "reported", who: h.Tokens.Moderator},
 		{path: "/console/moderation", says: "Bodies are for tokens", who: h.Tokens.TenantReader},
 		{path: "/console/moderation?list=removed", says: "is removed", who: h.Tokens.TenantModerator},
 		{path: "/console/moderation?author=1&object=5", says: "Decide on all", who: h.Tokens.TenantModerator},
@@ -30,9 +30,9 @@ func moderationPages(h *harness) []browserPage {
 		{path: "/console/decisions", says: "spam-rule", who: h.Tokens.TenantReader},
 		{path: "/console/act/thread.settings?kind=comment&object=5", says: "Switches", who: h.Tokens.TenantModerator},
 		{path: "/console/inspect", says: "Nothing is chosen", who: h.Tokens.Admin},
-		{path: "/console/inspect?tenant=7&kind=comment&id=5", says: "differs", who: h.Tokens.Admin, shot: "console-inspector"},
-		{path: "/console/archive", says: "Ranges of the outbox", who: h.Tokens.Admin, shot: "console-archive"},
-		{path: "/console/erasure", says: "not finished", who: h.Tokens.Admin, shot: "console-erasure"},
+		{path: "/console/inspect?tenant=7&kind=comment&id=5", says: "differs", who: h.Tokens.Admin},
+		{path: "/console/archive", says: "Ranges of the outbox", who: h.Tokens.Admin},
+		{path: "/console/erasure", says: "not finished", who: h.Tokens.Admin},
 		{path: "/console/act/erasure.start", says: "for good", who: h.Tokens.Admin},
 		{path: "/console/inspect?tenant=7&kind=user&id=1", says: "followers", who: h.Tokens.Admin},
 	}
@@ -138,7 +138,7 @@ func TestADecisionOfEachSortInTheBrowser(t *testing.T) {
 		b.act("Decide")
 		b.run(chromedp.WaitVisible(chromedp.CSS("#outcome .badge.ok")))
 		b.open("/console/inspect?kind=comment&id=6")
-		b.click("Settings")
+		b.click("Change settings")
 		b.run(chromedp.Click(chromedp.CSS(`input[value=locked]`)), chromedp.SendKeys(chromedp.CSS("#reason"), "enough"), chromedp.Submit(chromedp.CSS("#reason")), chromedp.WaitVisible(chromedp.CSS("#outcome .badge.ok")))
 		if got, want := strings.Join(d.states(t, ids...), ", "), "visible 2, visible 2, visible 2, removed 3, visible 2"; got != want {
 			t.Errorf("%s: the comments are %s, want %s", l, got, want)

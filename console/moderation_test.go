@@ -222,7 +222,7 @@ func TestThreadSwitchesAndRolesOfModeration(t *testing.T) {
 	d.report(t, id, event.ModerationPending, "rule 3")
 	d.deliver(t)
 	max, rita := d.signIn(t, d.Tokens.TenantModerator), d.signIn(t, d.Tokens.TenantReader)
-	link := page(t, max, "/console/moderation?object=5").link("Settings")
+	link := page(t, max, "/console/moderation?object=5").link("Change settings")
 	form := page(t, max, link).form("reason", "too hot", "title", "Cool down")
 	form["on"] = []string{"locked"}
 	path := strings.SplitN(link, "?", 2)[0]

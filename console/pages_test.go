@@ -30,6 +30,25 @@ func TestTheStateOfTheInstallation(t *testing.T) {
 	page(t, amy, "/console/kinds").says("follow").without("No kind was added")
 }
 
+// TestTheNavigationHasEveryPage also finds two pages with the same key, of which one would open.
+func TestTheNavigationHasEveryPage(t *testing.T) {
+	h := start(t)
+	ada := page(t, h.signIn(t, h.Tokens.Admin), "/console/")
+	for _, title := range []string{"Overview", "Partitions", "Event", "Dead letters", "Consumers", "Inspector", "Moderation", "Kinds", "Tokens", "Archive", "Erasure", "Doctor", "Audit log"} {
+		ada.link(title)
+	}
+	keys := map[string]string{}
+	for _, p := range h.console.Pages() {
+		if p.Group == "" {
+			continue
+		}
+		if other, taken := keys[p.Key]; taken || len(p.Key) != 1 {
+			t.Errorf("%s has the key %q, as has %q: want a letter of its own", p.Title, p.Key, other)
+		}
+		keys[p.Key] = p.Title
+	}
+}
+
 // declare makes the stream of partition 0.
 func (h *harness) declare(t *testing.T) {
 	t.Helper()

@@ -33,8 +33,8 @@ func (g gated) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error
 	}
 }
 
-// publish has the outbox published, by a relay that ends with the call.
-func (h *harness) publish(t *testing.T) {
+// relay is one that nobody has run yet.
+func (h *harness) relay(t *testing.T) *relay.Relay {
 	t.Helper()
 	h.declare(t)
 	r, err := relay.New(relay.Config{BatchSize: 500, BatchBytes: 4 << 20, PollInterval: 10 * time.Millisecond, PublishTimeout: 5 * time.Second, CheckInterval: time.Second,
@@ -42,6 +42,13 @@ func (h *harness) publish(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return r
+}
+
+// publish has the outbox published, by a relay that ends with the call.
+func (h *harness) publish(t *testing.T) {
+	t.Helper()
+	r := h.relay(t)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(ctx) }()

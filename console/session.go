@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"path"
 	"strings"
 	"sync"
 	"time"
@@ -189,11 +190,17 @@ func (c *Console) toSignIn(w http.ResponseWriter, r *http.Request) {
 
 // next is where to go after signing in: a page of the console, and nothing else.
 func next(r *http.Request) string {
-	u, err := url.Parse(r.FormValue("next"))
-	if err != nil || u.IsAbs() || u.Host != "" || !strings.HasPrefix(u.Path, root) || strings.Contains(u.Path, "\\") || strings.HasPrefix(u.Path, root+"sign-") {
+	next := r.FormValue("next")
+	if !ours(next) || strings.HasPrefix(next, root+"sign-") {
 		return root
 	}
-	return u.RequestURI()
+	return next
+}
+
+// ours reports the path, and query, of a page of the console.
+func ours(to string) bool {
+	u, err := url.Parse(to)
+	return err == nil && !u.IsAbs() && u.Host == "" && strings.HasPrefix(u.Path, root) && strings.HasPrefix(path.Clean(u.Path)+"/", root) && !strings.Contains(u.Path, "\\")
 }
 
 type signInData struct {

@@ -17,4 +17,4 @@ if ! echo "$sum  $cache/axe.min.js" | sha256sum --check --status 2>/dev/null; th
 	(cd "$cache" && npm pack --silent "axe-core@$version" >/dev/null && tar -xzf "axe-core-$version.tgz" --strip-components=1 package/axe.min.js package/LICENSE && rm "axe-core-$version.tgz")
 	echo "$sum  $cache/axe.min.js" | sha256sum --check --status || { echo "test-browser: $cache/axe.min.js is not axe-core $version"; exit 1; }
 fi
-TIDINGS_AXE="$cache/axe.min.js" exec "${GO:-go}" test -tags browser -count=1 -timeout 10m -run 'Browser|Keys' "$@" .
+TIDINGS_AXE="$cache/axe.min.js" exec "${GO:-go}" test -tags browser -count=1 -timeout 15m -run 'Browser|Keys' "$@" .

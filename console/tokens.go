@@ -163,8 +163,8 @@ func (c *Console) lookToken(ctx context.Context, v *view, in url.Values) (subjec
 
 func (c *Console) lookTokenRotate(ctx context.Context, v *view, in url.Values) (subject, error) {
 	s, err := c.lookToken(ctx, v, in)
-	s.Says = []string{"A new token with the same roles and rates takes the name. It is shown once, after you confirm.", "The current token works on for the time below. Give the service the new one meanwhile."}
-	s.Fields = []field{{Name: "overlap", Label: "Hours that the current token works on", Kind: "number", Value: "24", Required: true}}
+	s.Says = []string{"A new token with the same roles and rates takes the name. It is shown once, after you confirm.", "The current token continues to work for the time below. Give the service the new one meanwhile."}
+	s.Fields = []field{{Name: "overlap", Label: "Hours for which the current token continues to work", Kind: "number", Value: "24", Required: true}}
 	return s, err
 }
 
@@ -175,7 +175,7 @@ func (c *Console) doTokenRotate(ctx context.Context, d *doing) (string, error) {
 	}
 	hours, err := strconv.Atoi(d.In.Get("overlap"))
 	if err != nil || hours < 0 || hours > 24*90 {
-		return "", &inputError{"The current token works on for 0 to 2,160 hours."}
+		return "", &inputError{"The current token continues to work for 0 to 2,160 hours."}
 	}
 	return c.issue(ctx, d, tokens.Spec{TenantID: tenant, Name: d.In.Get("name"), Replace: true, Overlap: time.Duration(hours) * time.Hour})
 }

@@ -90,6 +90,11 @@ func (v *view) tenant() (int64, error) {
 	return t, err
 }
 
+// mayReadPayloads reports whether the token reads events as they were written: what is hidden or removed may be in them.
+func (v *view) mayReadPayloads() bool {
+	return v.who.Has(tokens.RoleModerate) || v.who.Has(tokens.RoleAdmin)
+}
+
 // may reports whether the token opens the page.
 func (v *view) may(p *page) bool {
 	return (!p.system || v.who.System()) && v.who.Has(tokens.RoleRead) && (p.role == "" || v.who.Has(p.role))
@@ -179,6 +184,9 @@ func (f *frame) Tenant() string { return strconv.FormatInt(f.View.who.TenantID, 
 
 // Roles are the token's.
 func (f *frame) Roles() string { return strings.Join(f.View.who.Roles, ", ") }
+
+// MayReadPayloads is view.mayReadPayloads, for templates.
+func (f *frame) MayReadPayloads() bool { return f.View.mayReadPayloads() }
 
 // ReadOnly reports a console that takes no act.
 func (f *frame) ReadOnly() bool { return f.View.c.cfg.ReadOnly }

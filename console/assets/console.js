@@ -18,6 +18,11 @@
   show(document);
   new MutationObserver(() => show(document)).observe(document.body, { childList: true, subtree: true, characterData: true }); // before the next paint
 
+  // Where the navigation is a strip, on a phone, the page's own entry is in sight.
+  const nav = document.querySelector(".body > nav");
+  const here = nav && nav.querySelector("[aria-current]");
+  if (here) nav.scrollLeft = here.offsetLeft - nav.offsetLeft - (nav.clientWidth - here.offsetWidth) / 2;
+
   // Live pages: htmx's SSE extension swaps what comes, and stops while the tab is hidden. A tab that was opened hidden connects when it is seen.
   const live = document.querySelector("[data-live]");
   const connect = () => {
