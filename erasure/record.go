@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 )
 
@@ -35,7 +36,8 @@ func (e *eraser) begin(ctx context.Context) error {
 		return fmt.Errorf("note the erasure: %w", err)
 	}
 	e.report.RequestedAt = e.report.RequestedAt.UTC()
-	return nil
+	// A truth that a restore takes back to before this learns of it from there.
+	return broker.RecordErasure(ctx, e.JetStream, e.Broker, broker.ErasedPerson{TenantID: e.o.TenantID, PersonID: e.o.AuthorID, Requested: e.report.RequestedAt})
 }
 
 func (e *eraser) save(ctx context.Context, finished bool) error {

@@ -62,6 +62,7 @@ func TestStatements(t *testing.T) {
 		"heartbeat": heartbeatSQL, "next heartbeat": nextHeartbeatSQL, "probe": probeSQL, "edges": edgesSQL, "lock holds": lockHoldsSQL,
 		"add hold": addHoldSQL, "list holds": listHoldsSQL, "release hold": releaseHoldSQL, "held": heldSQL, "held whole": heldWholeSQL, "held month": heldMonthSQL,
 		"walk archive": walkArchiveSQL, "any archived": anyArchivedSQL, "restore archive": restoreArchiveSQL, "canonical archive": canonicalArchiveSQL,
+		"redo": redoSQL, "redo moved": redoMovedSQL, "lower all floors": lowerAllFloorsSQL, "raise ids": raiseIDsSQL,
 	} {
 		t.Run(name, func(t *testing.T) { testkit.Prepare(t, pool, sql) })
 	}

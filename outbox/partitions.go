@@ -1,9 +1,11 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math/bits"
 	"slices"
 	"time"
 
@@ -152,8 +154,14 @@ func Resize(ctx context.Context, pool *pgxpool.Pool, to int) (added []Partition,
 	if to < 1 || to > event.Slots || to&(to-1) != 0 {
 		return nil, fmt.Errorf("resize to %d partitions: want 1, 2, 4, 8, 16 or %d", to, event.Slots)
 	}
+	_, added, err = replaceOpen(ctx, pool, to)
+	return added, err
+}
+
+// replaceOpen replaces the open partitions by to new ones, unless there are as many; 0 is by as many as there are.
+func replaceOpen(ctx context.Context, pool *pgxpool.Pool, to int) (old, added []Partition, err error) {
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		added = nil
+		old, added = nil, nil
 		if _, err := tx.Exec(ctx, lockPartitionsSQL); err != nil {
 			return err
 		}
@@ -161,7 +169,6 @@ func Resize(ctx context.Context, pool *pgxpool.Pool, to int) (added []Partition,
 		if err != nil {
 			return err
 		}
-		var old []Partition
 		for _, p := range all {
 			if p.Closed {
 				continue
@@ -174,13 +181,13 @@ func Resize(ctx context.Context, pool *pgxpool.Pool, to int) (added []Partition,
 		if len(old) == to {
 			return nil
 		}
-		added, err = replace(ctx, tx, all, old, to)
+		added, err = replace(ctx, tx, all, old, cmp.Or(to, 1<<(bits.Len(uint(max(len(old), 1)))-1)))
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("resize to %d partitions: %w", to, err)
+		return nil, nil, fmt.Errorf("resize to %d partitions: %w", to, err)
 	}
-	return added, nil
+	return old, added, nil
 }
 
 // replace adds partitions over all slots that old ones hold, evenly, and has the old ones close.

@@ -26,6 +26,9 @@ type RepairOptions struct {
 	DryRun        bool // say what the same call without it would do, and change nothing
 	DeleteUnknown bool // take messages without a row off the streams
 	DeleteForeign bool // read all streams, and take messages that no relay wrote off them
+	// Redo writes into the database again what messages without a row tell of, with their rows (outbox.Redo): a restore took these writes back. They are of one
+	// stream, in its order. Events that it returns got new ids: their messages are deleted, and the relay publishes them again. nil for none.
+	Redo func(ctx context.Context, lost []event.Event) (moved []string, err error)
 
 	at func(step string) error // a test's: an error ends the repair there
 }
@@ -47,6 +50,7 @@ type PartitionReport struct {
 	Holes      int64           `json:"holes"`             // sequences in the middle that are missing and were not erased
 	Unmarked   int64           `json:"unmarked"`          // messages whose rows the relay has still to mark, as it does by itself
 	Unknown    int64           `json:"unknown"`           // messages without a row
+	Redone     int64           `json:"redone,omitempty"`  // messages whose writes were written again
 	Duplicates int64           `json:"duplicates"`        // messages of an event that an earlier one has: the first counts
 	Foreign    int64           `json:"foreign"`           // messages that no relay wrote: everybody skips them
 	Deleted    int64           `json:"deleted"`           // of the unknown and the foreign ones
@@ -78,7 +82,12 @@ func Repair(ctx context.Context, pool *pgxpool.Pool, cfg broker.Config, log *slo
 	if o.at == nil {
 		o.at = func(string) error { return nil }
 	}
-	r := &repairer{pool: pool, cfg: cfg, js: js, log: log, o: o}
+	r := &repairer{pool: pool, cfg: cfg, js: js, log: log, o: o, redone: make(map[int]int64)}
+	if o.Redo != nil && !o.DryRun {
+		if err := r.redoAll(ctx); err != nil {
+			return report, err
+		}
+	}
 	if err := r.inspectAll(ctx); err != nil {
 		return report, err
 	}
@@ -89,7 +98,7 @@ func Repair(ctx context.Context, pool *pgxpool.Pool, cfg broker.Config, log *slo
 		report.Healthy = report.Healthy && !f.wrong(o)
 	}
 	switch {
-	case unknown > 0 && !o.DeleteUnknown:
+	case unknown > 0 && !o.DeleteUnknown && o.Redo == nil:
 		err = fmt.Errorf("%w: %d of them; --delete-unknown takes them off", ErrUnknownMessages, unknown)
 	case o.DryRun:
 		err = r.foresee(ctx)
@@ -115,6 +124,7 @@ type repairer struct {
 	next   int                // a partition number that was never used
 	strays []outbox.Partition // that have streams and are not known here
 	found  []*finding
+	redone map[int]int64 // messages, by partition
 }
 
 // finding is what is wrong with one partition.
@@ -137,24 +147,34 @@ func (f *finding) wrong(o RepairOptions) bool {
 // unbound reports a stream that has been published to, which this database has forgotten.
 func (f *finding) unbound() bool { return f.p.Stream == "" && f.stream.Last > 0 }
 
-// inspectAll looks at every partition, also at those that this database knows no more, and changes nothing.
-func (r *repairer) inspectAll(ctx context.Context) error {
+// layout reads the partitions that this database knows, finds those that it knows no more, and changes nothing.
+func (r *repairer) layout(ctx context.Context) ([]outbox.Partition, error) {
 	streams, err := broker.Streams(ctx, r.js, r.cfg)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	all, err := outbox.Partitions(ctx, r.pool)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	r.strays = nil
 	for _, s := range streams {
 		if r.next = max(r.next, s.Number+1); slices.ContainsFunc(all, func(p outbox.Partition) bool { return p.Number == s.Number }) {
 			continue
 		}
 		r.strays = append(r.strays, outbox.Partition{Number: s.Number, FirstSlot: s.FirstSlot, LastSlot: s.LastSlot, After: s.After, Stream: s.Name, Created: s.Created})
 	}
+	return all, nil
+}
+
+// inspectAll looks at every partition, also at those that this database knows no more, and changes nothing.
+func (r *repairer) inspectAll(ctx context.Context) error {
+	all, err := r.layout(ctx)
+	if err != nil {
+		return err
+	}
 	for i, p := range append(all, r.strays...) {
-		f := &finding{p: p, report: PartitionReport{Partition: p.Number, Stream: r.cfg.StreamName(p.Number)}}
+		f := &finding{p: p, report: PartitionReport{Partition: p.Number, Stream: r.cfg.StreamName(p.Number), Redone: r.redone[p.Number]}}
 		if i >= len(all) {
 			f.report.Adopt = true
 			f.report.Problem = "this database does not know the partition: it went back to before it was made"

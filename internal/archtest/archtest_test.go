@@ -77,6 +77,7 @@ var rules = []rule{
 	{pkg: "internal/upkeep", may: []string{"coldstore", "outbox", "store", "kinds", "versioned", "projections/history", "internal/*"}, libs: []string{pgx}},
 	{pkg: "internal/doctor", may: []string{"coldstore", "outbox", "migrations", "internal/*"}, libs: []string{pgx, nats}},
 	{pkg: "internal/erase", may: []string{"erasure", "coldstore", "replay", "internal/*"}, libs: []string{pgx}},
+	{pkg: "internal/restore", may: []string{"store", "kinds", "outbox", "relay", "consumers", "projections/history", "erasure", "event", "internal/*"}},
 	{pkg: "internal/verify", may: []string{"store", "kinds", "versioned", "outbox", "relay", "consumers", "projections", "event", "internal/*"}, libs: []string{pgx, nats}},
 	{pkg: "internal/broker", may: []string{"event"}, libs: []string{nats, srv}}, // event says on which subjects; the only one that knows the server
 	{pkg: "internal/heartbeat", may: []string{"event"}},

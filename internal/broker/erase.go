@@ -2,8 +2,10 @@ package broker
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -202,4 +204,48 @@ func Erase(ctx context.Context, js jetstream.JetStream, cfg Config, name string,
 		n++
 	}
 	return n, nil
+}
+
+// ErasedPerson is somebody whose erasure was asked for, as the record has it: only that, so that a truth that a restore took back to before it learns of it.
+type ErasedPerson struct {
+	TenantID  int64     `json:"tenant_id,string"`
+	PersonID  int64     `json:"person_id,string"`
+	Requested time.Time `json:"requested_at"`
+}
+
+// personKeys are the keys of persons in the record, under its subjects.
+const personKeys = "person."
+
+// RecordErasure notes that a person's erasure is asked for.
+func RecordErasure(ctx context.Context, js jetstream.JetStream, cfg Config, p ErasedPerson) error {
+	kv, err := declareErased(ctx, js, cfg)
+	var value []byte
+	if err == nil {
+		value, err = json.Marshal(p)
+	}
+	if err == nil {
+		_, err = kv.Put(ctx, fmt.Sprintf("%s%d.%d", personKeys, p.TenantID, p.PersonID), value)
+	}
+	if err != nil {
+		return fmt.Errorf("record the erasure of person %d of tenant %d: %w", p.PersonID, p.TenantID, unanswered(js, err))
+	}
+	return nil
+}
+
+// ErasedPersons returns those in the record, in the order of their last requests.
+func ErasedPersons(ctx context.Context, js jetstream.JetStream, cfg Config) (all []ErasedPerson, err error) {
+	for seq := uint64(1); ; {
+		m, err := get(ctx, js, "KV_"+cfg.erasedBucket(), map[string]any{"seq": seq, "next_by_subj": "$KV." + cfg.erasedBucket() + "." + personKeys + ">"})
+		if err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+			return nil, fmt.Errorf("read which persons are erased: %w", err)
+		}
+		if m == nil {
+			return all, nil
+		}
+		var p ErasedPerson
+		if err := json.Unmarshal(m.Data, &p); err != nil {
+			return nil, fmt.Errorf("read which persons are erased, %s: %w", m.Subject, err)
+		}
+		all, seq = append(all, p), m.Seq+1
+	}
 }

@@ -307,3 +307,25 @@ func externalNATS(t testing.TB, url string) *Broker {
 	})
 	return b
 }
+
+// Copy returns a directory with the server's files as they are at this moment, as a snapshot of its disk has them. Only for NATSProcess.
+func (b *Broker) Copy(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	_, err := freezeTree(b.process(t).cmd.Process.Pid)
+	check(t, "freeze NATS", err)
+	check(t, "copy NATS's files", os.CopyFS(dir, os.DirFS(b.serve.Dir)))
+	b.Thaw(t)
+	return dir
+}
+
+// NATSProcessOf is NATSProcess on a copy of files that Copy made.
+func NATSProcessOf(t testing.TB, dir string) *Broker {
+	t.Helper()
+	b := NATSProcess(t)
+	b.Kill(t)
+	check(t, "remove NATS's files", os.RemoveAll(b.serve.Dir))
+	check(t, "copy NATS's files", os.CopyFS(b.serve.Dir, os.DirFS(dir)))
+	b.Restart(t)
+	return b
+}

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -341,4 +342,43 @@ func execute(ctx context.Context, s server, sql string) error {
 		_, err := conn.Exec(ctx, sql)
 		return err
 	})
+}
+
+// copying keeps copies apart: two of one database would be in each other's way.
+var copying sync.Mutex
+
+// Copy returns a copy of the database as it is at this moment, as a backup has it. Connections to the database end, and new ones are refused meanwhile.
+func (db *DB) Copy(t testing.TB) *DB {
+	t.Helper()
+	copying.Lock()
+	defer copying.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	u, err := url.Parse(db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	from, name := strings.TrimPrefix(u.Path, "/"), "tidings_test_"+strings.ToLower(rand.Text()[:12])
+	if err := admin(ctx, shared.pg, func(conn *pgx.Conn) error {
+		for _, sql := range []string{
+			`ALTER DATABASE ` + from + ` ALLOW_CONNECTIONS false`,
+			`SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = '` + from + `'`,
+			`CREATE DATABASE ` + name + ` TEMPLATE ` + from,
+			`ALTER DATABASE ` + from + ` ALLOW_CONNECTIONS true`,
+			`REVOKE TEMPORARY ON DATABASE ` + name + ` FROM PUBLIC`, `GRANT TEMPORARY ON DATABASE ` + name + ` TO tidings_system`,
+		} {
+			if _, err := conn.Exec(ctx, sql); err != nil {
+				return fmt.Errorf("%s: %w", sql, err)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatalf("copy a database: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := execute(context.Background(), shared.pg, `DROP DATABASE IF EXISTS `+name+` WITH (FORCE)`); err != nil && !ended(shared.pg) {
+			t.Errorf("drop a copy of a database: %v", err)
+		}
+	})
+	return &DB{URL: shared.pg.url(name)}
 }

@@ -79,7 +79,7 @@ func (p Process) commands() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(p.devCommand(), p.migrateCommand(), p.tokenCommand(), p.loadCommand(), p.verifyCommand(), p.statusCommand(), p.repairCommand(), p.streamCommand(), p.partitionsCommand(),
+	root.AddCommand(p.devCommand(), p.migrateCommand(), p.tokenCommand(), p.loadCommand(), p.verifyCommand(), p.statusCommand(), p.repairCommand(), p.restoreCommand(), p.streamCommand(), p.partitionsCommand(),
 		p.replayCommand(), p.consumeCommand(), p.outboxCommand(), p.dlqCommand(), p.pauseCommand(), p.resumeCommand(), p.eraseCommand(), p.historyCommand(), p.archiveCommand(), p.eventsCommand(), p.kindsCommand(), p.contractsCommand(), p.edgesCommand(), p.doctorCommand(), p.natsCommand(), p.readyCommand(), p.versionCommand(), p.demoCommand(),
 		bench.Command())
 	refuseUnknown(root.Commands())

@@ -32,7 +32,7 @@ var harmless = []string{
 }
 
 // unrecorded are those of which nothing keeps who did it, or why.
-var unrecorded = []string{"partitions resize", "repair stream", "replay", "stream configure", "token revoke"}
+var unrecorded = []string{"partitions resize", "repair stream", "replay", "restore", "stream configure", "token revoke"}
 
 // destructiveCase is how a destructive command is run.
 type destructiveCase struct {
@@ -56,6 +56,7 @@ var destructiveCases = map[string]destructiveCase{
 	"repair stream": {shows: []string{"Partition 0"}, code: -1, before: `UPDATE outbox_partitions SET stream = 'EVENTS-0', created = '2020-01-01'`,
 		after: `UPDATE outbox_partitions SET stream = NULL, created = NULL`},
 	"replay":           {args: "--consumer followercounts", shows: []string{"live tables are dropped", "edge_counts"}, code: -1},
+	"restore":          {args: "--since 2026-01-01T00:00:00Z", shows: []string{"to write again", "erasures to run again"}, code: -1},
 	"stream configure": {args: "--max-age 1h", shows: []string{"events stay for 1h0m0s instead of"}},
 	"token revoke":     {args: "--tenant 1 --name web", shows: []string{"web", "works"}},
 }

@@ -1,0 +1,149 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/erasure"
+	"github.com/tidings/tidings/internal/restore"
+	"github.com/tidings/tidings/internal/words"
+	"github.com/tidings/tidings/replay"
+)
+
+func (p Process) restoreCommand() *cobra.Command {
+	var (
+		data, since string
+		asJSON      bool
+		o           restore.Options
+		sure        *asking
+	)
+	c := &cobra.Command{
+		Use:   "restore --since TIME",
+		Short: "Bring truth, streams and projections together after a restore of any of them",
+		Long: `Restore is for afterwards: you have restored databases or NATS from backups, or have lost them, and servers, relays and consumers run again. Keep the API
+stopped until the command has finished. --since is the time of the oldest backup that you restored (RFC 3339).
+
+It writes again what a stream or a history still tells of a write that the truth has lost, puts new streams in the place of the old ones and publishes there what is
+missing, replays consumers that cannot read on, runs the erasures since that time again, mends what differs in the projections, and verifies everything. Exit code 3
+says that it waited for --wait in vain, and for what. Then, and after any interruption, the same command continues. docs/backup.md has the steps before it.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			var err error
+			if o.Since, err = time.Parse(time.RFC3339, since); err != nil {
+				return &usageError{errors.New("--since is wanted: the time of the oldest backup that was restored, such as 2026-11-22T03:00:00Z")}
+			}
+			y, err := p.system(c.Context(), data, "restore")
+			if err != nil {
+				return err
+			}
+			defer y.close()
+			deps, err := p.restoring(c.Context(), y, data, o.Wait)
+			if err != nil {
+				return err
+			}
+			if !o.DryRun {
+				if err := sure.ask(func(w io.Writer) error {
+					look := o
+					look.DryRun = true
+					report, err := restore.Run(c.Context(), deps, look)
+					printRestore(w, report)
+					return err
+				}); err != nil {
+					return err
+				}
+				if !asJSON {
+					o.Progress = func(what string) { fmt.Fprintln(p.Stderr, what) }
+				}
+			}
+			report, err := restore.Run(c.Context(), deps, o)
+			if err != nil {
+				return err
+			}
+			switch {
+			case asJSON:
+				err = p.writeJSON(report)
+			case o.DryRun:
+				printRestore(p.Stdout, report)
+			default:
+				printRestore(p.Stdout, report)
+				err = p.printVerification(report.Verified)
+			}
+			if err == nil && !o.DryRun && !report.Verified.OK {
+				return errReported
+			}
+			return err
+		},
+	}
+	c.Flags().StringVar(&since, "since", "", "the `time` of the oldest backup that was restored")
+	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "say what the command finds, and change nothing")
+	c.Flags().DurationVar(&o.Wait, "wait", 10*time.Minute, "how long to wait for relays and consumers, at each step")
+	c.Flags().IntVar(&o.Limit, "limit", 20, "differences at most that are named, of each projection; all are counted")
+	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	sure = p.destructive(c)
+	dataFlag(c, &data)
+	return c
+}
+
+// restoring is what a restore works with.
+func (p Process) restoring(ctx context.Context, y *system, data string, wait time.Duration) (restore.Deps, error) {
+	now, err := truthKinds(ctx, y.Truth)
+	if err != nil {
+		return restore.Deps{}, err
+	}
+	s, err := p.servers(ctx, data)
+	if err != nil {
+		return restore.Deps{}, err
+	}
+	d := restore.Deps{Deps: y.verifying(), TruthKinds: now}
+	d.Erase = func(ctx context.Context, tenant, person int64) error {
+		o := erasure.Options{TenantID: tenant, AuthorID: person, Reason: "a restore took the erasure back", Wait: wait}
+		if err := setActor(&o.Actor); err != nil {
+			return err
+		}
+		_, err := p.erase(ctx, data, o)
+		return err
+	}
+	d.Replay = func(ctx context.Context, consumer string) error {
+		for _, projection := range d.Fleet {
+			if projection.Name() == consumer {
+				_, err := replay.Run(ctx, replay.Deps{URL: s.ProjectionsDatabaseURL, Postgres: s.Postgres, Truth: y.Truth, Kinds: y.kinds, JetStream: y.JetStream, Broker: y.Broker,
+					Log: slog.New(slog.DiscardHandler)}, projection, replay.Options{From: replay.Auto})
+				return err
+			}
+		}
+		return fmt.Errorf("there is no consumer %s", consumer)
+	}
+	return d, nil
+}
+
+// printRestore writes what a restore found and did, or would do.
+func printRestore(w io.Writer, r restore.Report) {
+	unknown, redone := int64(0), int64(r.History)
+	for _, part := range r.Streams.Partitions {
+		unknown, redone = unknown+part.Unknown, redone+part.Redone
+	}
+	if r.DryRun {
+		printRepair(w, r.Streams, true)
+		fmt.Fprintf(w, "%s lost by the truth and on the streams, to write again.\n", words.Of(unknown, "write"))
+		fmt.Fprintf(w, "%s to run again.\n", words.Of(int64(len(r.Erased)), "erasure"))
+		fmt.Fprintln(w, "All streams are replaced by new ones. Projections that cannot continue are built anew. What differs is mended.")
+		return
+	}
+	printRepair(w, r.Streams, false)
+	fmt.Fprintf(w, "%s written again. %s ran again.\n", words.Of(redone, "lost write"), words.Of(int64(len(r.Erased)), "erasure"))
+	if r.Overtaken > 0 {
+		fmt.Fprintf(w, "Lost writes met later ones of the same entities %s times: those stay, with a higher version.\n", count(int64(r.Overtaken)))
+	}
+	if len(r.Renewed) > 0 {
+		fmt.Fprintf(w, "New streams replace those of the partitions %s.\n", words.Ranges(r.Renewed))
+	}
+	for _, name := range r.Replayed {
+		fmt.Fprintf(w, "%s was built anew.\n", name)
+	}
+}

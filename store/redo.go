@@ -1,0 +1,296 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/versioned"
+)
+
+// redo writes again what a restored truth has lost and events still tell, in their order. Each event brings its entity to its state and version. Where the truth has
+// another write of that version, or a later one, the truth's state stays and gets a version above both, with an event by the actor: whoever saw
+// the lost write then follows. overtaken is how many entities those are. An event of no kind of set changes no state.
+//
+// keep is called last in the transaction, with the events that it adds: it puts both into the outbox. The store's pool acts as the system role.
+func (s *Store) redo(ctx context.Context, set *kinds.Set, events []event.Event, actor string, keep func(ctx context.Context, tx pgx.Tx, added []event.Event) error) (overtaken int, err error) {
+	for {
+		var back *redoArchivedError
+		err := postgres.InTx(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+			r := &redoing{threads: s.threads, tx: tx, set: set, actor: actor}
+			if err := r.run(ctx, events); err != nil {
+				return err
+			}
+			overtaken = len(r.added)
+			return keep(ctx, tx, r.added)
+		})
+		if !errors.As(err, &back) {
+			if err != nil {
+				err = fmt.Errorf("write %d lost events again: %w", len(events), err)
+			}
+			return overtaken, err
+		}
+		err = s.bringBack(ctx, back.tenant, s.children(back.kind), back.objects, time.Now().Add(s.returnBudget))
+		if err != nil && !errors.Is(err, ErrThreadReturning) {
+			return 0, err
+		}
+	}
+}
+
+// redoArchivedError says which threads have to be brought back first.
+type redoArchivedError struct {
+	archivedError
+	tenant int64
+	kind   kinds.Child
+}
+
+// redoing is one transaction.
+type redoing struct {
+	threads *versioned.Table[event.Thread]
+	tx      pgx.Tx
+	set     *kinds.Set
+	actor   string
+	added   []event.Event
+}
+
+// run goes through the events by tenant and kind: nothing orders entities of different ones.
+func (r *redoing) run(ctx context.Context, events []event.Event) error {
+	type group struct {
+		tenant int64
+		kind   string
+	}
+	var order []group
+	of := make(map[group][]event.Event)
+	for _, e := range events {
+		g := group{e.TenantID, e.AggregateType}
+		if of[g] == nil {
+			order = append(order, g)
+		}
+		of[g] = append(of[g], e)
+	}
+	for _, g := range order {
+		var err error
+		if k, ok := r.set.Edge(g.kind); ok {
+			err = r.edges(ctx, g.tenant, k, of[g])
+		} else if k, ok := r.set.Child(g.kind); ok {
+			err = r.children(ctx, g.tenant, k, of[g])
+		} else if g.kind == event.AggregateThread {
+			err = r.settings(ctx, g.tenant, of[g])
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// follow adds the events of the entities that the truth had gone on with.
+func (r *redoing) follow(ctx context.Context, tenant int64, refs []event.Ref) error {
+	if len(refs) == 0 {
+		return nil
+	}
+	states, err := StatesBy(ctx, r.tx, tenant, r.set, refs, r.actor)
+	r.added = append(r.added, states...)
+	return err
+}
+
+// redoEdgesSQL brings edges to lost versions, or above their own where these are as high.
+// Index: edges_KIND_pkey.   Locks: the edges, in the order of the events.
+const redoEdgesSQL = `
+INSERT /* store.redo_edges */ INTO {edges} AS e (tenant_id, from_id, to_id, status, version, created_at, positioned_at, updated_at, attributes)
+SELECT @tenant::bigint, w.from_id, w.to_id, w.status, w.version, w.created_at, w.positioned_at, w.updated_at, w.attributes::jsonb
+  FROM unnest(@froms::bigint[], @tos::bigint[], @statuses::text[], @versions::bigint[], @created_ats::timestamptz[], @positioned_ats::timestamptz[], @updated_ats::timestamptz[],
+              @attributes::text[]) WITH ORDINALITY AS w(from_id, to_id, status, version, created_at, positioned_at, updated_at, attributes, ord)
+ ORDER BY w.ord
+ON CONFLICT (tenant_id, from_id, to_id) DO UPDATE
+   SET (status, version, created_at, positioned_at, updated_at, attributes) =
+       (SELECT n.* FROM (VALUES (excluded.status, excluded.version, excluded.created_at, excluded.positioned_at, excluded.updated_at, excluded.attributes)) n WHERE e.version < excluded.version
+         UNION ALL
+        SELECT e.status, e.version + 1, e.created_at, e.positioned_at, e.updated_at, e.attributes WHERE e.version >= excluded.version)
+RETURNING e.from_id, e.to_id, e.version`
+
+func (r *redoing) edges(ctx context.Context, tenant int64, k kinds.Edge, events []event.Event) error {
+	all := make([]event.Edge, len(events))
+	for i := range events {
+		var err error
+		if all[i], err = events[i].DecodeEdge(k.Names()); err != nil {
+			return err
+		}
+	}
+	for _, round := range rounds(len(all), func(i int) (pair, any, bool) { return pair{int64(all[i].From), int64(all[i].To)}, nil, true }) {
+		n := len(round)
+		froms, tos, versions, wanted := make([]int64, n), make([]int64, n), make([]int64, n), make(map[pair]int64, n)
+		statuses, attributes := make([]string, n), make([]*string, n)
+		created, positioned, updated := make([]time.Time, n), make([]time.Time, n), make([]time.Time, n)
+		for m, i := range round {
+			e := all[i]
+			froms[m], tos[m], statuses[m], versions[m], attributes[m] = int64(e.From), int64(e.To), e.Status, e.Version, text(e.Attributes)
+			created[m], positioned[m], updated[m] = e.CreatedAt.Time, e.PositionedAt.Time, e.UpdatedAt.Time
+			wanted[pair{froms[m], tos[m]}] = e.Version
+		}
+		var p pair
+		var version int64
+		var later []event.Ref
+		rows, _ := r.tx.Query(ctx, edgesOf(k.Name, redoEdgesSQL), postgres.Args{"tenant": tenant, "froms": froms, "tos": tos, "statuses": statuses, "versions": versions,
+			"created_ats": created, "positioned_ats": positioned, "updated_ats": updated, "attributes": attributes})
+		if _, err := pgx.ForEachRow(rows, []any{&p.from, &p.to, &version}, func() error {
+			if version != wanted[p] {
+				later = append(later, event.Ref{Type: k.Name, From: event.ID(p.from), To: event.ID(p.to)})
+			}
+			return nil
+		}); err != nil {
+			return fmt.Errorf("write %d edges of %s: %w", n, k.Name, err)
+		}
+		if err := r.follow(ctx, tenant, later); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// redoChildrenSQL does the same for children. The body of one that nobody sees is the truth's alone: where it has one that stays.
+// Index: children_KIND_pkey.   Locks: the children, in the order of the events.
+const redoChildrenSQL = `
+INSERT /* store.redo_children */ INTO {{.Table}} AS c
+       (tenant_id, child_id, object_id, {{if .Threaded}}parent_id, slug, path, {{end}}author_id, body, attributes, author_state, moderation_state, version, created_at, updated_at)
+SELECT @tenant::bigint, w.child_id, w.object_id, {{if .Threaded}}w.reply_to, w.slug, w.path, {{end}}w.author_id, w.body, w.attributes::jsonb, w.author_state, w.moderation_state,
+       w.version, w.created_at, w.updated_at
+  FROM unnest(@child_ids::uuid[], @object_ids::bigint[], @reply_tos::uuid[], @slugs::text[], @paths::text[], @author_ids::bigint[], @bodies::text[], @attributes::text[],
+              @author_states::text[], @moderation_states::text[], @versions::bigint[], @created_ats::timestamptz[], @updated_ats::timestamptz[]) WITH ORDINALITY
+    AS w(child_id, object_id, reply_to, slug, path, author_id, body, attributes, author_state, moderation_state, version, created_at, updated_at, ord)
+ ORDER BY w.ord
+ON CONFLICT (tenant_id, child_id) DO UPDATE
+   SET (body, attributes, author_state, moderation_state, version, updated_at) =
+       (SELECT CASE WHEN n.kept THEN c.body ELSE n.body END, CASE WHEN n.kept THEN c.attributes ELSE n.attributes END, n.author_state, n.moderation_state, n.version, n.updated_at
+          FROM (VALUES (excluded.body, excluded.attributes, excluded.author_state, excluded.moderation_state, excluded.version, excluded.updated_at, excluded.author_state <> 'ERASED' AND excluded.body = ''))
+            AS n(body, attributes, author_state, moderation_state, version, updated_at, kept) WHERE c.version < n.version
+         UNION ALL
+        SELECT c.body, c.attributes, c.author_state, c.moderation_state, c.version + 1, c.updated_at WHERE c.version >= excluded.version)
+RETURNING c.child_id::text, c.version`
+
+func (r *redoing) children(ctx context.Context, tenant int64, k kinds.Child, events []event.Event) error {
+	shape := shapeOf(k)
+	all, objects := make([]event.Child, len(events)), make([]int64, len(events))
+	for i := range events {
+		var err error
+		if all[i], err = events[i].DecodeChild(k.Names()); err != nil {
+			return err
+		}
+		objects[i] = int64(all[i].Parent)
+	}
+	archived, err := shape.archived(ctx, r.tx, tenant, objects)
+	if err != nil {
+		return err
+	}
+	if len(archived) > 0 {
+		return &redoArchivedError{archivedError{archived}, tenant, k}
+	}
+	for _, round := range rounds(len(all), func(i int) (string, any, bool) {
+		return all[i].ID, authorPlace{int64(all[i].AuthorID), int64(all[i].Parent)}, true
+	}) {
+		var some []event.Child
+		for _, i := range round {
+			some = append(some, all[i])
+		}
+		later, err := r.someChildren(ctx, tenant, shape, some)
+		if err == nil {
+			err = r.follow(ctx, tenant, later)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// someChildren writes different children, and returns those that the truth had gone on with.
+func (r *redoing) someChildren(ctx context.Context, tenant int64, shape childShape, some []event.Child) (later []event.Ref, err error) {
+	n := len(some)
+	ids, slugs, paths, bodies, authorStates, moderation := make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]string, n)
+	replyTos, attributes := make([]*string, n), make([]*string, n)
+	objects, authors, versions, wanted := make([]int64, n), make([]int64, n), make([]int64, n), make(map[string]int64, n)
+	created, updated := make([]time.Time, n), make([]time.Time, n)
+	for i, c := range some {
+		ids[i], slugs[i], paths[i], bodies[i], authorStates[i], moderation[i] = c.ID, c.Slug, c.Path, c.Body, c.AuthorState, c.ModerationState
+		objects[i], authors[i], versions[i], attributes[i] = int64(c.Parent), int64(c.AuthorID), c.Version, text(c.Attributes)
+		created[i], updated[i] = c.CreatedAt.Time, c.UpdatedAt.Time
+		if c.ReplyTo != "" {
+			replyTos[i] = &c.ReplyTo
+		}
+		wanted[c.ID] = c.Version
+	}
+	var id string
+	var version int64
+	rows, _ := r.tx.Query(ctx, shape.sql(redoChildrenSQL), pgx.StrictNamedArgs{"tenant": tenant, "child_ids": ids, "object_ids": objects, "reply_tos": replyTos, "slugs": slugs,
+		"paths": paths, "author_ids": authors, "bodies": bodies, "attributes": attributes, "author_states": authorStates, "moderation_states": moderation, "versions": versions,
+		"created_ats": created, "updated_ats": updated})
+	if _, err := pgx.ForEachRow(rows, []any{&id, &version}, func() error {
+		if version != wanted[id] {
+			later = append(later, event.Ref{Type: shape.Kind, Child: id})
+		}
+		return nil
+	}); err != nil {
+		return nil, fmt.Errorf("write %d children of the kind %s: %w", n, shape.Kind, err)
+	}
+	return later, nil
+}
+
+// settings does the same for what holds for threads, one after the other: there are few.
+func (r *redoing) settings(ctx context.Context, tenant int64, events []event.Event) error {
+	for i := range events {
+		var next event.Thread
+		if err := events[i].DecodePayload(&next); err != nil {
+			return err
+		}
+		lock := []versioned.Change[event.Thread]{{TenantID: tenant, Object: newThread(next.Of(), int64(next.PostID)), By: next.Actor}}
+		if err := r.threads.Lock(ctx, r.tx, lock); err != nil {
+			return err
+		}
+		_, now, err := getThreads(ctx, r.tx, tenant, next.Of(), []int64{int64(next.PostID)})
+		if err != nil {
+			return err
+		}
+		if now[0].Version >= next.Version {
+			next = now[0]
+			next.Version, next.Actor = next.Version+1, r.actor
+			payload, err := json.Marshal(next)
+			if err != nil {
+				return fmt.Errorf("encode thread %d: %w", next.PostID, err)
+			}
+			r.added = append(r.added, event.Event{TenantID: tenant, AggregateType: event.AggregateThread, AggregateID: int64(next.PostID), Type: event.Updated, Payload: payload})
+		}
+		change := versioned.Change[event.Thread]{TenantID: tenant, Object: next, By: cmp.Or(next.Actor, r.actor), At: next.UpdatedAt.Time}
+		if _, err := r.threads.Upsert(ctx, r.tx, []versioned.Change[event.Thread]{change}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// RedoFromStream is redo of messages of a stream whose rows are lost. moved are the events that got new ids (outbox.Redo).
+func (s *Store) RedoFromStream(ctx context.Context, set *kinds.Set, events []event.Event, actor string) (moved []string, overtaken int, err error) {
+	overtaken, err = s.redo(ctx, set, events, actor, func(ctx context.Context, tx pgx.Tx, added []event.Event) (err error) {
+		if moved, err = outbox.Redo(ctx, tx, events); err != nil {
+			return err
+		}
+		return outbox.Append(ctx, tx, added)
+	})
+	return moved, overtaken, err
+}
+
+// RedoFromHistory is redo of states that a history has and the truth has not. Each gets an event of its own.
+func (s *Store) RedoFromHistory(ctx context.Context, set *kinds.Set, events []event.Event, actor string) (overtaken int, err error) {
+	return s.redo(ctx, set, events, actor, func(ctx context.Context, tx pgx.Tx, added []event.Event) error {
+		return outbox.Append(ctx, tx, slices.Concat(events, added))
+	})
+}
