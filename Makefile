@@ -31,6 +31,32 @@ test: ## every test: unit, integration, fault, with the race detector where it c
 	$(GO) -C contracts/cloudevents test -count=1 ./...
 	$(GO) -C deploy/prometheus/test test -count=1 ./...
 
+# The strongest fault tests: a server that is killed, frozen, restarted, or cut off while others work. All the tests that use servers run on containers
+# with TEST_SERVERS=docker make test.
+DOCKER_PACKAGES := ./relay ./store ./consumers ./internal/testkit
+DOCKER_TESTS := TestFaultKilledTestBinaryLeavesNoContainer \
+	TestContainersAreOpenToThisMachineAlone \
+	TestNATSProcessKeepsMessagesOverKillAndRestart \
+	TestFrozenPostgresIsThawedWhenTheTestEnds \
+	TestFaultsMixedFromASeedLoseAndDoubleNothing \
+	TestOnThreeBrokersTheLeaderIsCutOff \
+	TestPostgreSQLIsShutDownAtOnceAndRestarted \
+	TestMarksThatACrashTakesBackAreMadeAgain \
+	TestARelayWhoseBrokerReadsNothingStopsInTime \
+	TestServersThatDieLoseAndRepeatNothing \
+	TestABatchThatACrashTakesBackIsAppliedAgain \
+	TestNoWriteThatWasAnsweredIsLostWhenPostgreSQLCrashes \
+	TestACommitThatIsFoundIsOnTheStandbysToo
+
+.PHONY: test-docker
+test-docker: engine ## fault tests with servers in containers, and what deploy/ makes of the engine (docs/testing.md)
+	GORACE="atexit_sleep_ms=100 $$GORACE" TEST_SERVERS=docker $(GO) test $(RACE) -count=1 -p 2 -timeout 10m -run "^($$(echo $(DOCKER_TESTS) | tr ' ' '|'))$$" $(DOCKER_PACKAGES)
+	$(GO) test -tags docker -count=1 -timeout 15m ./deploy
+
+.PHONY: engine
+engine: ## whether a container engine answers and has the images of the tests, which it pulls; else what is missing
+	@sh internal/testkit/engine.sh
+
 .PHONY: test-helm
 test-helm: ## the Helm chart, rendered by Helm's library and read as the Kubernetes API reads it
 	$(GO) -C deploy/helm/test test -count=1 ./...

@@ -56,3 +56,42 @@ func TestTheConfigurationTableIsWhatTheCodeReads(t *testing.T) {
 		}
 	}
 }
+
+// TestTheTestingPageHasTheVariablesThatTestsRead: each variable and target of the page exists, and each variable of the tests is on it.
+func TestTheTestingPageHasTheVariablesThatTestsRead(t *testing.T) {
+	page, err := os.ReadFile("testing.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	makefile, err := os.ReadFile("../Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	documented, code := map[string]bool{}, ""
+	for _, row := range regexp.MustCompile("(?m)^\\| `([A-Z_]+)` \\|").FindAllStringSubmatch(string(page), -1) {
+		documented[row[1]] = true
+	}
+	read := regexp.MustCompile(`(?:Getenv\(|[sS]eeds?Env = )"(TEST_[A-Z_]+|TIDINGS_(?:TEST|SOAK)_[A-Z]+)"`)
+	files(t, ".go", func(path, content string) {
+		code += content
+		for _, m := range read.FindAllStringSubmatch(content, -1) {
+			if !documented[m[1]] {
+				t.Errorf("%s reads %s, which docs/testing.md does not have", path, m[1])
+			}
+		}
+	})
+	for name := range documented {
+		if !strings.Contains(code, `"`+name+`"`) {
+			t.Errorf("docs/testing.md has %s, which nothing reads", name)
+		}
+	}
+	targets := regexp.MustCompile("`(?:TEST_SERVERS=docker )?make ([a-z-]+)").FindAllStringSubmatch(string(page), -1)
+	for _, m := range targets {
+		if !strings.Contains(string(makefile), "\n"+m[1]+":") {
+			t.Errorf("docs/testing.md names make %s, which the Makefile does not have", m[1])
+		}
+	}
+	if len(documented) < 9 || len(targets) < 9 {
+		t.Errorf("the page has %d variables and %d targets", len(documented), len(targets))
+	}
+}

@@ -38,6 +38,17 @@ func TestEveryTestThatADocumentNamesExists(t *testing.T) {
 			tests[m[1]] = true
 		}
 	})
+	files(t, "Makefile", func(path, content string) { // make test-docker
+		list := regexp.MustCompile(`DOCKER_TESTS := ((?:Test\w+(?: \\\n\t)?)+)`).FindStringSubmatch(content)
+		if list == nil {
+			t.Fatalf("%s has no DOCKER_TESTS", path)
+		}
+		for _, name := range regexp.MustCompile(`\w+`).FindAllString(list[1], -1) {
+			if !tests[name] {
+				t.Errorf("%s names %s, which does not exist", path, name)
+			}
+		}
+	})
 	files(t, ".md", func(path, content string) {
 		for _, m := range regexp.MustCompile("`(Test\\w+)`").FindAllStringSubmatch(content, -1) {
 			if !tests[m[1]] {

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -75,23 +76,29 @@ func TestHeartbeatsPassThroughWhateverRelaysDo(t *testing.T) {
 	}
 
 	// A relay freezes for longer than its lease with a heartbeat in hand, goes on writing others, and thaws.
-	frozen, thaw := make(chan struct{}), make(chan struct{})
+	frozen, thawed := make(chan struct{}), make(chan struct{})
+	thaw := sync.OnceFunc(func() { close(thawed) })
 	a, other := made(every), made(0)
 	var once atomic.Bool
 	a.step = func(step string) {
 		if step == "before commit" && once.CompareAndSwap(false, true) {
 			close(frozen)
-			<-thaw
+			<-thawed
 		}
 	}
 	stopA := start(t, a)
-	<-frozen
+	t.Cleanup(thaw) // or a test that fails waits for its end for ever
+	select {
+	case <-frozen:
+	case <-time.After(30 * time.Second):
+		t.Fatal("the relay publishes no heartbeat")
+	}
 	if _, err := pool.Exec(t.Context(), `UPDATE leases SET expires_at = now() - interval '1 s', owner = ''`); err != nil {
 		t.Fatal(err)
 	}
 	stopOther := start(t, other)
 	await("a relay that writes none to publish another's", func(all []beaten) bool { return len(all) > 3 && all[3].On == 0 })
-	close(thaw)
+	thaw()
 	if n, seconds := other.pathSeen(t); n < 3 || seconds <= 0 {
 		t.Errorf("the relay that took over has published %d heartbeats, %f s old", n, seconds)
 	}

@@ -119,11 +119,13 @@ func TestAStandbyIsNotAskedWhatWasCommittedBeforeItsPromotion(t *testing.T) {
 		}
 		told := start(f, follower)
 		awaitBackend(t, owner, told, "COMMIT to wait for the flush", `state = 'active' AND query = 'commit'`)
+		pg.Kill(t)
+		early := len(told) > 0 // the answer came before the crash
 		pg.Restart(t)
 		awaitBackend(t, owner, told, "the standby to be asked", `pg_is_in_recovery() AND query = 'rollback'`)
 		select {
 		case a := <-told:
-			if !errors.Is(a.err, postgres.ErrUnknown) {
+			if !early && !errors.Is(a.err, postgres.ErrUnknown) {
 				t.Errorf("the standby gave an answer: %+v, %v", a.out, a.err)
 			}
 			told <- a
@@ -132,7 +134,7 @@ func TestAStandbyIsNotAskedWhatWasCommittedBeforeItsPromotion(t *testing.T) {
 		if _, err := owner.Exec(t.Context(), `SELECT pg_promote()`); err != nil {
 			t.Fatal(err)
 		}
-		return f.made(t, follower, <-told)
+		return f.made(t, follower, <-told) && !early
 	})
 }
 

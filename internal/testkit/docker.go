@@ -1,47 +1,41 @@
 package testkit
 
 import (
+	"bufio"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
+	"net/http"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strconv"
-	"testing"
+	"strings"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/moby/moby/api/types/container"
-	"github.com/moby/moby/api/types/network"
-	"github.com/moby/moby/client"
+	"github.com/moby/moby/api/types/mount"
 	"github.com/testcontainers/testcontainers-go"
-	tcnats "github.com/testcontainers/testcontainers-go/modules/nats"
-	tcpostgres "github.com/testcontainers/testcontainers-go/modules/postgres"
 
+	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/pglocal"
 )
 
-// docker is a PostgreSQL in a container of its own.
-type docker struct {
-	ctr    *tcpostgres.PostgresContainer
-	engine *testcontainers.DockerClient
-	base   url.URL
-	state  string // running, frozen or killed
-}
+func forceDocker() bool { return os.Getenv("TEST_SERVERS") == "docker" }
 
-// startContainer runs the image TEST_POSTGRES_IMAGE. The port on the host is fixed, because a port that the engine chooses
-// changes with each start of the container.
-func startContainer(settings ...string) (_ server, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
-	defer cancel()
+// dockerPostgres is a PostgreSQL in a container.
+type dockerPostgres struct{ *containerServer }
+
+const postgresPort = "5432/tcp"
+
+// startDockerPostgres runs the image TEST_POSTGRES_IMAGE.
+func startDockerPostgres(settings ...string) (server, error) {
 	port, err := pglocal.FreePort()
-	if err != nil {
-		return nil, err
-	}
-	host, bind, err := hostAddress(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -49,70 +43,27 @@ func startContainer(settings ...string) (_ server, err error) {
 	for _, s := range append([]string{"fsync=off", "full_page_writes=off", "max_connections=300", "max_prepared_transactions=20"}, settings...) {
 		cmd = append(cmd, "-c", s)
 	}
-	ctr, err := tcpostgres.Run(ctx, cmp.Or(os.Getenv("TEST_POSTGRES_IMAGE"), "postgres:17-alpine"), testcontainers.WithCmd(cmd...),
-		testcontainers.WithHostConfigModifier(func(h *container.HostConfig) {
-			h.PortBindings = network.PortMap{network.MustParsePort("5432/tcp"): {{HostIP: bind, HostPort: strconv.Itoa(port)}}}
-		}))
+	ready := func(ctx context.Context, c *containerServer) error { return dockerPostgres{c}.ping(ctx) } // while the image prepares its cluster nothing listens on TCP
+	c, err := runContainer(cmp.Or(os.Getenv("TEST_POSTGRES_IMAGE"), "postgres:17-alpine"), ready, map[string]int{postgresPort: port},
+		testcontainers.WithEnv(map[string]string{"POSTGRES_PASSWORD": "postgres"}), testcontainers.WithCmd(cmd...))
 	if err != nil {
-		if ctr != nil {
-			err = errors.Join(err, testcontainers.TerminateContainer(ctr))
-		}
-		return nil, fmt.Errorf("run PostgreSQL in Docker: %w", err)
-	}
-	d := &docker{ctr: ctr, state: "running"}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, d.stop())
-		}
-	}()
-	// Not ctr.ConnectionString: it may name the gateway of another of the engine's networks, where the port is not bound.
-	d.base = url.URL{Scheme: "postgres", User: url.UserPassword("postgres", "postgres"), Host: net.JoinHostPort(host, strconv.Itoa(port)),
-		RawQuery: "sslmode=disable"}
-	if d.engine, err = testcontainers.NewDockerClientWithOpts(ctx); err != nil {
 		return nil, err
 	}
-	return d, d.awaitReady(ctx)
+	ctx, cancel := context.WithTimeout(context.Background(), engineTimeout)
+	defer cancel()
+	d := dockerPostgres{c}
+	if err := hashOnce(ctx, d); err != nil {
+		return nil, errors.Join(err, d.stop())
+	}
+	return d, nil
 }
 
-// hostAddress is by what this process reaches the engine's containers, and the address to bind their ports to, so that they are
-// open to nobody else: loopback, or, when this process is in a container itself, the gateway of the engine's network. An engine
-// that is known by name alone binds to every address.
-func hostAddress(ctx context.Context) (host string, bind netip.Addr, err error) {
-	provider, err := testcontainers.NewDockerProvider()
-	if err != nil {
-		return "", bind, fmt.Errorf("reach Docker: %w", err)
-	}
-	host, err = provider.DaemonHost(ctx)
-	if err := errors.Join(err, provider.Close()); err != nil {
-		return "", bind, fmt.Errorf("reach Docker: %w", err)
-	}
-	if host == "localhost" {
-		host = "127.0.0.1"
-	}
-	if bind, err = netip.ParseAddr(host); err != nil {
-		bind = netip.IPv4Unspecified()
-	}
-	return host, bind, nil
+func (d dockerPostgres) url(database string) string {
+	u := url.URL{Scheme: "postgres", User: url.UserPassword("postgres", "postgres"), Host: d.addr(postgresPort), Path: "/" + database, RawQuery: "sslmode=disable"}
+	return u.String()
 }
 
-// awaitReady connects until it succeeds: while the image prepares its cluster nothing listens on TCP.
-func (d *docker) awaitReady(ctx context.Context) error {
-	for {
-		err := d.ping(ctx)
-		if err == nil {
-			return nil
-		}
-		t := time.NewTimer(50 * time.Millisecond)
-		select {
-		case <-ctx.Done():
-			t.Stop()
-			return fmt.Errorf("wait for PostgreSQL in Docker: %w", err)
-		case <-t.C:
-		}
-	}
-}
-
-func (d *docker) ping(ctx context.Context) error {
+func (d dockerPostgres) ping(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	conn, err := pgx.Connect(ctx, d.url("postgres"))
@@ -122,98 +73,139 @@ func (d *docker) ping(ctx context.Context) error {
 	return conn.Close(ctx)
 }
 
-func (d *docker) url(database string) string {
-	u := d.base
-	u.Path = "/" + database
-	return u.String()
-}
-
-func (d *docker) stop() error {
-	err := d.thaw()
-	if d.engine != nil {
-		err = errors.Join(err, d.engine.Close())
-	}
-	return errors.Join(err, testcontainers.TerminateContainer(d.ctr, testcontainers.StopTimeout(0)))
-}
-
-func (d *docker) ended() bool { return d.state == "killed" }
-
-func (d *docker) kill() error {
-	if d.state == "killed" {
-		return nil
-	}
-	if err := d.thaw(); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	none := time.Duration(0) // SIGKILL at once, for every process of the container
-	if err := d.ctr.Stop(ctx, &none); err != nil {
-		return err
-	}
-	d.state = "killed"
-	return nil
-}
-
-func (d *docker) freeze() error {
-	if d.state != "running" {
-		return fmt.Errorf("the container is %s", d.state)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	if _, err := d.engine.ContainerPause(ctx, d.ctr.GetContainerID(), client.ContainerPauseOptions{}); err != nil {
-		return err
-	}
-	d.state = "frozen"
-	return nil
-}
-
-func (d *docker) thaw() error {
-	if d.state != "frozen" {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	if _, err := d.engine.ContainerUnpause(ctx, d.ctr.GetContainerID(), client.ContainerUnpauseOptions{}); err != nil {
-		return err
-	}
-	d.state = "running"
-	return nil
-}
-
-func (d *docker) restart(ctx context.Context) error {
-	if err := d.kill(); err != nil {
-		return err
-	}
-	if err := d.ctr.Start(ctx); err != nil {
-		return err
-	}
-	d.state = "running"
-	return d.awaitReady(ctx)
-}
-
-func (d *docker) killBackend(pid int) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	_, _, err := d.ctr.Exec(ctx, []string{"kill", "-KILL", strconv.Itoa(pid)}) // an exit code of 1: it has gone
+func (d dockerPostgres) signalBackend(pid int, s syscall.Signal) error {
+	_, err := d.exec("kill", "-"+strconv.Itoa(int(s)), strconv.Itoa(pid)) // an exit code of 1: it has gone
 	return err
 }
 
-// containerNATS runs the image TEST_NATS_IMAGE for one test.
-func containerNATS(t testing.TB) *Broker {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+// dockerNATS is a NATS server in a container.
+type dockerNATS struct {
+	*containerServer
+	cfg broker.ServerConfig
+}
+
+// The ports of the image's server, and the directory where it has that of the test.
+const (
+	natsPort, natsMonitor = "4222/tcp", "8222/tcp"
+	natsRoutes            = "6222"
+	natsDir               = "/tidings"
+)
+
+// startDockerNATS runs the image TEST_NATS_IMAGE. Its store is on this machine, and belongs to the user of the tests.
+func startDockerNATS(cfg broker.ServerConfig) (natsServer, string, error) {
+	monitor, err := pglocal.FreePort()
+	if err != nil {
+		return nil, "", err
+	}
+	if cfg.Port, err = fixedPort(cfg.Port); err != nil {
+		return nil, "", err
+	}
+	d := &dockerNATS{cfg: cfg}
+	if err := d.configure(); err != nil {
+		return nil, "", err
+	}
+	ready := healthy
+	if cfg.Cluster != nil { // it may wait for others
+		ready = greets
+	}
+	d.containerServer, err = runContainer(cmp.Or(os.Getenv("TEST_NATS_IMAGE"), "nats:2"), ready, map[string]int{natsPort: cfg.Port, natsMonitor: monitor},
+		testcontainers.WithCmd("--config", natsDir+"/container.conf"),
+		testcontainers.WithConfigModifier(func(c *container.Config) { c.User = fmt.Sprintf("%d:%d", os.Getuid(), os.Getgid()) }),
+		testcontainers.WithHostConfigModifier(func(h *container.HostConfig) {
+			h.Mounts = append(h.Mounts, mount.Mount{Type: mount.TypeBind, Source: d.dir(), Target: natsDir})
+		}))
+	if err != nil {
+		return nil, "", err
+	}
+	return d, "nats://" + d.addr(natsPort), nil
+}
+
+// dir is on this machine; the container has it as natsDir.
+func (d *dockerNATS) dir() string { return filepath.Dir(d.cfg.Dir) }
+
+// configure writes the server's configuration: that of the test, with what makes it reach its store, its clients and its cluster.
+func (d *dockerNATS) configure() error {
+	e, err := engine()
+	if err != nil {
+		return err
+	}
+	var conf []byte
+	if d.cfg.File != "" {
+		if conf, err = os.ReadFile(d.cfg.File); err != nil {
+			return err
+		}
+	}
+	conf = fmt.Appendf(conf, "\nport: 4222\nhttp_port: 8222\nclient_advertise: %q\n", net.JoinHostPort(e.host, strconv.Itoa(d.cfg.Port)))
+	conf = fmt.Appendf(conf, "jetstream { store_dir: %q, max_memory_store: %d", natsDir+"/"+filepath.Base(d.cfg.Dir), 256<<20)
+	if d.cfg.MaxStore > 0 {
+		conf = fmt.Appendf(conf, ", max_file_store: %d", d.cfg.MaxStore)
+	}
+	conf = append(conf, " }\n"...)
+	if c := d.cfg.Cluster; c != nil { // pings find a route that leads nowhere any more
+		conf = fmt.Appendf(conf, "server_name: %q\ncluster { name: tidings, port: %s, no_advertise: true, ping_interval: 2s, ping_max: 2, routes: [%s] }\n",
+			c.Server, natsRoutes, strings.Join(c.Routes, ", "))
+	}
+	return os.WriteFile(filepath.Join(d.dir(), "container.conf"), conf, 0o600)
+}
+
+// reload has the server read its configuration again, and returns once it has.
+func (d *dockerNATS) reload() error {
+	ctx, cancel := context.WithTimeout(context.Background(), engineTimeout)
 	defer cancel()
-	ctr, err := tcnats.Run(ctx, cmp.Or(os.Getenv("TEST_NATS_IMAGE"), "nats:2"))
-	testcontainers.CleanupContainer(t, ctr)
+	before, err := d.loaded(ctx)
 	if err != nil {
-		t.Fatalf("run NATS in Docker: %v", err)
+		return err
 	}
-	u, err := ctr.ConnectionString(ctx)
+	if err := errors.Join(d.configure(), d.signal("HUP")); err != nil {
+		return err
+	}
+	return poll(ctx, func() error {
+		if now, err := d.loaded(ctx); err != nil || now != before {
+			return err
+		}
+		return errors.New("the server does not take the configuration")
+	})
+}
+
+// loaded returns when the server read its configuration.
+func (d *dockerNATS) loaded(ctx context.Context) (string, error) {
+	var vars struct {
+		Loaded string `json:"config_load_time"`
+	}
+	return vars.Loaded, monitored(ctx, d.containerServer, "/varz", &vars)
+}
+
+// healthy is ready once JetStream has read its store.
+func healthy(ctx context.Context, c *containerServer) error {
+	return monitored(ctx, c, "/healthz", &struct{}{})
+}
+
+func monitored(ctx context.Context, c *containerServer, path string, into any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+c.addr(natsMonitor)+path, nil)
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
-	b := &Broker{}
-	b.setURL(u)
-	return b
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("GET %s: %s", path, res.Status)
+	}
+	return json.NewDecoder(res.Body).Decode(into)
+}
+
+// greets is ready once the server speaks to clients. The engine itself takes connections before that.
+func greets(ctx context.Context, c *containerServer) error {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", c.addr(natsPort))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
+		return err
+	}
+	_, err = bufio.NewReader(conn).ReadString('\n')
+	return err
 }

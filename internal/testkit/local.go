@@ -49,7 +49,7 @@ func startLocal(settings ...string) (server, error) {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	l := &local{cfg: cfg, s: s}
-	if err := l.hashOnce(ctx); err != nil {
+	if err := hashOnce(ctx, l); err != nil {
 		return nil, errors.Join(err, l.stop())
 	}
 	return l, nil
@@ -57,8 +57,8 @@ func startLocal(settings ...string) (server, error) {
 
 // hashOnce stores the login's password with 1 iteration of its hash (RFC 5802, section 3) in the place of 4,096. A client computes them for
 // each connection, which takes it 10 ms under the race detector: more than anything else that a connection costs.
-func (l *local) hashOnce(ctx context.Context) (err error) {
-	u, err := url.Parse(l.s.URL("postgres"))
+func hashOnce(ctx context.Context, s server) error {
+	u, err := url.Parse(s.url("postgres"))
 	if err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func (l *local) hashOnce(ctx context.Context) (err error) {
 	}
 	stored := sha256.Sum256(sign(salted, "Client Key"))
 	encode := base64.StdEncoding.EncodeToString
-	return execute(ctx, l, fmt.Sprintf(`ALTER ROLE postgres PASSWORD 'SCRAM-SHA-256$1:%s$%s:%s'`, encode(salt), encode(stored[:]), encode(sign(salted, "Server Key"))))
+	return execute(ctx, s, fmt.Sprintf(`ALTER ROLE postgres PASSWORD 'SCRAM-SHA-256$1:%s$%s:%s'`, encode(salt), encode(stored[:]), encode(sign(salted, "Server Key"))))
 }
 
 func (l *local) url(database string) string { return l.s.URL(database) }
@@ -156,7 +156,7 @@ func (l *local) restart(ctx context.Context) error {
 	return nil
 }
 
-func (l *local) killBackend(pid int) error { return signal(pid, syscall.SIGKILL) }
+func (l *local) signalBackend(pid int, s syscall.Signal) error { return signal(pid, s) }
 
 // freezeTree stops pid and its descendants and returns them, pid first, once every one of them has stopped.
 func freezeTree(pid int) ([]int, error) {

@@ -1,7 +1,7 @@
 package testkit
 
 import (
-	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -17,26 +17,30 @@ import (
 	"github.com/tidings/tidings/internal/pglocal"
 )
 
-// The test binary runs itself again with one of these set: as the reaper of a directory, or as a NATS server.
+// The test binary runs itself again with one of the first two set: as the reaper of a directory, or as a NATS server. The reaper knows its parent by the third.
 const (
-	reapEnv = "TIDINGS_TESTKIT_REAP"
-	natsEnv = "TIDINGS_TESTKIT_NATS"
+	reapEnv  = "TIDINGS_TESTKIT_REAP"
+	natsEnv  = "TIDINGS_TESTKIT_NATS"
+	ownerEnv = "TIDINGS_TESTKIT_OWNER"
 )
 
 // shared is what the tests of one binary have in common. It is a variable because TestMain and the tests share no other place.
 var shared struct {
-	mu      sync.Mutex
-	running bool // Main runs
-	dir     string
-	reaper  *exec.Cmd
-	pg      server
-	pgErr   error
-	pgOnce  sync.Once
+	mu         sync.Mutex
+	running    bool // Main runs
+	dir        string
+	reaper     *exec.Cmd
+	tell       io.Writer // the reaper
+	containers bool      // it knows that there are some
+	pg         server
+	pgErr      error
+	pgOnce     sync.Once
 }
 
 // Main is the TestMain of every package that uses servers: it runs the tests, stops what they shared, fails when a goroutine
 // is left, and exits.
 func Main(m *testing.M) {
+	_ = os.Setenv("TESTCONTAINERS_RYUK_DISABLED", "true") // our own reaper removes the containers, without an image and its privileges
 	if dir := os.Getenv(reapEnv); dir != "" {
 		os.Exit(exitCode(reap(dir, os.Stdin)))
 	}
@@ -77,51 +81,70 @@ func ignoredGoroutines() []goleak.Option {
 func scratch(name string) (string, error) {
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
-	if !shared.running {
-		return "", errors.New("this package's TestMain does not call testkit.Main")
-	}
-	if shared.dir == "" {
-		dir, err := os.MkdirTemp("", "tidings-test-")
-		if err != nil {
-			return "", err
-		}
-		if err := os.Chmod(dir, 0o711); err != nil {
-			return "", err
-		}
-		if shared.reaper, err = startReaper(dir); err != nil {
-			return "", err
-		}
-		shared.dir = dir
+	if err := startReaper(); err != nil {
+		return "", err
 	}
 	return os.MkdirTemp(shared.dir, name+"-")
 }
 
-// startReaper starts a child that waits for the end of this process and then removes dir and the servers on it. Without it a
-// killed or timed-out test binary would leave its PostgreSQL behind.
-func startReaper(dir string) (*exec.Cmd, error) {
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), reapEnv+"="+dir)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the tests
-	if _, err := cmd.StdinPipe(); err != nil {
-		return nil, err
-	}
-	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start the reaper of test servers: %w", err)
-	}
-	return cmd, nil
-}
-
-// reap waits until its standard input ends, as it does when the parent has ended.
-func reap(dir string, stdin io.Reader) error {
-	if _, err := io.Copy(io.Discard, bufio.NewReader(stdin)); err != nil {
+// reapContainers has the reaper remove this process's containers as well.
+func reapContainers() error {
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	if err := startReaper(); err != nil || shared.containers {
 		return err
 	}
-	dirs, err := filepath.Glob(filepath.Join(dir, "*"))
+	_, err := shared.tell.Write([]byte{'c'})
+	shared.containers = err == nil
+	return err
+}
+
+// startReaper starts, once, a child that waits for the end of this process and then removes the directory and the servers on it. Without it a
+// killed or timed-out test binary would leave its servers behind. The caller holds the lock.
+func startReaper() error {
+	if !shared.running {
+		return errors.New("this package's TestMain does not call testkit.Main")
+	}
+	if shared.reaper != nil {
+		return nil
+	}
+	dir, err := os.MkdirTemp("", "tidings-test-")
 	if err != nil {
 		return err
 	}
+	if err := os.Chmod(dir, 0o711); err != nil {
+		return err
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), reapEnv+"="+dir, ownerEnv+"="+owner())
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the tests
+	cmd.Stderr = os.Stderr
+	if shared.tell, err = cmd.StdinPipe(); err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start the reaper of test servers: %w", err)
+	}
+	shared.dir, shared.reaper = dir, cmd
+	return nil
+}
+
+// reap waits until its standard input ends, as it does when the parent has ended. A byte there says that the parent has containers.
+func reap(dir string, stdin io.Reader) error {
+	told, err := io.Copy(io.Discard, stdin)
+	if err != nil {
+		return err
+	}
+	dirs, err := filepath.Glob(filepath.Join(dir, "*"))
 	for _, d := range dirs {
 		err = errors.Join(err, pglocal.Destroy(d))
+	}
+	if told > 0 {
+		e, eerr := engine()
+		if eerr == nil {
+			eerr = removeContainers(context.Background(), e.Client, func(owner string) bool { return owner == os.Getenv(ownerEnv) })
+		}
+		err = errors.Join(err, eerr)
 	}
 	return errors.Join(err, os.RemoveAll(dir))
 }

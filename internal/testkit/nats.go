@@ -29,8 +29,13 @@ type Broker struct {
 
 	cfg   broker.Config
 	serve broker.ServerConfig
-	in    *broker.Server // in this process
-	child *child         // or as a child
+	s     natsServer // nil when it is not ours
+}
+
+// natsServer is a NATS server in this process, in a child of it, or in a container.
+type natsServer interface {
+	process
+	reload() error // its configuration file
 }
 
 // Config is how the code under test reaches this server, and under which names. On a server that is not the test's alone
@@ -64,65 +69,63 @@ func closeConn(nc *nats.Conn) {
 	}
 }
 
-// NATS returns a server of the test's own in this process. It syncs lazily, and keeps its store in the test's directory.
+// NATS returns a server of the test's own. It syncs lazily, and keeps its store in the test's directory.
 func NATS(t testing.TB) *Broker {
 	t.Helper()
 	skipIfShort(t)
 	if u := os.Getenv("TEST_NATS_URL"); u != "" {
 		return externalNATS(t, u)
 	}
-	if forceDocker() {
-		return containerNATS(t)
-	}
-	b := &Broker{serve: broker.ServerConfig{Dir: t.TempDir(), LazySync: true, Log: Logger(t)}}
-	var err error
-	if b.in, err = broker.StartServer(b.serve); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { b.in.Shutdown() })
-	b.setURL(b.in.URL())
-	return b
+	return newBroker(t, startHere, "")
 }
 
-// NATSWith returns a server of the test's own in this process with a configuration of users and their permissions. Its URL has no user in it.
+// NATSWith returns a server of the test's own with a configuration of users and their permissions. Its URL has no user in it. TEST_NATS_URL is not used.
 func NATSWith(t testing.TB, conf string) *Broker {
 	t.Helper()
 	skipIfShort(t)
-	dir := t.TempDir()
-	b := &Broker{serve: broker.ServerConfig{Dir: filepath.Join(dir, "store"), File: filepath.Join(dir, "nats.conf"), LazySync: true, Log: Logger(t)}}
-	check(t, "configure NATS", os.WriteFile(b.serve.File, []byte(conf), 0o600))
-	var err error
-	if b.in, err = broker.StartServer(b.serve); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { b.in.Shutdown() })
-	b.setURL(b.in.URL())
-	return b
+	return newBroker(t, startHere, conf)
 }
 
-// Reload gives the server another configuration. Only for NATSWith.
-func (b *Broker) Reload(t testing.TB, conf string) {
-	t.Helper()
-	check(t, "configure NATS", os.WriteFile(b.serve.File, []byte(conf), 0o600))
-	check(t, "configure NATS", b.in.Reload())
-}
-
-// NATSProcess returns a server of the test's own in a child process, which the test may kill, freeze and restart. It syncs
-// lazily; as the machine does not fail, a kill loses nothing that was acknowledged. TEST_NATS_URL is not used.
+// NATSProcess returns a server of the test's own that the test may kill, freeze and restart. It syncs lazily; as the machine does not fail, a kill loses
+// nothing that was acknowledged. TEST_NATS_URL is not used.
 func NATSProcess(t testing.TB) *Broker {
 	t.Helper()
 	skipIfShort(t)
-	port, err := pglocal.FreePort() // known beforehand, and not one that a client of the stopped server could be given
-	if err != nil {
-		t.Fatal(err)
+	return newBroker(t, startChild, "")
+}
+
+// starter starts a server and returns its URL.
+type starter func(cfg broker.ServerConfig) (natsServer, string, error)
+
+func newBroker(t testing.TB, start starter, conf string) *Broker {
+	t.Helper()
+	dir := t.TempDir()
+	b := &Broker{serve: broker.ServerConfig{Dir: filepath.Join(dir, "store"), LazySync: true, Log: Logger(t)}}
+	if conf != "" {
+		b.serve.File = filepath.Join(dir, "nats.conf")
+		check(t, "configure NATS", os.WriteFile(b.serve.File, []byte(conf), 0o600))
 	}
-	b := &Broker{serve: broker.ServerConfig{Dir: t.TempDir(), Port: port, LazySync: true}}
-	if b.child, err = startChild(b.serve); err != nil {
+	if err := b.start(start); err != nil {
 		t.Fatalf("NATS for the test: %v", err)
 	}
-	t.Cleanup(func() { check(t, "stop NATS", b.child.kill()) })
-	b.setURL(b.child.url)
+	t.Cleanup(func() { check(t, "stop NATS", b.s.stop()) })
 	return b
+}
+
+// start runs the server by start, or in a container when all servers are to be there.
+func (b *Broker) start(start starter) (err error) {
+	if err := os.MkdirAll(b.serve.Dir, 0o700); err != nil {
+		return err
+	}
+	if forceDocker() {
+		start = startDockerNATS
+	}
+	var url string
+	if b.s, url, err = start(b.serve); err != nil {
+		return err
+	}
+	b.setURL(url)
+	return nil
 }
 
 func (b *Broker) setURL(url string) {
@@ -134,66 +137,107 @@ func (b *Broker) setURL(url string) {
 // Kill ends the server with SIGKILL and returns when it is gone. Only for NATSProcess.
 func (b *Broker) Kill(t testing.TB) {
 	t.Helper()
-	check(t, "kill NATS", b.process(t).kill())
+	check(t, "kill NATS", b.server(t).kill())
 }
 
-// Freeze stops the server with SIGSTOP: connections stay open and nobody answers. It is thawed at the latest when the test
-// ends. Only for NATSProcess.
+// Freeze stops the server with all that it does: connections stay open and nobody answers. It is thawed at the latest when the test ends. Only for
+// NATSProcess.
 func (b *Broker) Freeze(t testing.TB) {
 	t.Helper()
-	c := b.process(t)
-	t.Cleanup(func() { check(t, "thaw NATS", c.signal(syscall.SIGCONT)) })
-	if c.ended() {
-		t.Fatal("freeze NATS: it has ended")
-	}
-	_, err := freezeTree(c.cmd.Process.Pid)
-	check(t, "freeze NATS", err)
+	s := b.server(t)
+	t.Cleanup(func() { check(t, "thaw NATS", s.thaw()) })
+	check(t, "freeze NATS", s.freeze())
 }
 
 // Thaw undoes Freeze. Only for NATSProcess.
 func (b *Broker) Thaw(t testing.TB) {
 	t.Helper()
-	check(t, "thaw NATS", b.process(t).signal(syscall.SIGCONT))
+	check(t, "thaw NATS", b.server(t).thaw())
 }
 
-// Restart ends the server if it runs, frozen or not, with SIGKILL and starts it on the same store and port. Only for
-// NATSProcess.
+// Restart ends the server if it runs, frozen or not, with SIGKILL and starts it on the same store and port. Only for NATSProcess.
 func (b *Broker) Restart(t testing.TB) {
 	t.Helper()
-	check(t, "kill NATS", b.process(t).kill())
-	c, err := startChild(b.serve)
-	if err != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	if err := b.server(t).restart(ctx); err != nil {
 		t.Fatalf("restart NATS: %v", err)
 	}
-	b.child = c
 }
 
-func (b *Broker) process(t testing.TB) *child {
+// Reload gives the server another configuration and returns once it has it. Only for NATSWith.
+func (b *Broker) Reload(t testing.TB, conf string) {
 	t.Helper()
-	if b.child == nil {
-		t.Fatal("this NATS is no process of its own: use testkit.NATSProcess")
-	}
-	return b.child
+	check(t, "configure NATS", os.WriteFile(b.serve.File, []byte(conf), 0o600))
+	check(t, "configure NATS", b.server(t).reload())
 }
+
+func (b *Broker) server(t testing.TB) natsServer {
+	t.Helper()
+	if b.s == nil {
+		t.Fatal("this NATS is not the test's own")
+	}
+	return b.s
+}
+
+// here is a server in this process, which no signal can disturb alone.
+type here struct{ *broker.Server }
+
+func startHere(cfg broker.ServerConfig) (natsServer, string, error) {
+	s, err := broker.StartServer(cfg)
+	if err != nil {
+		return nil, "", err
+	}
+	return here{s}, s.URL(), nil
+}
+
+var errHere = errors.New("this NATS is no process of its own: use testkit.NATSProcess")
+
+func (h here) stop() error                 { h.Shutdown(); return nil }
+func (h here) reload() error               { return h.Reload() }
+func (here) kill() error                   { return errHere }
+func (here) freeze() error                 { return errHere }
+func (here) thaw() error                   { return errHere }
+func (here) restart(context.Context) error { return errHere }
 
 // child is a test binary that runs as a NATS server.
 type child struct {
+	cfg  broker.ServerConfig
 	cmd  *exec.Cmd
-	url  string
 	done chan struct{}
 }
 
 // startChild returns once the child says that it serves.
-func startChild(cfg broker.ServerConfig) (*child, error) {
+func startChild(cfg broker.ServerConfig) (_ natsServer, _ string, err error) {
+	if cfg.Port, err = fixedPort(cfg.Port); err != nil {
+		return nil, "", err
+	}
+	c := &child{cfg: cfg}
+	url, err := c.start()
+	if err != nil {
+		return nil, "", err
+	}
+	return c, url, nil
+}
+
+// fixedPort is known before the server starts, and not one that a client of the stopped server could be given.
+func fixedPort(port int) (int, error) {
+	if port != 0 {
+		return port, nil
+	}
+	return pglocal.FreePort()
+}
+
+func (c *child) start() (url string, err error) {
 	shared.mu.Lock()
 	running := shared.running
 	shared.mu.Unlock()
 	if !running { // the child would run the tests
-		return nil, errors.New("this package's TestMain does not call testkit.Main")
+		return "", errors.New("this package's TestMain does not call testkit.Main")
 	}
-	spec, err := json.Marshal(natsSpec{Dir: cfg.Dir, Port: cfg.Port, MaxStore: cfg.MaxStore, Cluster: cfg.Cluster})
+	spec, err := json.Marshal(natsSpec{Dir: c.cfg.Dir, Port: c.cfg.Port, MaxStore: c.cfg.MaxStore, Cluster: c.cfg.Cluster})
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), natsEnv+"="+string(spec))
@@ -201,26 +245,27 @@ func startChild(cfg broker.ServerConfig) (*child, error) {
 	cmd.Stderr = os.Stderr
 	cmd.WaitDelay = time.Second
 	if _, err := cmd.StdinPipe(); err != nil { // its end tells the child that we have ended
-		return nil, err
+		return "", err
 	}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	if err := cmd.Start(); err != nil {
-		return nil, err
+		return "", err
 	}
 	line, readErr := bufio.NewReader(out).ReadString('\n')
-	c := &child{cmd: cmd, url: strings.TrimSpace(line), done: make(chan struct{})}
+	done := make(chan struct{})
 	go func() {
 		_ = cmd.Wait() // it is killed in the end
-		close(c.done)
+		close(done)
 	}()
 	if readErr != nil {
-		<-c.done
-		return nil, fmt.Errorf("the NATS child ended at its start: %s", cmd.ProcessState)
+		<-done
+		return "", fmt.Errorf("the NATS child ended at its start: %s", cmd.ProcessState)
 	}
-	return c, nil
+	c.cmd, c.done = cmd, done
+	return strings.TrimSpace(line), nil
 }
 
 func (c *child) ended() bool {
@@ -239,12 +284,36 @@ func (c *child) signal(sig syscall.Signal) error {
 	return signal(c.cmd.Process.Pid, sig)
 }
 
+func (c *child) stop() error { return c.kill() }
+
 func (c *child) kill() error {
 	if err := c.signal(syscall.SIGKILL); err != nil {
 		return err
 	}
 	<-c.done
 	return nil
+}
+
+func (c *child) freeze() error {
+	if c.ended() {
+		return errors.New("it has ended")
+	}
+	_, err := freezeTree(c.cmd.Process.Pid)
+	return err
+}
+
+func (c *child) thaw() error { return c.signal(syscall.SIGCONT) }
+
+func (c *child) restart(context.Context) error {
+	if err := c.kill(); err != nil {
+		return err
+	}
+	_, err := c.start()
+	return err
+}
+
+func (c *child) reload() error {
+	return errors.New("this NATS has no configuration file: use testkit.NATSWith")
 }
 
 type natsSpec struct {

@@ -3,6 +3,7 @@ package testkit
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -16,57 +17,63 @@ import (
 	"github.com/tidings/tidings/internal/pglocal"
 )
 
-// BrokerCluster is a NATS cluster of one test. Each node is a process, which the test may kill, freeze, thaw, restart, and cut off from the others.
+// BrokerCluster is a NATS cluster of one test. Each node is a process or a container, which the test may kill, freeze, thaw, restart, and cut off from the others.
 type BrokerCluster struct {
 	Nodes []*Broker // their Config connects to the node alone, with as many replicas as there are nodes
 
-	cfg    broker.Config
-	js     jetstream.JetStream // for Leader and AwaitReplicas
-	routes map[*Broker][]*Proxy
+	t       testing.TB
+	cfg     broker.Config
+	js      jetstream.JetStream // for Leader and AwaitReplicas
+	between routes
+}
+
+// routes is what connects the nodes of a cluster.
+type routes interface {
+	cut(b *Broker) error
+	heal(b *Broker) error
 }
 
 // clusterTimeout bounds how long a cluster may take to elect: seconds, on a busy machine more.
 const clusterTimeout = 90 * time.Second
 
-// NATSCluster returns a cluster of the test's own with n servers in child processes, once it takes streams of n replicas. Like
-// NATSProcess it syncs lazily. TEST_NATS_URL is not used.
+// NATSCluster returns a cluster of the test's own with n servers, once it takes streams of n replicas. Like NATSProcess it syncs lazily. TEST_NATS_URL is
+// not used.
 func NATSCluster(t testing.TB, n int) *BrokerCluster {
 	t.Helper()
 	skipIfShort(t)
-	c := &BrokerCluster{Nodes: make([]*Broker, n), routes: make(map[*Broker][]*Proxy)}
+	c := &BrokerCluster{t: t, Nodes: make([]*Broker, n)}
 	ports := freePorts(t, 2*n) // clients' ports and routes' ports in turn
-	var urls []string
 	for i := range n {
 		// Streams go to the node with the most room, so all have the same.
-		// Each node connects to those before it, by a proxy for each pair, and what it advertises leads nowhere: so there is no other way.
-		member := &broker.Cluster{Server: nodeName(i), Port: ports[2*i+1], Advertise: "127.0.0.1:1"}
-		c.Nodes[i] = &Broker{serve: broker.ServerConfig{Dir: t.TempDir(), Port: ports[2*i], MaxStore: 4 << 30, LazySync: true, Cluster: member}}
-		for j := range i {
-			p := NewProxy(t, fmt.Sprintf("127.0.0.1:%d", ports[2*j+1]))
-			member.Routes = append(member.Routes, "nats://"+p.Addr())
-			for _, end := range []*Broker{c.Nodes[i], c.Nodes[j]} {
-				c.routes[end] = append(c.routes[end], p)
-			}
-		}
+		c.Nodes[i] = &Broker{serve: broker.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), Port: ports[2*i], MaxStore: 4 << 30, LazySync: true,
+			Cluster: &broker.Cluster{Server: nodeName(i), Port: ports[2*i+1]}}}
+	}
+	if forceDocker() {
+		c.between = overNetwork(t, c.Nodes)
+	} else {
+		c.between = throughProxies(t, c.Nodes)
 	}
 	var starting sync.WaitGroup
 	errs := make([]error, n)
 	for i, b := range c.Nodes {
-		starting.Go(func() { b.child, errs[i] = startChild(b.serve) })
+		starting.Go(func() { errs[i] = b.start(startChild) })
 	}
 	starting.Wait()
-	for i, b := range c.Nodes {
-		if errs[i] != nil {
+	var urls []string
+	for _, b := range c.Nodes {
+		if b.s == nil {
 			continue
 		}
-		t.Cleanup(func() { check(t, "stop NATS", b.child.kill()) })
-		b.setURL(b.child.url)
+		t.Cleanup(func() { check(t, "stop NATS", b.s.stop()) })
 		b.cfg.Replicas = n
 		urls = append(urls, b.URL)
 	}
-	for _, err := range errs {
-		if err != nil {
-			t.Fatalf("NATS cluster for the test: %v", err)
+	for i, b := range c.Nodes {
+		if errs[i] == nil {
+			errs[i] = c.between.heal(b)
+		}
+		if errs[i] != nil {
+			t.Fatalf("NATS cluster for the test: %v", errs[i])
 		}
 	}
 	c.cfg = c.Nodes[0].cfg
@@ -95,16 +102,12 @@ func (c *BrokerCluster) Any() *Broker { return &Broker{URL: c.cfg.URL, cfg: c.cf
 
 // Cut has a node and the others hear nothing of each other any more. Clients reach all of them.
 func (c *BrokerCluster) Cut(b *Broker) {
-	for _, p := range c.routes[b] {
-		p.Stall()
-	}
+	check(c.t, "cut a node off", c.between.cut(b))
 }
 
 // Heal undoes Cut.
 func (c *BrokerCluster) Heal(b *Broker) {
-	for _, p := range c.routes[b] {
-		p.Heal()
-	}
+	check(c.t, "connect a node again", c.between.heal(b))
 }
 
 // StepDown has a stream's leader give its part to another. There may be none just now.
@@ -167,6 +170,62 @@ func (c *BrokerCluster) awaitPeers(t testing.TB) {
 		}
 		return true, c.js.DeleteStream(ctx, name)
 	})
+}
+
+// proxied is the routes of processes: a proxy for each pair of nodes.
+type proxied map[*Broker][]*Proxy
+
+// throughProxies has each node connect to those before it. What it advertises leads nowhere: so there is no other way.
+func throughProxies(t testing.TB, nodes []*Broker) routes {
+	r := proxied{}
+	for i, b := range nodes {
+		member := b.serve.Cluster
+		member.Advertise = "127.0.0.1:1"
+		for _, other := range nodes[:i] {
+			p := NewProxy(t, fmt.Sprintf("127.0.0.1:%d", other.serve.Cluster.Port))
+			member.Routes = append(member.Routes, "nats://"+p.Addr())
+			r[b], r[other] = append(r[b], p), append(r[other], p)
+		}
+	}
+	return r
+}
+
+func (r proxied) cut(b *Broker) error {
+	for _, p := range r[b] {
+		p.Stall()
+	}
+	return nil
+}
+
+func (r proxied) heal(b *Broker) error {
+	for _, p := range r[b] {
+		p.Heal()
+	}
+	return nil
+}
+
+// networked is the routes of containers: the id of a network that has nothing but the nodes.
+type networked string
+
+// overNetwork has each node connect to all by their names in a network, which each joins when it is healed first.
+func overNetwork(t testing.TB, nodes []*Broker) routes {
+	id, err := makeNetwork()
+	if err != nil {
+		t.Fatalf("NATS cluster for the test: %v", err)
+	}
+	t.Cleanup(func() { check(t, "remove the network of a cluster", dropNetwork(id)) })
+	for _, b := range nodes {
+		for i := range nodes {
+			b.serve.Cluster.Routes = append(b.serve.Cluster.Routes, fmt.Sprintf("nats://%s:%s", nodeName(i), natsRoutes))
+		}
+	}
+	return networked(id)
+}
+
+func (n networked) cut(b *Broker) error { return b.s.(*dockerNATS).leave(string(n)) }
+
+func (n networked) heal(b *Broker) error {
+	return b.s.(*dockerNATS).join(string(n), b.serve.Cluster.Server)
 }
 
 // freePorts returns n different ones.

@@ -25,15 +25,20 @@ import (
 // startTimeout bounds the start of a server and the making of a template, on a busy machine.
 const startTimeout = 2 * time.Minute
 
-// server is a PostgreSQL, wherever it comes from.
-type server interface {
-	url(database string) string // of a login that may create databases and roles
-	stop() error                // and remove it
-	kill() error                // as a crash
+// process is a server that a test may disturb, whatever it serves and wherever it runs.
+type process interface {
+	stop() error // and remove it
+	kill() error // as a crash; returns when it is gone
 	freeze() error
 	thaw() error
-	restart(ctx context.Context) error // immediate shutdown, then start on the same data and port
-	killBackend(pid int) error         // one process, by the id that the server itself gives
+	restart(ctx context.Context) error // end it at once if it runs, then start it on the same data and port
+}
+
+// server is a PostgreSQL, wherever it comes from.
+type server interface {
+	process
+	url(database string) string                    // of a login that may create databases and roles
+	signalBackend(pid int, s syscall.Signal) error // to one process, by the id that the server itself gives
 }
 
 // DB is a test's own database, with all migrations of the truth and the projections. It is dropped when the test ends.
@@ -109,7 +114,7 @@ func (db *DB) CachedPages(t testing.TB) map[string]int64 {
 	return all
 }
 
-// PG is a PostgreSQL of the test's own, as processes. It ends with the test.
+// PG is a PostgreSQL of the test's own, as processes of this machine or in a container. It ends with the test.
 type PG struct{ s server }
 
 // PostgresProcess starts a server that the test may kill, freeze and restart. It does not sync to disk, but as the machine
@@ -144,7 +149,7 @@ func (p *PG) Kill(t testing.TB) {
 // KillBackend ends one process of the server with SIGKILL. The server ends all the others, recovers and goes on by itself.
 func (p *PG) KillBackend(t testing.TB, pid int) {
 	t.Helper()
-	check(t, "kill a process of PostgreSQL", p.s.killBackend(pid))
+	check(t, "kill a process of PostgreSQL", p.s.signalBackend(pid, syscall.SIGKILL))
 }
 
 // HoldWAL stops the process that writes commits out which do not wait for the disk, until the server is killed: a crash loses them, unless a later commit
@@ -155,7 +160,7 @@ func (p *PG) HoldWAL(t testing.TB, db *DB) {
 	err := db.Pool(t, postgres.RoleOwner).QueryRow(context.Background(), `SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'`).Scan(&pid)
 	check(t, "find the WAL writer", err)
 	if err == nil {
-		check(t, "stop the WAL writer", syscall.Kill(pid, syscall.SIGSTOP))
+		check(t, "stop the WAL writer", p.s.signalBackend(pid, syscall.SIGSTOP))
 	}
 }
 
@@ -206,11 +211,11 @@ func findServer() (server, error) {
 // startServer starts a server of our own: from local binaries, else in Docker.
 func startServer(settings ...string) (server, error) {
 	if forceDocker() {
-		return startContainer(settings...)
+		return startDockerPostgres(settings...)
 	}
 	s, err := startLocal(settings...)
 	if errors.Is(err, pglocal.ErrNoBinaries) {
-		s, derr := startContainer(settings...)
+		s, derr := startDockerPostgres(settings...)
 		if derr == nil {
 			return s, nil
 		}
@@ -223,10 +228,11 @@ func startServer(settings ...string) (server, error) {
 	return s, nil
 }
 
-func forceDocker() bool { return os.Getenv("TEST_SERVERS") == "docker" }
-
 // external is a server that somebody else runs.
-type external struct{ base *url.URL }
+type external struct {
+	notOurs
+	base *url.URL
+}
 
 func newExternal(u string) (server, error) {
 	base, err := url.Parse(u)
@@ -244,14 +250,17 @@ func (e external) url(database string) string {
 	return u.String()
 }
 
-var errExternal = errors.New("the server of TEST_DATABASE_URL is not ours")
+var errNotOurs = errors.New("the server of TEST_DATABASE_URL is not ours")
 
-func (e external) stop() error                   { return nil }
-func (e external) kill() error                   { return errExternal }
-func (e external) freeze() error                 { return errExternal }
-func (e external) thaw() error                   { return errExternal }
-func (e external) restart(context.Context) error { return errExternal }
-func (e external) killBackend(int) error         { return errExternal }
+// notOurs is a process that no test disturbs.
+type notOurs struct{}
+
+func (notOurs) stop() error                             { return nil }
+func (notOurs) kill() error                             { return errNotOurs }
+func (notOurs) freeze() error                           { return errNotOurs }
+func (notOurs) thaw() error                             { return errNotOurs }
+func (notOurs) restart(context.Context) error           { return errNotOurs }
+func (notOurs) signalBackend(int, syscall.Signal) error { return errNotOurs }
 
 // templateLock keeps test binaries that share a server from making the same template at once. The number is of no meaning.
 const templateLock = 4_771_207_533

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 )
 
 // stat reads what /proc says of a process: the state's letter and the parent (proc(5), "/proc/pid/stat"). The name before
@@ -23,6 +24,19 @@ func stat(pid int) (state byte, parent int, ok bool) {
 		return 0, 0, false
 	}
 	return state, parent, true
+}
+
+// started returns when a process began, in ticks since the boot (proc(5), field 22 of "/proc/pid/stat"), and "" once it has ended.
+func started(pid int) string {
+	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return ""
+	}
+	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+	if len(f) < 20 || f[0] == "Z" || f[0] == "X" {
+		return ""
+	}
+	return f[19]
 }
 
 func processState(pid int) (byte, bool) {
