@@ -8,10 +8,10 @@ GO ?= go
 BIN := bin
 # The race detector needs a C compiler, and a machine with Go, git and make alone has none: there the tests run without it.
 RACE = $(shell cc=$$($(GO) env CC); [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v "$${cc%% *}" >/dev/null && echo -race)
-# Tests wait as well as compute, so one package more runs at once than there are processors, those that take longest first. The race
+# Tests wait as well as compute, so two packages more run at once than there are processors, those that take longest first. The race
 # detector has each process sleep for a second at its end, for goroutines that still run. A package fails if it leaves any, so a tenth is enough.
-JOBS = $(shell echo $$((1 + $$(getconf _NPROCESSORS_ONLN))))
-LONGEST := ./relay ./consumers ./cmd/tidings/cli ./api ./store
+JOBS = $(shell echo $$((2 + $$(getconf _NPROCESSORS_ONLN))))
+LONGEST := ./cmd/tidings/cli ./relay ./consumers ./api ./internal/broker ./cmd/internal/fuzz ./cmd/internal/fleet ./store ./outbox
 
 .PHONY: help
 help: ## this list

@@ -69,6 +69,7 @@ func namesOf(t *testing.T, file string, src any, words map[string]bool) []string
 		return words[w] && (!slices.Contains(ambiguous, w) || slices.Contains(rooms, room))
 	}
 	var found []string
+	names := map[string]bool{}       // identifiers of the file: whether they are one
 	foreign := map[*ast.Ident]bool{} // members of what another module declares, which has its own words
 	ast.Inspect(f, func(n ast.Node) bool {
 		switch n := n.(type) {
@@ -79,10 +80,14 @@ func namesOf(t *testing.T, file string, src any, words map[string]bool) []string
 				foreign[k] = slices.Contains(ambiguous, strings.ToLower(k.Name))
 			}
 		case *ast.Ident:
-			said := is(n.Name)
-			for _, w := range camel.FindAllString(n.Name, -1) {
-				w = strings.ToLower(w)
-				said = said || is(w) && !slices.Contains(ambiguous, w) && w != "like" // looksLike
+			said, known := names[n.Name]
+			if !known {
+				said = is(n.Name)
+				for _, w := range camel.FindAllString(n.Name, -1) {
+					w = strings.ToLower(w)
+					said = said || is(w) && !slices.Contains(ambiguous, w) && w != "like" // looksLike
+				}
+				names[n.Name] = said
 			}
 			if said && !foreign[n] {
 				found = append(found, fmt.Sprintf("%s: the identifier %s", fset.Position(n.Pos()), n.Name))

@@ -21,6 +21,9 @@
 // A test gets a database of its own, cloned from a template that has all migrations and is named by their hash. A held
 // snapshot reaches every database of a server: a test that holds a transaction open for long takes a PostgresProcess.
 //
+// Local servers start from a copy of a cluster that has the template. The user's cache directory keeps it for all test binaries, by the version of
+// PostgreSQL and the migrations' hash. What tests write lies in /dev/shm where it has 4 GiB; set TMPDIR to have it elsewhere.
+//
 // Servers end with the test binary, also when it is killed: a child that only waits for its parent's end removes them, containers and networks too, by a label
 // that names the process and its start. When the child is killed as well, the next test binary removes the containers whose process has ended.
 // With -short, everything here that needs a server skips the test; nothing else skips.

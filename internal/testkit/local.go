@@ -34,12 +34,10 @@ func startLocal(settings ...string) (server, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	cfg := pglocal.Config{Dir: dir, Unsafe: true, Settings: map[string]string{
-		"wal_level":                 "minimal",
-		"max_wal_senders":           "0",
-		"max_prepared_transactions": "20",
-		"shared_buffers":            "64MB", // several test binaries run at once
-	}}
+	if err := copyCluster(ctx, dir); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	cfg := pglocal.Config{Dir: dir, Unsafe: true, Settings: localSettings()}
 	for _, s := range settings {
 		name, value, _ := strings.Cut(s, "=")
 		cfg.Settings[name] = value
@@ -48,11 +46,17 @@ func startLocal(settings ...string) (server, error) {
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	l := &local{cfg: cfg, s: s}
-	if err := hashOnce(ctx, l); err != nil {
-		return nil, errors.Join(err, l.stop())
+	return &local{cfg: cfg, s: s}, nil
+}
+
+func localSettings() map[string]string {
+	return map[string]string{
+		"wal_level":                 "minimal",
+		"max_wal_senders":           "0",
+		"max_prepared_transactions": "20",
+		"max_wal_size":              "256MB",
+		"shared_buffers":            "64MB", // several test binaries run at once
 	}
-	return l, nil
 }
 
 // hashOnce stores the login's password with 1 iteration of its hash (RFC 5802, section 3) in the place of 4,096. A client computes them for

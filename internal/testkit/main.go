@@ -50,6 +50,9 @@ func Main(m *testing.M) {
 	shared.mu.Lock()
 	shared.running = true
 	shared.mu.Unlock()
+	if err := useScratch(); err != nil {
+		os.Exit(exitCode(err))
+	}
 	code := m.Run()
 	if err := stopShared(); err != nil {
 		code = max(code, exitCode(err))
@@ -74,6 +77,15 @@ func ignoredGoroutines() []goleak.Option {
 		goleak.IgnoreAnyFunction("net/http.(*persistConn).readLoop"),
 		goleak.IgnoreAnyFunction("net/http.(*persistConn).writeLoop"),
 	}
+}
+
+// useScratch has everything temporary, such as t.TempDir, lie where servers' data does.
+func useScratch() error {
+	dir, err := scratch("tmp")
+	if err == nil {
+		err = os.Chmod(dir, 0o711)
+	}
+	return errors.Join(err, os.Setenv("TMPDIR", dir))
 }
 
 // scratch returns a new directory for a server's data. It is not t.TempDir, which only root could enter when the tests run as
@@ -108,7 +120,7 @@ func startReaper() error {
 	if shared.reaper != nil {
 		return nil
 	}
-	dir, err := os.MkdirTemp("", "tidings-test-")
+	dir, err := os.MkdirTemp(roomy(), "tidings-test-")
 	if err != nil {
 		return err
 	}

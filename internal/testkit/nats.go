@@ -381,8 +381,7 @@ func externalNATS(t testing.TB, url string) *Broker {
 func (b *Broker) Copy(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
-	_, err := freezeTree(b.process(t).cmd.Process.Pid)
-	check(t, "freeze NATS", err)
+	check(t, "freeze NATS", b.server(t).freeze())
 	check(t, "copy NATS's files", os.CopyFS(dir, os.DirFS(b.serve.Dir)))
 	b.Thaw(t)
 	return dir

@@ -65,7 +65,7 @@ type dev struct {
 	stderr bytes.Buffer
 }
 
-// newDev prepares a dev; start starts it, as often as wanted.
+// newDev prepares a dev; start starts it, as often as wanted. Its PostgreSQL has the migrated database already, unless the test empties dir.
 func newDev(t *testing.T, env ...string) *dev {
 	t.Helper()
 	if testing.Short() {
@@ -82,6 +82,9 @@ func newDev(t *testing.T, env ...string) *dev {
 	}
 	d.env = append(d.env, childVariable+"=1", "API_ADDR="+freeAddr(t), "OPS_ADDR="+freeAddr(t), "LEASE_TTL=1s", "HEARTBEAT_INTERVAL=0")
 	d.env = append(d.env, env...)
+	if !slices.ContainsFunc(env, func(kv string) bool { return strings.HasPrefix(kv, "DATABASE_URL=") }) {
+		testkit.CopyCluster(t, filepath.Join(d.dir, "postgres"))
+	}
 	t.Cleanup(func() {
 		if d.cmd != nil {
 			d.stop(t)

@@ -38,6 +38,9 @@ func (d *dev) postmaster(t *testing.T) int {
 
 func TestDevStopsAndGoesOn(t *testing.T) {
 	d := newDev(t)
+	if err := os.RemoveAll(d.dir); err != nil { // this one makes its database
+		t.Fatal(err)
+	}
 	d.start(t)
 	before, pid := d.instance(t), d.postmaster(t)
 	if info, err := os.Stat(filepath.Join(d.dir, instanceFile)); err != nil || info.Mode().Perm() != 0o600 {
