@@ -106,6 +106,36 @@ func TestACatchUpOverASlowLinkSharesItsRoundTrips(t *testing.T) {
 	awaitDrained(t, t.Context(), pool, patience)
 }
 
+// TestRowsGoTogetherOnceALinkIsSlow: a relay that has measured on a quick link that rows are cheaper one by one finds out at the first that waits.
+func TestRowsGoTogetherOnceALinkIsSlow(t *testing.T) {
+	t.Parallel()
+	pool, b := testkit.Postgres(t).Pool(t, postgres.RoleSystem), testkit.NATS(t)
+	p := testkit.NewProxy(t, parse(t, b.URL).Host)
+	cfg := b.Config()
+	cfg.URL = withHost(t, b.URL, p)
+	r, err := New(testConfig(), pool, cfg, testkit.Logger(t), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, r)
+	insertRow(t, pool, 1, "created", `{"version": 1}`)
+	awaitDrained(t, t.Context(), pool, 20*time.Second)
+	r.pace.mu.Lock()
+	r.pace.single = 0.0002
+	for i := range r.pace.many {
+		r.pace.many[i] = 0.3 // of a batch that came just as the link became slow
+	}
+	r.pace.mu.Unlock()
+	p.Slow(200 * time.Millisecond)
+	if _, err := pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+		SELECT 1, 'post', g, 'created', '{"version": 1}' FROM generate_series(2, 61) g`); err != nil {
+		t.Fatal(err)
+	}
+	awaitDrained(t, t.Context(), pool, 10*time.Second) // one by one they take 24 s
+	p.Heal()
+	checkStream(t, t.Context(), pool, b)
+}
+
 func TestAPoolGivesUpIdleConnectionsThatTheNetworkHasLost(t *testing.T) {
 	t.Parallel()
 	db := testkit.Postgres(t)

@@ -37,7 +37,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		dead:       prometheus.NewCounter(prometheus.CounterOpts{Name: "relay_rows_dead_total", Help: "Outbox messages moved to the DLQ."}),
 		partitions: prometheus.NewGauge(prometheus.GaugeOpts{Name: "relay_partitions", Help: "Partitions that this relay holds."}),
 		stuck:      prometheus.NewGauge(prometheus.GaugeOpts{Name: "outbox_partitions_stuck", Help: "Partitions that wait for `tidings repair stream`."}),
-		waiting:    prometheus.NewGauge(prometheus.GaugeOpts{Name: "relay_partitions_waiting", Help: "Partitions of this relay whose streams have no leader with a quorum now."}),
+		waiting:    prometheus.NewGauge(prometheus.GaugeOpts{Name: "relay_partitions_waiting", Help: "Partitions of this relay whose streams have no leader with a quorum now; 1 while the brokers have none at all, and no relay holds a partition."}),
 		skipped: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "relay_skipped_messages_total",
 			Help: "Messages on a stream that are no event to count: foreign (no relay of ours wrote them) or duplicate."}, []string{"reason"}),
 		belowFloor: prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_below_floor_total", Help: "Rows found pending below a partition's floor. Must remain 0."}),

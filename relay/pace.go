@@ -50,6 +50,18 @@ func (p *pace) batch(n int) bool {
 	return better
 }
 
+// turn reports whether what is left of n messages is better sent as a batch: those that were sent one by one have taken as long as a batch of all
+// would. A link may have become slow since a message was measured. So no choice costs much more than twice the other one.
+func (p *pace) turn(n int, took time.Duration) bool {
+	if p.from > 0 {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, batch := p.estimates(n)
+	return batch > 0 && took.Seconds() > batch
+}
+
 // observe takes in that n messages, step at a time, took so long.
 func (p *pace) observe(n, step int, took time.Duration) {
 	p.mu.Lock()

@@ -40,7 +40,7 @@ func (e *brokerError) Error() string { return e.err.Error() }
 func (e *brokerError) Unwrap() error { return e.err }
 
 // publish sends rows, few of them one by one, each behind the ack of the one before, many as one atomic batch, as the relay has measured to
-// be faster. It returns the mark of them. After any error the outcome is unknown, and some may be on the stream: catch up.
+// be faster, and the rest as one batch when the ones before take longer than measured. It returns the mark of them. After any error the outcome is unknown, and some may be on the stream: catch up.
 func (w *writer) publish(ctx context.Context, rows []outbox.Row) (_ *outbox.Mark, err error) {
 	w.at("after claim")
 	ctx, spans := tracing.From(ctx).SendTo(ctx, w.p.Stream, w.p.Number, len(rows), func(yield func(*event.Event) bool) {
@@ -52,12 +52,13 @@ func (w *writer) publish(ctx context.Context, rows []outbox.Row) (_ *outbox.Mark
 	})
 	defer func() { spans.End(err) }()
 	mark := &outbox.Mark{OldTail: w.tail, NewTail: w.tail, Rows: make([]outbox.Published, 0, len(rows))}
-	step, start := 1, time.Now()
-	if w.pace.batch(len(rows)) {
-		step = len(rows)
-	}
-	for from := 0; from < len(rows); from += step {
-		some := rows[from : from+step]
+	start := time.Now()
+	began, alone := start, !w.pace.batch(len(rows))
+	for sent := 0; sent < len(rows); {
+		some := rows[sent:]
+		if alone {
+			some = some[:1]
+		}
 		first, err := w.send(ctx, mark.NewTail, some)
 		if err != nil {
 			if errors.Is(err, errConflict) {
@@ -72,11 +73,17 @@ func (w *writer) publish(ctx context.Context, rows []outbox.Row) (_ *outbox.Mark
 		for i := range some {
 			mark.Rows = append(mark.Rows, outbox.Published{ID: some[i].OutboxID, EventID: some[i].ID, Seq: first + uint64(i)})
 		}
-		mark.NewTail = first + uint64(step) - 1
+		mark.NewTail = first + uint64(len(some)) - 1
+		switch sent += len(some); {
+		case !alone:
+			w.pace.observe(len(some), len(some), time.Since(began))
+		case sent == len(rows) || w.pace.turn(len(rows), time.Since(began)):
+			w.pace.observe(sent, 1, time.Since(began))
+			began, alone = time.Now(), false
+		}
 	}
 	w.at("after ack")
 	took := time.Since(start)
-	w.pace.observe(len(rows), step, took)
 	tracing.Observe(ctx, w.metrics.seconds.WithLabelValues(stagePublish), took.Seconds())
 	w.metrics.batchRows.Observe(float64(len(rows)))
 	return mark, nil

@@ -70,10 +70,11 @@ type Relay struct {
 	base    *slog.Logger // without a component, for parts that have one of their own
 	metrics *metrics
 
-	mu      sync.Mutex
-	state   error                 // why nothing is published; nil while a session runs
-	trouble map[int]error         // why a partition is not
-	doubts  map[int]*broker.Doubt // about partitions' streams; they outlive sessions
+	mu         sync.Mutex
+	state      error                 // why nothing is published; nil while a session runs
+	leaderless bool                  // the brokers had no leader for JetStream when it was last asked for
+	trouble    map[int]error         // why a partition is not
+	doubts     map[int]*broker.Doubt // about partitions' streams; they outlive sessions
 
 	sessions   int           // that were tried: each connects to another server
 	pace       pace          // what publishes cost, of all partitions
@@ -129,6 +130,20 @@ func (r *Relay) setTrouble(partition int, err error) (news bool) {
 	if delete(r.trouble, partition); err != nil {
 		r.trouble[partition] = err
 	}
+	r.gauge()
+	return (before == nil) != (err == nil) || err != nil && before.Error() != err.Error()
+}
+
+// setLeaderless notes whether the brokers have a leader for JetStream. Without one there is no session, and nobody holds a partition.
+func (r *Relay) setLeaderless(is bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.leaderless = is
+	r.gauge()
+}
+
+// gauge counts the partitions that do not go on. r.mu is held.
+func (r *Relay) gauge() {
 	stuck, waiting := 0, 0
 	for _, err := range r.trouble {
 		if errors.Is(err, ErrStreamRefused) {
@@ -138,9 +153,11 @@ func (r *Relay) setTrouble(partition int, err error) (news bool) {
 			waiting++
 		}
 	}
+	if r.leaderless {
+		waiting = max(waiting, 1)
+	}
 	r.metrics.stuck.Set(float64(stuck))
 	r.metrics.waiting.Set(float64(waiting))
-	return (before == nil) != (err == nil) || err != nil && before.Error() != err.Error()
 }
 
 // doubt is about the partition's stream. It is for the writer of the partition.

@@ -63,9 +63,11 @@ func (r *Relay) connect(ctx context.Context) (*session, error) {
 	ctx, cancel := r.forBroker(ctx)
 	defer cancel()
 	if _, err := s.js.AccountInfo(ctx); err != nil { // a server that is cut off from its cluster does not answer
+		r.setLeaderless(s.nc.ConnectedClusterName() != "" && broker.IsTransient(err))
 		s.nc.Close()
 		return nil, fmt.Errorf("ask for JetStream: %w", err)
 	}
+	r.setLeaderless(false)
 	return s, nil
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
 )
 
 // Headers of a dead letter, beside those of its event.
@@ -43,15 +44,15 @@ func (s *subscriber) deadSubject(what string) string {
 	return s.deadStream() + "." + what + "." + s.durable
 }
 
-// declareDead makes the stream of dead letters.
-func (s *subscriber) declareDead(ctx context.Context, replicas int) error {
+// declareDead makes the stream of dead letters, with the replicas and the placement of a partition's.
+func (s *subscriber) declareDead(ctx context.Context, events broker.Stream) error {
 	ctx, cancel := context.WithTimeout(ctx, s.streams.Timeout)
 	defer cancel()
 	_, err := s.js.Stream(ctx, s.deadStream())
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		_, err = s.js.CreateStream(ctx, jetstream.StreamConfig{
 			Name: s.deadStream(), Description: "Tidings: events that subscribers could not handle", Subjects: []string{s.deadStream() + ".*.*"},
-			Storage: jetstream.FileStorage, Replicas: max(replicas, 1), AllowDirect: true, Discard: jetstream.DiscardNew,
+			Storage: jetstream.FileStorage, Replicas: max(events.Replicas, 1), Placement: broker.Placement(events.Tags), AllowDirect: true, Discard: jetstream.DiscardNew,
 		})
 		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 			err = nil // another subscriber was faster

@@ -100,7 +100,7 @@ func (s *subscriber) run(ctx context.Context) (err error) {
 	if s.metrics, err = newMetrics(s.registry, s.durable); err != nil {
 		return fmt.Errorf("register the metrics of %s: %w", s.durable, err)
 	}
-	if err := s.declareDead(ctx, streams[0].Replicas); err != nil {
+	if err := s.declareDead(ctx, streams[0]); err != nil {
 		return err
 	}
 	s.health.set(s.ready)

@@ -75,8 +75,8 @@ func TestDefaultsAreValid(t *testing.T) {
 }
 
 func TestValidateNamesEveryViolation(t *testing.T) {
-	err := broker.Config{TLSCert: "cert.pem", Stream: "a.b", Prefix: "x.y", LivePrefix: "*", Replicas: 6, MaxAge: time.Second, MaxBytes: 0}.Validate()
-	for _, name := range []string{"NATS_URL", "NATS_STREAM", "NATS_SUBJECT_PREFIX", "NATS_LIVE_PREFIX", "NATS_REPLICAS", "NATS_MAX_AGE", "NATS_MAX_BYTES", "NATS_TIMEOUT", "NATS_PING_INTERVAL", "NATS_TLS_KEY"} {
+	err := broker.Config{TLSCert: "cert.pem", Stream: "a.b", Prefix: "x.y", LivePrefix: "*", Replicas: 6, Tags: []string{"a b"}, MaxAge: time.Second, MaxBytes: 0}.Validate()
+	for _, name := range []string{"NATS_URL", "NATS_STREAM", "NATS_SUBJECT_PREFIX", "NATS_LIVE_PREFIX", "NATS_REPLICAS", "NATS_PLACEMENT_TAGS", "NATS_MAX_AGE", "NATS_MAX_BYTES", "NATS_TIMEOUT", "NATS_PING_INTERVAL", "NATS_TLS_KEY"} {
 		if err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%v does not name %s", err, name)
 		}

@@ -2,9 +2,13 @@ package broker_test
 
 import (
 	"errors"
+	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/testkit"
 )
@@ -133,4 +137,90 @@ func TestOneDeclarerWithFewerReplicasTakesNoneAway(t *testing.T) {
 			t.Errorf("declared with %d replicas, the stream has %d, want 3", replicas, got)
 		}
 	}
+}
+
+// TestStreamsGoToServersWithTheirTags: at their creation, and when somebody moves them, but not because a process is configured otherwise.
+func TestStreamsGoToServersWithTheirTags(t *testing.T) {
+	c := testkit.NATSCluster(t, 3) // n0 is in zone:a, the others are in zone:b
+	s, cfg := js(t, c.Connect(t)), c.Config()
+	cfg.Replicas, cfg.Tags = 1, []string{"zone:a"}
+	stream := declare(t, s, cfg, whole)
+	if stream.Leader != "n0" || !slices.Equal(stream.Tags, cfg.Tags) {
+		t.Errorf("declared for zone:a: %+v", stream)
+	}
+	if _, err := s.Publish(t.Context(), cfg.Prefix+".0.t1.follow.created", nil); err != nil {
+		t.Fatal(err)
+	}
+	record := func(cfg broker.Config) {
+		t.Helper()
+		if err := broker.RecordErased(t.Context(), s, cfg, stream.Name, []uint64{7}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	record(cfg)
+	all := []string{stream.Name, "KV_" + cfg.Stream + "-erased"}
+	want := func(when string, servers, tags []string) {
+		t.Helper()
+		for _, name := range all {
+			var got, gotTags []string
+			testkit.Eventually(t, time.Minute, fmt.Sprintf("%s: %s on %v with tags %v", when, name, servers, tags), func() (bool, error) {
+				stream, err := s.Stream(t.Context(), name)
+				if err != nil {
+					return false, nil // it has no leader just now
+				}
+				info := stream.CachedInfo()
+				got, gotTags = []string{info.Cluster.Leader}, nil
+				for _, r := range info.Cluster.Replicas {
+					got = append(got, r.Name)
+				}
+				slices.Sort(got)
+				if info.Config.Placement != nil {
+					gotTags = info.Config.Placement.Tags
+				}
+				ok := slices.Equal(got, servers) || len(servers) == 0 && len(got) == 1 && (got[0] == "n1" || got[0] == "n2")
+				if !ok || !slices.Equal(gotTags, tags) {
+					err = fmt.Errorf("it is on %v with tags %v", got, gotTags)
+				}
+				return err == nil, err
+			})
+		}
+	}
+	want("declared", []string{"n0"}, cfg.Tags)
+
+	other := cfg
+	other.Tags = []string{"zone:b"}
+	declare(t, s, other, whole)
+	record(other)
+	want("declared by a process with other tags", []string{"n0"}, cfg.Tags)
+	other.Tags = []string{"zone:nowhere"}
+	if _, err := broker.Declare(t.Context(), s, other, broker.Partition{Number: 1, LastSlot: event.Slots - 1}, testkit.Logger(t)); err == nil || !strings.Contains(err.Error(), "zone:nowhere") {
+		t.Errorf("a stream for servers that are not there: %v", err)
+	}
+
+	tags := []string{"Zone:B"} // servers compare tags in any case
+	if got, err := broker.Configure(t.Context(), s, cfg, broker.Limits{Tags: &tags}); err != nil || len(got) != 1 || !slices.Equal(got[0].Tags, tags) {
+		t.Errorf("configured %+v, %v", got, err)
+	}
+	want("moved", nil, tags) // to one of zone:b
+	other.Tags, other.Replicas = []string{"zone:b"}, 2
+	testkit.Eventually(t, time.Minute, "a leader of the stream that is raised", func() (bool, error) {
+		_, err := broker.Declare(t.Context(), s, other, whole, testkit.Logger(t))
+		return err == nil, err
+	})
+	testkit.Eventually(t, time.Minute, "a leader of the record that is raised", func() (bool, error) {
+		err := broker.RecordErased(t.Context(), s, other, stream.Name, []uint64{7})
+		return err == nil, err
+	})
+	want("raised where it is", []string{"n1", "n2"}, tags)
+	if m, err := broker.Next(t.Context(), s, stream.Name, 1); err != nil || m == nil || m.Seq != 1 {
+		t.Errorf("its message: %+v, %v", m, err)
+	}
+	if lost, err := broker.NotErased(t.Context(), s, cfg, stream.Name, []uint64{7}); err != nil || len(lost) > 0 {
+		t.Errorf("the record of erasures has lost %v, %v", lost, err)
+	}
+	tags = nil
+	if _, err := broker.Configure(t.Context(), s, cfg, broker.Limits{Tags: &tags}); err != nil {
+		t.Error(err)
+	}
+	want("without tags", []string{"n1", "n2"}, nil)
 }

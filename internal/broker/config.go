@@ -4,8 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 // Config is the environment of everything that talks to NATS.
@@ -20,6 +23,7 @@ type Config struct {
 	Prefix      string        `env:"NATS_SUBJECT_PREFIX, default=events"`     // events are published to Prefix.PARTITION.>
 	LivePrefix  string        `env:"NATS_LIVE_PREFIX, default=live"`          // and republished, once stored, to LivePrefix.>
 	Replicas    int           `env:"NATS_REPLICAS, default=1"`                // of each stream, 1 to 5; never lowered on a stream that exists
+	Tags        []string      `env:"NATS_PLACEMENT_TAGS"`                     // of servers: a stream that is made here is placed on those that have all of them
 	MaxAge      time.Duration `env:"NATS_MAX_AGE, default=720h"`              // how long events stay in the stream; 0 for ever
 	MaxBytes    int64         `env:"NATS_MAX_BYTES, default=-1"`              // of each stream; when full it refuses, and the outbox waits; -1 for no limit
 	Timeout     time.Duration `env:"NATS_TIMEOUT, default=5s"`                // of one connection attempt and of one request about a stream
@@ -30,6 +34,7 @@ var (
 	streamName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,255}$`)
 	inbox      = regexp.MustCompile(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$`)
 	token      = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+	tag        = regexp.MustCompile(`^[^\s,]+$`)
 )
 
 // Validate reports every value out of bounds.
@@ -60,6 +65,11 @@ func (c Config) Validate() error {
 	if c.Replicas < 1 || c.Replicas > 5 {
 		bad("NATS_REPLICAS is %d: want 1 to 5", c.Replicas)
 	}
+	for _, t := range c.Tags {
+		if !tag.MatchString(t) {
+			bad("NATS_PLACEMENT_TAGS has %q: want tags without blanks, with commas between them", t)
+		}
+	}
 	if c.MaxAge != 0 && c.MaxAge < time.Minute {
 		bad("NATS_MAX_AGE is %s: want 0 or at least 1m", c.MaxAge)
 	}
@@ -73,6 +83,27 @@ func (c Config) Validate() error {
 		bad("NATS_TIMEOUT is %s: want more than 0", c.Timeout)
 	}
 	return errors.Join(errs...)
+}
+
+// Placement places a stream on servers that have all these tags; nil, on any, for none.
+func Placement(tags []string) *jetstream.Placement {
+	if len(tags) == 0 {
+		return nil
+	}
+	return &jetstream.Placement{Tags: tags}
+}
+
+// SameTags compares tags as servers do: in any order and case.
+func SameTags(a, b []string) bool {
+	norm := func(tags []string) []string {
+		all := make([]string, len(tags))
+		for i, t := range tags {
+			all[i] = strings.ToLower(t)
+		}
+		slices.Sort(all)
+		return slices.Compact(all)
+	}
+	return slices.Equal(norm(a), norm(b))
 }
 
 func (c Config) servers() string { return strings.ReplaceAll(c.URL, " ", "") }

@@ -43,10 +43,10 @@ func RecordErased(ctx context.Context, js jetstream.JetStream, cfg Config, strea
 	return nil
 }
 
-// declareErased makes the record's bucket, or gives the one that exists more replicas. Like a stream it never gets fewer.
+// declareErased makes the record's bucket, or gives the one that exists more replicas. Like a stream it never gets fewer, and stays where it is.
 func declareErased(ctx context.Context, js jetstream.JetStream, cfg Config) (jetstream.KeyValue, error) {
 	want := jetstream.KeyValueConfig{
-		Bucket: cfg.erasedBucket(), Description: "Tidings: sequences that were erased from its streams", Storage: jetstream.FileStorage, Replicas: cfg.Replicas,
+		Bucket: cfg.erasedBucket(), Description: "Tidings: sequences that were erased from its streams", Storage: jetstream.FileStorage, Replicas: cfg.Replicas, Placement: Placement(cfg.Tags),
 	}
 	kv, err := js.KeyValue(ctx, want.Bucket)
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
@@ -62,24 +62,28 @@ func declareErased(ctx context.Context, js jetstream.JetStream, cfg Config) (jet
 		return nil, err
 	}
 	if have, ok := status.(*jetstream.KeyValueBucketStatus); ok && have.StreamInfo().Config.Replicas < want.Replicas {
+		want.Placement = have.StreamInfo().Config.Placement
 		return js.UpdateKeyValue(ctx, want)
 	}
 	return kv, nil
 }
 
-// replicateErased gives the record, if there is one, so many replicas, also fewer than it has.
-func replicateErased(ctx context.Context, js jetstream.JetStream, cfg Config, replicas int) error {
+// placeErased gives the record, if there is one, so many replicas as the streams have now, also fewer than it has, and their placement.
+func (l Limits) placeErased(ctx context.Context, js jetstream.JetStream, cfg Config) error {
+	if l.Replicas == nil && l.Tags == nil {
+		return nil
+	}
 	stream, err := js.Stream(ctx, "KV_"+cfg.erasedBucket())
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return nil
 	}
 	if err == nil {
 		sc := stream.CachedInfo().Config
-		sc.Replicas = replicas
+		sc.Replicas, sc.Placement = l.over(cfg, sc).Replicas, l.placement(sc)
 		_, err = js.UpdateStream(ctx, sc)
 	}
 	if err != nil {
-		return fmt.Errorf("give the record of erasures %d replicas: %w", replicas, unanswered(js, err))
+		return fmt.Errorf("configure the record of erasures: %w", unanswered(js, err))
 	}
 	return nil
 }

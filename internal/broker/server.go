@@ -32,6 +32,7 @@ type Cluster struct {
 	Port      int      // for the others to connect to
 	Advertise string   // host:port that the others are told to connect to; where it listens when empty
 	Routes    []string // URLs of all, or of those that do not connect to it
+	Tags      []string // of this server, by which streams are placed
 }
 
 // Server is a NATS server with JetStream in this process.
@@ -89,6 +90,7 @@ func (cfg ServerConfig) options() (opts *server.Options, err error) {
 	if c := cfg.Cluster; c != nil {
 		opts.ServerName = c.Server
 		opts.Cluster = server.ClusterOpts{Name: "tidings", Host: opts.Host, Port: c.Port, Advertise: c.Advertise, NoAdvertise: true}
+		opts.Tags.Add(c.Tags...)
 		opts.Routes = server.RoutesFromStr(strings.Join(c.Routes, ","))
 	}
 	return opts, nil

@@ -67,6 +67,7 @@ type Stream struct {
 	MaxMessage  int       // bytes; 0 is no limit of the stream's own
 	At          time.Time // when the leader said so, by its clock
 	Leader      string    // name of the leading server; empty on one that is no cluster
+	Tags        []string  // that the servers of its replicas have
 	Replicas    int
 	Current     int // of these, the leader included, how many have all that the leader has
 }
@@ -159,7 +160,7 @@ func IsTransient(err error) bool {
 func describe(cfg Config, info *jetstream.StreamInfo) (Stream, error) {
 	c := info.Config
 	s := Stream{Name: c.Name, Created: info.Created.UTC().Truncate(time.Microsecond), First: info.State.FirstSeq, Last: info.State.LastSeq,
-		Messages: info.State.Msgs, Bytes: info.State.Bytes, MaxBytes: max(c.MaxBytes, 0), MaxMessage: max(int(c.MaxMsgSize), 0), At: info.TimeStamp, Replicas: c.Replicas, Current: 1}
+		Messages: info.State.Msgs, Bytes: info.State.Bytes, MaxBytes: max(c.MaxBytes, 0), MaxMessage: max(int(c.MaxMsgSize), 0), At: info.TimeStamp, Tags: tagsOf(c), Replicas: c.Replicas, Current: 1}
 	if cluster := info.Cluster; cluster != nil && cluster.Name != "" {
 		s.Leader = cluster.Leader
 		heard := 1
@@ -192,6 +193,13 @@ func describe(cfg Config, info *jetstream.StreamInfo) (Stream, error) {
 		s.After = append(s.After, before)
 	}
 	return s, nil
+}
+
+func tagsOf(c jetstream.StreamConfig) []string {
+	if c.Placement == nil {
+		return nil
+	}
+	return c.Placement.Tags
 }
 
 // Stored is a message as the stream's leader has it.
@@ -280,8 +288,9 @@ func get(ctx context.Context, js jetstream.JetStream, stream string, query map[s
 	return got, nil
 }
 
-// Declare makes a partition's stream, or brings the one that exists up to date where that loses nothing: it keeps its slots, and
-// any replicas, age or size beyond what cfg says (a process with another environment never shrinks it; Configure does). One of another shape
+// Declare makes a partition's stream, or brings the one that exists up to date where that loses nothing: it keeps its slots,
+// any replicas, age or size beyond what cfg says (a process with another environment never shrinks it; Configure does), and its placement,
+// for another one copies the whole stream (Configure moves it). One of another shape
 // is refused with ErrStreamShape. Several processes may call it at once.
 func Declare(ctx context.Context, js jetstream.JetStream, cfg Config, p Partition, log *slog.Logger) (Stream, error) {
 	if err := cfg.Validate(); err != nil {
@@ -290,7 +299,7 @@ func Declare(ctx context.Context, js jetstream.JetStream, cfg Config, p Partitio
 	name := cfg.StreamName(p.Number)
 	stream, err := js.Stream(ctx, name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		stream, err = create(ctx, js, cfg.declare(jetstream.StreamConfig{Metadata: p.metadata()}, p.Number))
+		stream, err = create(ctx, js, cfg.declare(jetstream.StreamConfig{Metadata: p.metadata(), Placement: Placement(cfg.Tags)}, p.Number))
 		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 			stream, err = js.Stream(ctx, name) // another process was faster, with other settings
 		}
@@ -313,6 +322,9 @@ func Declare(ctx context.Context, js jetstream.JetStream, cfg Config, p Partitio
 	}
 	for _, limit := range kept {
 		log.InfoContext(ctx, "the stream keeps a larger limit than this process is configured with; `tidings stream configure` lowers it", "stream", name, "limit", limit)
+	}
+	if s := stream.CachedInfo().Config; len(cfg.Tags) > 0 && !SameTags(cfg.Tags, tagsOf(s)) {
+		log.InfoContext(ctx, "the stream keeps other placement tags than this process is configured with; `tidings stream configure` moves it", "stream", name, "tags", tagsOf(s))
 	}
 	return describe(cfg, stream.CachedInfo())
 }
@@ -356,6 +368,7 @@ func change(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream
 // Limits are what Configure sets. nil leaves a value as it is.
 type Limits struct {
 	Replicas *int
+	Tags     *[]string      // of the servers to move it to; of none, it stays where it is, and later replicas go anywhere. Not together with Replicas
 	MaxAge   *time.Duration // 0 for ever
 	MaxBytes *int64         // of each stream; -1 for no limit
 }
@@ -364,13 +377,15 @@ type Limits struct {
 type Configured struct {
 	Stream   string        `json:"stream"`
 	Replicas int           `json:"replicas"`
+	Tags     []string      `json:"placement_tags,omitempty"`
 	MaxAge   time.Duration `json:"max_age_ns"`
 	MaxBytes int64         `json:"max_bytes"`
 }
 
 // Configure sets the limits of all partitions' streams, also to less than they have: copies are dropped, and messages beyond the age
-// expire. The record of erasures gets as many replicas. A relay whose environment asks for more grows a stream again when it next
-// declares it. After an error some streams may be changed: repeat it.
+// expire. The record of erasures gets as many replicas, and the same placement. A relay whose environment asks for more grows a stream again
+// when it next declares it. Servers copy a stream that moves in the background, and it is published and read meanwhile. After an error some
+// streams may be changed: repeat it.
 func Configure(ctx context.Context, js jetstream.JetStream, cfg Config, l Limits) (all []Configured, err error) {
 	streams, err := Streams(ctx, js, cfg)
 	if err != nil {
@@ -386,19 +401,16 @@ func Configure(ctx context.Context, js jetstream.JetStream, cfg Config, l Limits
 		}
 		stream, err = change(ctx, js, stream, func(have jetstream.StreamConfig) jetstream.StreamConfig {
 			c := l.over(cfg, have)
-			have.Replicas, have.MaxAge, have.MaxBytes = c.Replicas, c.MaxAge, c.MaxBytes
+			have.Replicas, have.Placement, have.MaxAge, have.MaxBytes = c.Replicas, l.placement(have), c.MaxAge, c.MaxBytes
 			return have
 		})
 		if err != nil {
 			return all, err
 		}
 		now := stream.CachedInfo().Config
-		all = append(all, Configured{Stream: now.Name, Replicas: now.Replicas, MaxAge: now.MaxAge, MaxBytes: now.MaxBytes})
+		all = append(all, Configured{Stream: now.Name, Replicas: now.Replicas, Tags: tagsOf(now), MaxAge: now.MaxAge, MaxBytes: now.MaxBytes})
 	}
-	if l.Replicas != nil {
-		err = replicateErased(ctx, js, cfg, *l.Replicas)
-	}
-	return all, err
+	return all, l.placeErased(ctx, js, cfg)
 }
 
 // Shrinks says what Configure would give streams less of than they have. It changes nothing.
@@ -429,9 +441,12 @@ func Shrinks(ctx context.Context, js jetstream.JetStream, cfg Config, l Limits) 
 
 // over is c with the limits of have, and those of l over them.
 func (l Limits) over(c Config, have jetstream.StreamConfig) Config {
-	c.Replicas, c.MaxAge, c.MaxBytes = have.Replicas, have.MaxAge, have.MaxBytes
+	c.Replicas, c.Tags, c.MaxAge, c.MaxBytes = have.Replicas, tagsOf(have), have.MaxAge, have.MaxBytes
 	if l.Replicas != nil {
 		c.Replicas = *l.Replicas
+	}
+	if l.Tags != nil {
+		c.Tags = *l.Tags
 	}
 	if l.MaxAge != nil {
 		c.MaxAge = *l.MaxAge
@@ -440,6 +455,14 @@ func (l Limits) over(c Config, have jetstream.StreamConfig) Config {
 		c.MaxBytes = *l.MaxBytes
 	}
 	return c
+}
+
+// placement is have's, or that of the tags of l.
+func (l Limits) placement(have jetstream.StreamConfig) *jetstream.Placement {
+	if l.Tags == nil {
+		return have.Placement
+	}
+	return Placement(*l.Tags)
 }
 
 // grow keeps what have has more of, and names it.
@@ -569,7 +592,7 @@ func (c Config) mismatch(have jetstream.StreamConfig, p Partition) []string {
 // equal compares what declare sets.
 func equal(a, b jetstream.StreamConfig) bool {
 	return a.Description == b.Description && a.Discard == b.Discard && a.MaxAge == b.MaxAge && a.MaxBytes == b.MaxBytes && a.MaxMsgs == b.MaxMsgs &&
-		a.MaxMsgsPerSubject == b.MaxMsgsPerSubject && a.Replicas == b.Replicas && a.Duplicates == b.Duplicates &&
+		a.MaxMsgsPerSubject == b.MaxMsgsPerSubject && a.Replicas == b.Replicas && SameTags(tagsOf(a), tagsOf(b)) && a.Duplicates == b.Duplicates &&
 		a.AllowAtomicPublish == b.AllowAtomicPublish && a.AllowDirect == b.AllowDirect && a.AllowRollup == b.AllowRollup && a.NoAck == b.NoAck &&
 		a.RePublish != nil && *a.RePublish == *b.RePublish && maps.Equal(a.Metadata, b.Metadata)
 }

@@ -62,6 +62,10 @@ func stream(ctx context.Context, js jetstream.JetStream, cfg broker.Config, p br
 	if err != nil {
 		return all, err
 	}
+	if len(cfg.Tags) > 0 && !broker.SameTags(cfg.Tags, s.Tags) {
+		all = append(all, Finding{Warning, "stream-placement", name, fmt.Sprintf("its placement tags are %q, and NATS_PLACEMENT_TAGS is %q", s.Tags, cfg.Tags),
+			"tidings stream configure --placement-tags " + strings.Join(cfg.Tags, ",") + ", or correct NATS_PLACEMENT_TAGS"})
+	}
 	all = append(all, skew(name, s.At, before, time.Now())...)
 	return append(all, storage(name, s.Bytes, s.MaxBytes)...), nil
 }

@@ -40,6 +40,11 @@ func TestEveryCheckOfTheBrokerFindsItsIllness(t *testing.T) {
 	if got := found(); len(got) > 0 {
 		t.Fatalf("a new stream: %v", got)
 	}
+	cfg.Tags = []string{"zone:a"}
+	if got := found(); len(got) != 1 || got["stream-placement"] != Warning {
+		t.Errorf("a stream with other placement tags than the environment: %v", got)
+	}
+	cfg.Tags = nil
 	edit := func(change func(c *jetstream.StreamConfig)) {
 		t.Helper()
 		s, err := js.Stream(t.Context(), cfg.StreamName(0))

@@ -22,23 +22,24 @@ const (
 
 // Partition is a partition and its stream, as `tidings status --json` and `tidings partitions list --json` print them.
 type Partition struct {
-	Partition int    `json:"partition"`
-	Stream    string `json:"stream"`
-	FirstSlot int    `json:"first_slot"`
-	LastSlot  int    `json:"last_slot"`
-	After     []int  `json:"after,omitempty"` // whose slots it took over
-	State     string `json:"state"`
-	Tail      uint64 `json:"tail"`      // the last sequence that the outbox's marks cover
-	FirstSeq  uint64 `json:"first_seq"` // of the stream, as are the following
-	LastSeq   uint64 `json:"last_seq"`
-	Messages  uint64 `json:"messages"`
-	Leader    string `json:"leader,omitempty"` // a server's name; empty where there is no cluster
-	Replicas  int    `json:"replicas"`
-	Current   int    `json:"current_replicas"`    // that have all that the leader has
-	Relay     string `json:"relay,omitempty"`     // that holds its lease
-	Refused   string `json:"refused,omitempty"`   // why no relay publishes to it, and what to run
-	NoLeader  string `json:"no_leader,omitempty"` // why nothing is known of the stream now
-	Unknown   string `json:"unknown,omitempty"`   // the server that is away: what it would say is not known
+	Partition int      `json:"partition"`
+	Stream    string   `json:"stream"`
+	FirstSlot int      `json:"first_slot"`
+	LastSlot  int      `json:"last_slot"`
+	After     []int    `json:"after,omitempty"` // whose slots it took over
+	State     string   `json:"state"`
+	Tail      uint64   `json:"tail"`      // the last sequence that the outbox's marks cover
+	FirstSeq  uint64   `json:"first_seq"` // of the stream, as are the following
+	LastSeq   uint64   `json:"last_seq"`
+	Messages  uint64   `json:"messages"`
+	Leader    string   `json:"leader,omitempty"`         // a server's name; empty where there is no cluster
+	Tags      []string `json:"placement_tags,omitempty"` // that the servers of its replicas have
+	Replicas  int      `json:"replicas"`
+	Current   int      `json:"current_replicas"`    // that have all that the leader has
+	Relay     string   `json:"relay,omitempty"`     // that holds its lease
+	Refused   string   `json:"refused,omitempty"`   // why no relay publishes to it, and what to run
+	NoLeader  string   `json:"no_leader,omitempty"` // why nothing is known of the stream now
+	Unknown   string   `json:"unknown,omitempty"`   // the server that is away: what it would say is not known
 }
 
 // Partitions compares the partitions with their streams. Without one of the servers it says what the other one knows, and without both nothing.
@@ -61,7 +62,7 @@ func Partitions(ctx context.Context, src Sources) ([]Partition, error) {
 			State: stateOf(c.Partition, c.Active), Tail: c.Tail}
 		if s := c.Stream; s != nil {
 			all[i].FirstSeq, all[i].LastSeq, all[i].Messages = s.First, s.Last, s.Messages
-			all[i].Leader, all[i].Replicas, all[i].Current = s.Leader, s.Replicas, s.Current
+			all[i].Leader, all[i].Tags, all[i].Replicas, all[i].Current = s.Leader, s.Tags, s.Replicas, s.Current
 		}
 		switch {
 		case errors.Is(c.Err, relay.ErrStreamRefused):
@@ -96,7 +97,7 @@ func (src Sources) streamsAlone(ctx context.Context) (all []Partition, err error
 	}
 	for _, s := range streams {
 		all = append(all, Partition{Partition: s.Partition.Number, Stream: s.Name, FirstSlot: s.FirstSlot, LastSlot: s.LastSlot, After: s.After, State: Unknown,
-			FirstSeq: s.First, LastSeq: s.Last, Messages: s.Messages, Leader: s.Leader, Replicas: s.Replicas, Current: s.Current, Unknown: ServerTruth})
+			FirstSeq: s.First, LastSeq: s.Last, Messages: s.Messages, Leader: s.Leader, Tags: s.Tags, Replicas: s.Replicas, Current: s.Current, Unknown: ServerTruth})
 	}
 	return all, nil
 }

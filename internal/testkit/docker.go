@@ -142,8 +142,8 @@ func (d *dockerNATS) configure() error {
 	}
 	conf = append(conf, " }\n"...)
 	if c := d.cfg.Cluster; c != nil { // pings find a route that leads nowhere any more
-		conf = fmt.Appendf(conf, "server_name: %q\ncluster { name: tidings, port: %s, no_advertise: true, ping_interval: 2s, ping_max: 2, routes: [%s] }\n",
-			c.Server, natsRoutes, strings.Join(c.Routes, ", "))
+		conf = fmt.Appendf(conf, "server_name: %q\nserver_tags: [%s]\ncluster { name: tidings, port: %s, no_advertise: true, ping_interval: 2s, ping_max: 2, routes: [%s] }\n",
+			c.Server, `"`+strings.Join(c.Tags, `", "`)+`"`, natsRoutes, strings.Join(c.Routes, ", "))
 	}
 	return os.WriteFile(filepath.Join(d.dir(), "container.conf"), conf, 0o600)
 }

@@ -36,8 +36,8 @@ type routes interface {
 // clusterTimeout bounds how long a cluster may take to elect: seconds, on a busy machine more.
 const clusterTimeout = 90 * time.Second
 
-// NATSCluster returns a cluster of the test's own with n servers, once it takes streams of n replicas. Like NATSProcess it syncs lazily. TEST_NATS_URL is
-// not used.
+// NATSCluster returns a cluster of the test's own with n servers, once it takes streams of n replicas. Like NATSProcess it syncs lazily. The first has
+// the tag zone:a, the others have zone:b, and each has one of its own, node:n0. TEST_NATS_URL is not used.
 func NATSCluster(t testing.TB, n int) *BrokerCluster {
 	t.Helper()
 	skipIfShort(t)
@@ -46,7 +46,7 @@ func NATSCluster(t testing.TB, n int) *BrokerCluster {
 	for i := range n {
 		// Streams go to the node with the most room, so all have the same.
 		c.Nodes[i] = &Broker{serve: broker.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), Port: ports[2*i], MaxStore: 4 << 30, LazySync: true,
-			Cluster: &broker.Cluster{Server: nodeName(i), Port: ports[2*i+1]}}}
+			Cluster: &broker.Cluster{Server: nodeName(i), Port: ports[2*i+1], Tags: []string{"node:" + nodeName(i), "zone:" + []string{"a", "b", "b"}[i%3]}}}}
 	}
 	if forceDocker() {
 		c.between = overNetwork(t, c.Nodes)

@@ -75,7 +75,9 @@ func EmptyPostgres(t testing.TB) *DB {
 		return errors.Join(err, conn.Close(ctx))
 	}
 	check(t, "make an empty database", run("CREATE DATABASE "+pgx.Identifier{name}.Sanitize()+" TEMPLATE template0"))
-	t.Cleanup(func() { check(t, "drop the empty database", run("DROP DATABASE "+pgx.Identifier{name}.Sanitize()+" WITH (FORCE)")) })
+	t.Cleanup(func() {
+		check(t, "drop the empty database", run("DROP DATABASE "+pgx.Identifier{name}.Sanitize()+" WITH (FORCE)"))
+	})
 	u.Path = "/" + name
 	return &DB{URL: u.String()}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -23,16 +24,20 @@ func (p Process) streamConfigureCommand() *cobra.Command {
 	var (
 		data     string
 		replicas int
+		tags     []string
 		age      time.Duration
 		size     int64
 		sure     *asking
 	)
 	c := &cobra.Command{
 		Use:   "configure",
-		Short: "Set the replicas, age and size of all streams, also below their current values",
-		Long: `Configure sets replicas, age and size on the streams of all partitions. Only this command lowers them: a relay whose NATS_REPLICAS, NATS_MAX_AGE or
+		Short: "Set the replicas, placement, age and size of all streams, also below their current values",
+		Long: `Configure sets replicas, placement, age and size on the streams of all partitions. Only this command lowers them: a relay whose NATS_REPLICAS, NATS_MAX_AGE or
 NATS_MAX_BYTES are lower leaves the streams unchanged and logs a warning; one whose values are higher raises them at its next start. So first change the
 environment of every relay. The record of erasures gets as many replicas as the streams.
+
+--placement-tags moves the streams to servers that have all these tags. The servers copy them in the background, and relays and consumers continue.
+Relays and erasures give NATS_PLACEMENT_TAGS to what they create, and never move what exists. Change the replicas and the tags one after the other.
 
 With a shorter age, older events expire at once. A consumer that has not read them stops, and needs tidings replay.`,
 		Args: cobra.NoArgs,
@@ -41,6 +46,9 @@ With a shorter age, older events expire at once. A consumer that has not read th
 			if c.Flags().Changed("replicas") {
 				l.Replicas = &replicas
 			}
+			if c.Flags().Changed("placement-tags") {
+				l.Tags = &tags
+			}
 			if c.Flags().Changed("max-age") {
 				l.MaxAge = &age
 			}
@@ -48,7 +56,7 @@ With a shorter age, older events expire at once. A consumer that has not read th
 				l.MaxBytes = &size
 			}
 			if l == (broker.Limits{}) {
-				return &usageError{errors.New("name at least one of --replicas, --max-age and --max-bytes")}
+				return &usageError{errors.New("name at least one of --replicas, --placement-tags, --max-age and --max-bytes")}
 			}
 			y, err := p.system(c.Context(), data, "stream")
 			if err != nil {
@@ -66,12 +74,14 @@ With a shorter age, older events expire at once. A consumer that has not read th
 				return errors.New("there is no stream yet: a relay makes the first one")
 			}
 			for _, now := range all {
-				fmt.Fprintf(p.Stdout, "Stream %s: replicas %d, age %s (0s: no limit), size %d bytes (-1: no limit).\n", now.Stream, now.Replicas, now.MaxAge, now.MaxBytes)
+				fmt.Fprintf(p.Stdout, "Stream %s: replicas %d, placement tags %s, age %s (0s: no limit), size %d bytes (-1: no limit).\n", now.Stream, now.Replicas, or(strings.Join(now.Tags, ","), "none"), now.MaxAge, now.MaxBytes)
 			}
 			return nil
 		},
 	}
 	c.Flags().IntVar(&replicas, "replicas", 0, "copies of each stream, 1 to 5")
+	c.Flags().StringSliceVar(&tags, "placement-tags", nil, "tags that the servers of each stream must have, separated by commas; \"\" for none")
+	c.MarkFlagsMutuallyExclusive("replicas", "placement-tags") // the servers do one at a time
 	c.Flags().DurationVar(&age, "max-age", 0, "how long events remain; 0 for no limit")
 	c.Flags().Int64Var(&size, "max-bytes", 0, "size of each stream in bytes; -1 for no limit")
 	sure = p.destructive(c)

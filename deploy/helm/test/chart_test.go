@@ -163,7 +163,7 @@ partitions: 4
 image: {repository: registry.example/tidings, digest: "sha256:` + "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef" + `"}
 imagePullSecrets: [{name: registry}]
 postgres: {secret: truth, projectionsSecret: projections}
-nats: {url: "tls://nats-0:4222,tls://nats-1:4222", credentialsSecret: nats-users, caSecret: nats-ca}
+nats: {url: "tls://nats-0:4222,tls://nats-1:4222", placementTags: ["disk:ssd", "zone:a"], credentialsSecret: nats-users, caSecret: nats-ca}
 env: {LOG_LEVEL: debug}
 api: {tlsSecret: api-tls, autoscaling: {enabled: true}, env: {API_MAX_REQUESTS: "256"}}
 relay: {autoscaling: {enabled: true}}
@@ -330,6 +330,89 @@ func TestVariablesAreDocumentedAndSecretsStayInSecrets(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Every login is its binary's own. What a projector's own login may read is the projections' alone, so it compares with the truth as verify.
+func TestEveryBinaryHasItsOwnLogins(t *testing.T) {
+	for name, c := range map[string]struct {
+		values string
+		want   map[string][2]string // by component: the Secret and the key of the truth's and of the projections'
+	}{
+		"one database": {"", map[string][2]string{
+			"api": {"tidings-postgres/api"}, "relay": {"tidings-postgres/relay"}, "archiver": {"tidings-postgres/archiver"}, "migrate": {"tidings-postgres/migrate"},
+			"followercounts": {"tidings-postgres/verify", "tidings-postgres/followercounts"}, "threadcache": {"tidings-postgres/verify", "tidings-postgres/threadcache"},
+		}},
+		"two databases": {"postgres: {secret: truth, projectionsSecret: projections}", map[string][2]string{
+			"api": {"truth/api", "projections/api"}, "relay": {"truth/relay", "projections/relay"}, "archiver": {"truth/archiver", "projections/archiver"},
+			"migrate": {"truth/migrate", "projections/migrate"}, "followercounts": {"truth/verify", "projections/followercounts"}, "threadcache": {"truth/verify", "projections/threadcache"},
+		}},
+		"one key for a trial": {"postgres: {secret: all, key: url}", map[string][2]string{
+			"api": {"all/url"}, "relay": {"all/url"}, "archiver": {"all/url"}, "migrate": {"all/url"}, "followercounts": {"all/url", "all/url"}, "threadcache": {"all/url", "all/url"},
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := map[string][2]string{}
+			for component, pod := range render(t, values(t, c.values)).podsOf() {
+				var logins [2]string
+				for _, e := range pod.Spec.Containers[0].Env {
+					if i := slices.Index([]string{"DATABASE_URL", "PROJECTIONS_DATABASE_URL"}, e.Name); i >= 0 {
+						logins[i] = e.ValueFrom.SecretKeyRef.Name + "/" + e.ValueFrom.SecretKeyRef.Key
+					}
+				}
+				got[component] = logins
+			}
+			if !maps.Equal(got, c.want) {
+				t.Errorf("got  %v\nwant %v", got, c.want)
+			}
+		})
+	}
+}
+
+// Three servers, three replicas, and a publish ack that means the disk, in the chart and in the values for NATS' own chart beside it.
+func TestStreamsHaveThreeReplicasOnThreeServers(t *testing.T) {
+	configuration := func(o *objects) map[string]string {
+		i := slices.IndexFunc(o.configMaps, func(c *core.ConfigMap) bool { return c.Data["NATS_URL"] != "" })
+		return o.configMaps[i].Data
+	}
+	if got := configuration(render(t, nil)); got["NATS_REPLICAS"] != "3" || len(got) != 2 {
+		t.Errorf("the chart's own values: %v", got)
+	}
+	if got := configuration(render(t, values(t, everything))); got["NATS_PLACEMENT_TAGS"] != "disk:ssd,zone:a" {
+		t.Errorf("everything: %v", got)
+	}
+	file, err := os.ReadFile("../examples/nats-values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var nats struct {
+		Config struct {
+			Cluster struct {
+				Enabled  bool
+				Replicas int
+			}
+			JetStream struct {
+				Enabled   bool
+				FileStore struct {
+					Enabled bool
+					PVC     struct{ Enabled bool }
+				}
+				Merge struct {
+					SyncInterval string `json:"sync_interval"`
+				}
+			}
+		}
+		PodTemplate struct {
+			TopologySpreadConstraints map[string]struct{ WhenUnsatisfiable string }
+		}
+	}
+	if err := yaml.Unmarshal(file, &nats); err != nil {
+		t.Fatal(err)
+	}
+	c := nats.Config
+	if !c.Cluster.Enabled || c.Cluster.Replicas != 3 || !c.JetStream.Enabled || !c.JetStream.FileStore.Enabled || !c.JetStream.FileStore.PVC.Enabled || c.JetStream.Merge.SyncInterval != "always" ||
+		nats.PodTemplate.TopologySpreadConstraints["kubernetes.io/hostname"].WhenUnsatisfiable != "DoNotSchedule" {
+		t.Errorf("the values for NATS: %+v", nats)
+	}
 }
 
 // duration is a default of the documentation.
@@ -554,7 +637,7 @@ func TestPodsChangeWithTheConfiguration(t *testing.T) {
 
 func TestValuesThatCannotWorkAreRefused(t *testing.T) {
 	for _, v := range []string{
-		"partitions: 0", "partitions: 33", "replica: 3", "api: {replica: 3}", "nats: {replicas: 6}", "nats: {url: 'nats://user:secret@nats:4222'}", "nats: {url: nats}",
+		"partitions: 0", "partitions: 33", "replica: 3", "api: {replica: 3}", "nats: {replicas: 6}", "nats: {placementTags: ['a,b']}", "nats: {url: 'nats://user:secret@nats:4222'}", "nats: {url: nats}",
 		"env: {DATABASE_URL: 'postgres://x'}", "env: {API_CURSOR_KEY: abc}", "relay: {env: {DEV_TOKEN: abc}}", "env: {log_level: debug}", "env: {LOG_LEVEL: 3}",
 		"postgres: {secret: ''}", "postgres: {password: x}", "image: {digest: sha256:12}", "image: {pullPolicy: Sometimes}", "api: {terminationGracePeriodSeconds: 5}",
 		"api: {resources: {limits: null}}", "relay: {resources: {limits: {memory: null}}}", "relay: {autoscaling: {targetSeconds: 0}}", "podDisruptionBudget: {maxUnavailable: 0}",
