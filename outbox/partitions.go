@@ -219,24 +219,26 @@ func addPartition(ctx context.Context, tx pgx.Tx, p Partition) error {
 	return err
 }
 
-// belowFloorSQL looks for a pending row among the last ones up to a floor, and where the upper half of these begins.
+// belowFloorSQL looks for a pending row among the last ones up to a floor, where the upper half of these begins, and the stored tail, in one snapshot.
 // Index: outbox_messages_pkey, backward from the floor.   Locks: none.
 const belowFloorSQL = `
 WITH last AS MATERIALIZED (
   SELECT id, processed_at IS NULL AND NOT delayed AND slot BETWEEN @first AND @last AS pending
     FROM outbox_messages WHERE id > @above AND id <= @floor ORDER BY id DESC LIMIT @depth)
-SELECT /* outbox.below_floor */ coalesce(min(id) FILTER (WHERE pending), 0), coalesce((SELECT id FROM last OFFSET @depth::bigint / 2 LIMIT 1), @above) FROM last`
+SELECT /* outbox.below_floor */ coalesce(min(id) FILTER (WHERE pending), 0), coalesce((SELECT id FROM last OFFSET @depth::bigint / 2 LIMIT 1), @above),
+       (SELECT tail_seq FROM outbox_partitions WHERE partition = @partition) FROM last`
 
 // BelowFloor looks through the last depth rows with an id above above and up to floor. It returns the lowest of them that is pending in the partition, 0
-// when none is, and the id from which half of depth rows lie below the floor. There never is one below a floor that was proven; a row here says that the
-// proof is wrong. Depth counts rows: ids have gaps of millions, where a range ended by its time.
-func BelowFloor(ctx context.Context, pool *pgxpool.Pool, p Partition, above, floor int64, depth int) (id, half int64, err error) {
+// when none is, the id from which half of depth rows lie below the floor, and the stored tail. A proven floor has no such row below it: a row says that the
+// proof is wrong, unless the tail is not the caller's, because then marks were lost. Depth counts rows: ids have gaps of millions, where a range ended by
+// its time.
+func BelowFloor(ctx context.Context, pool *pgxpool.Pool, p Partition, above, floor int64, depth int) (id, half int64, tail uint64, err error) {
 	var b pgx.Batch
 	b.Queue(walkSQL)
-	b.Queue(belowFloorSQL, pgx.StrictNamedArgs{"above": above, "floor": floor, "first": p.FirstSlot, "last": p.LastSlot, "depth": depth}).
-		QueryRow(func(row pgx.Row) error { return row.Scan(&id, &half) })
+	b.Queue(belowFloorSQL, pgx.StrictNamedArgs{"above": above, "floor": floor, "first": p.FirstSlot, "last": p.LastSlot, "depth": depth, "partition": p.Number}).
+		QueryRow(func(row pgx.Row) error { return row.Scan(&id, &half, &tail) })
 	if err := pool.SendBatch(ctx, &b).Close(); err != nil {
-		return 0, 0, fmt.Errorf("look below the floor of partition %d: %w", p.Number, err)
+		return 0, 0, 0, fmt.Errorf("look below the floor of partition %d: %w", p.Number, err)
 	}
-	return id, half, nil
+	return id, half, tail, nil
 }

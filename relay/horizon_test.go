@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"math"
 	"slices"
 	"testing"
@@ -236,5 +237,37 @@ func TestTheLookBelowTheFloorCoversRowsAndNotIds(t *testing.T) {
 	exec(`UPDATE outbox_messages SET processed_at = NULL WHERE id = $1`, ids[1]) // committed late, as far as the relay can tell
 	if n := look(end); n != 1 || w.horizon.floor != ids[1]-1 {
 		t.Errorf("%v rows were found below the floor, which is %d now; want 1, and a floor of %d", n, w.horizon.floor, ids[1]-1)
+	}
+}
+
+// A database that loses marks has pending rows below the floor that the relay remembers. They say nothing about the proof of the floor: the tail went back too.
+func TestMarksThatTheDatabaseLosesAreNotTakenForRowsBelowTheFloor(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	r := newRelay(t, pool, testkit.NATS(t))
+	w := connected(t, r)
+	if err := w.catchUp(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	insertRow(t, pool, 1, "created")
+	_, claimed, err := w.round(t.Context(), nil, nil, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mark, _, err := w.round(t.Context(), claimed.Rows, nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := w.round(t.Context(), nil, mark, false); err != nil || w.stored == 0 {
+		t.Fatalf("nothing is marked: %v", err)
+	}
+	w.horizon.floor = 1 << 20
+	if _, err := pool.Exec(t.Context(), loseMarksSQL); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.lookBelow(t.Context()); !errors.Is(err, errTailMoved) {
+		t.Errorf("the relay finds %v, want that the tail moved", err)
+	}
+	if n := testutil.ToFloat64(w.metrics.belowFloor); n != 0 {
+		t.Errorf("%v rows count as found below the floor", n)
 	}
 }

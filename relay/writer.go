@@ -277,7 +277,7 @@ func (w *writer) exchange(ctx context.Context, publishing []outbox.Row, mark *ou
 	case c.Closed:
 		return c, errClosed
 	case c.Tail != w.stored:
-		return c, fmt.Errorf("%w: partition %d is marked up to %d, this relay has marked up to %d", errTailMoved, w.p.Number, c.Tail, w.stored)
+		return c, w.moved(c.Tail)
 	}
 	if claim {
 		w.adapt(&c)
@@ -385,11 +385,13 @@ func (w *writer) keep(ctx context.Context) error {
 // wrong, and is counted, alerted on and published.
 func (w *writer) lookBelow(ctx context.Context) error {
 	floor := w.horizon.floor
-	id, half, err := outbox.BelowFloor(ctx, w.pool, w.p, w.looked, floor, lookDepth)
-	if err != nil {
+	id, half, tail, err := outbox.BelowFloor(ctx, w.pool, w.p, w.looked, floor, lookDepth)
+	switch {
+	case err != nil:
 		return err
-	}
-	if id == 0 {
+	case tail != w.stored:
+		return w.moved(tail)
+	case id == 0:
 		w.looked = half // the upper half again: a row may be committed late
 		return nil
 	}
@@ -397,6 +399,11 @@ func (w *writer) lookBelow(ctx context.Context) error {
 	w.log.ErrorContext(ctx, "a row below the floor: it is published now", "partition", w.p.Number, "id", id, "floor", floor, "runbook", "OutboxFoundBelowFloor")
 	w.horizon, w.looked = horizon{floor: id - 1}, id-1
 	return nil
+}
+
+// moved is the error of a stored tail that this writer did not store.
+func (w *writer) moved(tail uint64) error {
+	return fmt.Errorf("%w: partition %d is marked up to %d, this relay has marked up to %d", errTailMoved, w.p.Number, tail, w.stored)
 }
 
 // check asks the broker whether the stream is still what this writer left.

@@ -57,7 +57,7 @@ func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string
 	consumer, err := consumers.New(consumers.Config{
 		BatchEvents: s.batch, BatchBytes: 8 << 20, ApplyTimeout: s.timeout, LagInterval: 5 * time.Second, Recheck: 10 * time.Second, Lease: lease.Config{TTL: s.takeover},
 	}, consumers.Deps{
-		Pool: pool, JetStream: js, Streams: s.streams, Registry: s.registry, Log: s.log, Remedy: "begin the projection anew (docs/subscribe.md, \"Begin anew\")",
+		Pool: pool, JetStream: js, Streams: s.streams, Registry: s.registry, Log: s.log, Remedy: "begin the projection again (docs/subscribe.md, \"Begin again\")",
 	}, p)
 	if err != nil {
 		return err
