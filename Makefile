@@ -8,9 +8,9 @@ GO ?= go
 BIN := bin
 # The race detector needs a C compiler, and a machine with Go, git and make alone has none: there the tests run without it.
 RACE = $(shell cc=$$($(GO) env CC); [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v "$${cc%% *}" >/dev/null && echo -race)
-# Tests wait as well as compute, so two packages more run at once than there are processors, those that take longest first. The race
+# Tests wait as well as compute, so one package more runs at once than there are processors, those that take longest first. The race
 # detector has each process sleep for a second at its end, for goroutines that still run. A package fails if it leaves any, so a tenth is enough.
-JOBS = $(shell echo $$((2 + $$(getconf _NPROCESSORS_ONLN))))
+JOBS = $(shell echo $$((1 + $$(getconf _NPROCESSORS_ONLN))))
 LONGEST := ./cmd/tidings/cli ./relay ./consumers ./api ./internal/broker ./cmd/internal/fuzz ./cmd/internal/fleet ./store ./outbox
 
 .PHONY: help
@@ -51,7 +51,7 @@ DOCKER_TESTS := TestFaultKilledTestBinaryLeavesNoContainer \
 .PHONY: test-docker
 test-docker: engine ## fault tests with servers in containers, and what deploy/ makes of the engine (docs/testing.md)
 	GORACE="atexit_sleep_ms=100 $$GORACE" TEST_SERVERS=docker $(GO) test $(RACE) -count=1 -p 2 -timeout 10m -run "^($$(echo $(DOCKER_TESTS) | tr ' ' '|'))$$" $(DOCKER_PACKAGES)
-	$(GO) test -tags docker -count=1 -timeout 15m ./deploy
+	$(GO) test -tags docker -count=1 -timeout 15m -run 'Image|Containers' ./deploy
 
 .PHONY: engine
 engine: ## whether a container engine answers and has the images of the tests, which it pulls; else what is missing
@@ -60,6 +60,11 @@ engine: ## whether a container engine answers and has the images of the tests, w
 .PHONY: test-helm
 test-helm: ## the Helm chart, rendered by Helm's library and read as the Kubernetes API reads it
 	$(GO) -C deploy/helm/test test -count=1 ./...
+
+.PHONY: test-brokers
+test-brokers: ## the rehearsal of the loss of one, two and three brokers (docs/runbook/LosingBrokers.md)
+	@$(MAKE) --no-print-directory postgres
+	$(GO) test -tags brokers -count=1 -timeout 10m -run '^TestLosingOneTwoAndThreeBrokers$$' ./cmd/tidings/cli
 
 .PHONY: test-upgrade
 test-upgrade: ## this tree beside the release before, which it builds from the full git history
@@ -106,6 +111,8 @@ lint: ## formatting, go vet, staticcheck, the import rules
 	$(GO) vet ./...
 	$(GO) vet -tags browser ./console
 	$(GO) vet -tags upgrade ./deploy
+	$(GO) vet -tags docker ./deploy
+	$(GO) vet -tags brokers ./cmd/tidings/cli
 	$(GO) tool staticcheck ./...
 	$(GO) -C contracts/cloudevents vet ./...
 	$(GO) -C deploy/prometheus/test vet ./...

@@ -15,7 +15,7 @@ import (
 // Whatever one caller does, the requests of another tenant are answered. `tidings bench neighbours` has the same attacks at full size, with times.
 func TestWhatOneCallerDoesRefusesNoOther(t *testing.T) {
 	cfg := config()
-	cfg.MaxWait = 100 * time.Millisecond // so that what is slow shows within the seconds of a test
+	cfg.MaxWait = 250 * time.Millisecond // so that what is slow shows within the seconds of a test
 	cfg.RateUnknown = tokens.Rate{N: 100, Window: time.Second}
 	f := openWith(t, cfg, testkit.Logger(t))
 	f.want(t, 201, "PUT", "/v1/follows/1/42", "")

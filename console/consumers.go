@@ -31,8 +31,9 @@ type consumerRow struct {
 	Most       int64  // of the line
 	Since      time.Time
 	Look, Says string
-	Verified   *audit.Act // the last comparison that ended; nil: none
-	Replay     *underway  // by this process; nil: none
+	Drift      *projections.Comparison // by the consumer itself; nil: none
+	Verified   *audit.Act              // the last Verify that ended; nil: none
+	Replay     *underway               // by this process; nil: none
 }
 
 // underway is how far an act of this process is.
@@ -65,10 +66,21 @@ func (c *Console) consumersData(ctx context.Context, _ *view) (any, error) {
 			return nil, err
 		}
 	}
+	var compared []projections.Comparison
+	if !now.State.IsAway(status.ServerProjections) {
+		if compared, err = projections.Comparisons(ctx, c.deps.Projections); err != nil {
+			return nil, err
+		}
+	}
 	for _, k := range now.State.Consumers {
 		row := consumerRow{Consumer: k, Look: consumerBox(k).Look, Says: "runs", Replay: c.underway(actReplay, k.Consumer)}
 		if a, is := verified[k.Consumer]; is {
 			row.Verified = &a
+		}
+		for _, one := range compared {
+			if one.Consumer == k.Consumer && one.Cell == c.look.src.Broker.Stream {
+				row.Drift = &one
+			}
 		}
 		for _, l := range now.State.Leases {
 			if l.Kind == k.Consumer {

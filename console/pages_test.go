@@ -18,7 +18,7 @@ func TestTheStateOfTheInstallation(t *testing.T) {
 	ada, amy := h.signIn(t, h.Tokens.Admin), h.signIn(t, h.Tokens.TenantAdmin)
 	page(t, ada, "/console/").says("Truth and outbox", "1,234 pending", "No running relay holds partition 0", "followercounts")
 	page(t, ada, "/console/partitions").says("stuck", "no relay", "EVENTS-0", "0–31")
-	page(t, ada, "/console/consumers").says("followercounts", "nobody runs it", "not verified yet", "projection_drift_total")
+	page(t, ada, "/console/consumers").says("followercounts", "nobody runs it", "not verified yet", "has not compared anything yet")
 	page(t, ada, "/console/kinds").says("follow", "threaded", "built in", "No kind was added")
 	page(t, ada, "/console/doctor").says("unheld-partition", "no running process holds partitions 0", "Remedy")
 	for _, path := range []string{"/console/partitions", "/console/consumers", "/console/doctor", "/console/live/partitions"} {

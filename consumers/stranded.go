@@ -29,8 +29,9 @@ func Stranded(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, c
 	for _, name := range names {
 		for _, o := range all[name] {
 			s, ok := there[o.Stream]
+			_, ours := cfg.Number(o.Stream) // else it is another cell's
 			switch {
-			case o.Closed:
+			case o.Closed, !ours:
 			case !ok:
 				stranded[name] = fmt.Errorf("stream %s is gone, and its offset is %d", o.Stream, o.Seq)
 			case lost(o, s) != nil:

@@ -122,13 +122,12 @@ func (c *composed) signIn() {
 	}
 }
 
-// clean fails the test unless everything that was written is everywhere, and the doctor finds nothing but that the operator does not see the sessions of others.
+// clean fails the test unless everything that was written is everywhere, and the doctor finds nothing.
 func (c *composed) clean() {
 	c.t.Helper()
 	c.tidings("verify", "--wait", "90s")
-	out, err := c.command("docker", append(c.args[:len(c.args):len(c.args)], "run", "--rm", "-T", "tidings", "doctor", "--json")...).Output()
-	if lines := strings.Split(strings.TrimSpace(string(out)), "\n"); len(lines) != 1 || !strings.Contains(lines[0], `"hidden-sessions"`) {
-		c.t.Errorf("the doctor finds %s, %v", out, err)
+	if out := c.tidings("doctor", "--json"); out != "" {
+		c.t.Errorf("the doctor finds %s", out)
 	}
 }
 

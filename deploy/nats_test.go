@@ -117,7 +117,7 @@ func TestEachServiceOfTheFleetIsConfined(t *testing.T) {
 		if !slices.Equal(s.CapDrop, []string{"ALL"}) || !slices.Equal(s.SecurityOpt, []string{"no-new-privileges:true"}) || !s.ReadOnly && name != "grafana" && name != "migrate" {
 			t.Errorf("%s: %+v", name, s)
 		}
-		if ends := name == "migrate" || name == "nats-data" || name == "tidings"; ends == (len(s.Healthcheck.Test) > 0 && !s.Healthcheck.Disable) {
+		if ends := name == "migrate" || name == "nats-data" || name == "nats-probe" || name == "tidings"; ends == (len(s.Healthcheck.Test) > 0 && !s.Healthcheck.Disable) {
 			t.Errorf("%s has the health check %v", name, s.Healthcheck)
 		}
 		for _, port := range s.Ports {

@@ -70,15 +70,18 @@ func ReadLogins(r io.Reader) (all []Login, err error) {
 	return all, lines.Err()
 }
 
-// loginSQL says whether a role is there, and what a login of the name is now: its rights beyond a plain login's, and its roles of ours.
+// loginSQL says whether a role is there, and what a login of the name is now: its rights beyond a plain login's, and its roles of ours. At last it says whether this session may
+// grant pg_monitor.
 const loginSQL = `
 SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $2), EXISTS (SELECT FROM pg_roles WHERE rolname = $1),
        coalesce((SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication OR rolbypassrls OR oid = current_user::regrole FROM pg_roles WHERE rolname = $1), false),
        ARRAY(SELECT g.rolname::text FROM pg_auth_members m JOIN pg_roles g ON g.oid = m.roleid JOIN pg_roles l ON l.oid = m.member
-              WHERE l.rolname = $1 AND g.rolname LIKE 'tidings\_%' AND g.rolname <> $2)`
+              WHERE l.rolname = $1 AND g.rolname LIKE 'tidings\_%' AND g.rolname <> $2),
+       (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)`
 
 // MakeLogins makes the logins on the server of url, or gives those that exist their password and their one role. Logins of roles that the server does not have are left out, so
 // that the truth and the projections may be on two servers; it returns the names of the others. The server gets the passwords as SCRAM verifiers, so they are in no log.
+// A superuser also makes logins of the role system members of pg_monitor, so that commands and the archiver see who blocks whom.
 // ErrLogin: a login of that name is a superuser, or may more than log in, and stays as it is.
 func MakeLogins(ctx context.Context, url string, all []Login) (made []string, err error) {
 	conn, err := pgx.Connect(ctx, url)
@@ -105,9 +108,9 @@ func MakeLogins(ctx context.Context, url string, all []Login) (made []string, er
 }
 
 func makeLogin(ctx context.Context, tx pgx.Tx, l Login) (made bool, err error) {
-	var roleIs, loginIs, special bool
+	var roleIs, loginIs, special, super bool
 	var others []string
-	if err := tx.QueryRow(ctx, loginSQL, l.Name, string(l.Role)).Scan(&roleIs, &loginIs, &special, &others); err != nil || !roleIs {
+	if err := tx.QueryRow(ctx, loginSQL, l.Name, string(l.Role)).Scan(&roleIs, &loginIs, &special, &others, &super); err != nil || !roleIs {
 		return false, err
 	}
 	if special {
@@ -126,6 +129,12 @@ func makeLogin(ctx context.Context, tx pgx.Tx, l Login) (made bool, err error) {
 		statements = append(statements, fmt.Sprintf(`REVOKE %s FROM %s`, pgx.Identifier{role}.Sanitize(), name))
 	}
 	statements = append(statements, fmt.Sprintf(`GRANT %s TO %s`, pgx.Identifier{string(l.Role)}.Sanitize(), name))
+	switch {
+	case super && l.Role == postgres.RoleSystem:
+		statements = append(statements, `GRANT pg_monitor TO `+name)
+	case super:
+		statements = append(statements, `REVOKE pg_monitor FROM `+name)
+	}
 	for _, sql := range statements {
 		if _, err := tx.Exec(ctx, sql); err != nil {
 			return false, err

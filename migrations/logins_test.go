@@ -38,8 +38,12 @@ func TestALoginHasTheRoleAndThePasswordOfTheLastFile(t *testing.T) {
 		}
 		return err
 	}
-	for _, line := range []string{"relay first-password", "api second,pass%word$"} {
+	for _, line := range []string{"system first-password", "api second,pass%word$"} {
 		role, password, _ := strings.Cut(line, " ")
+		want := "tidings_" + role
+		if role == "system" {
+			want = "pg_monitor " + want
+		}
 		all, err := migrations.ReadLogins(strings.NewReader("# who\n\n" + name + " " + line + "\n"))
 		if err != nil {
 			t.Fatal(err)
@@ -51,7 +55,7 @@ func TestALoginHasTheRoleAndThePasswordOfTheLastFile(t *testing.T) {
 			t.Error(err)
 		}
 		var roles string
-		if err := owner.QueryRow(ctx, `SELECT string_agg(roleid::regrole::text, ' ') FROM pg_auth_members WHERE member = $1::regrole`, name).Scan(&roles); err != nil || roles != "tidings_"+role {
+		if err := owner.QueryRow(ctx, `SELECT string_agg(roleid::regrole::text, ' ' ORDER BY roleid::regrole::text) FROM pg_auth_members WHERE member = $1::regrole`, name).Scan(&roles); err != nil || roles != want {
 			t.Errorf("the login is a member of %s, %v", roles, err)
 		}
 	}

@@ -206,7 +206,7 @@ func TestAProjectionStopsBeforeAStreamThatWasMadeAnewAndReportsAFunctionThatNeve
 	})
 	r.await("the stop", func() (bool, error) {
 		err := health.Ready(ctx)
-		return err != nil && strings.Contains(err.Error(), "stream EVENTS-0 was recreated") && strings.Contains(err.Error(), "begin the projection anew"), nil
+		return err != nil && strings.Contains(err.Error(), "stream EVENTS-0 was recreated") && strings.Contains(err.Error(), "begin the projection again"), nil
 	})
 	if n := applied(); n != 1 {
 		t.Errorf("%d events are applied, want the 1 that was done", n)

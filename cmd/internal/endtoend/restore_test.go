@@ -450,12 +450,12 @@ func (s *site) checkRecovered(then map[string]state, settings bool) {
 	}
 }
 
-// checkOutsideStops wants the projection outside to have stopped, because it has read what the streams no longer have, and then begins it anew.
+// checkOutsideStops wants the projection outside to have stopped, because it has read what the streams no longer have, and then begins it again.
 func (s *site) checkOutsideStops() {
 	s.t.Helper()
 	testkit.Eventually(s.t, 30*time.Second, "the projection outside to say that it is ahead", func() (bool, error) {
 		err := s.health.Ready(s.t.Context())
-		return err != nil && strings.Contains(err.Error(), "begin the projection anew"), nil
+		return err != nil && strings.Contains(err.Error(), "begin the projection again"), nil
 	})
 	if err := s.beginAnew(s.t.Context()); err != nil {
 		s.t.Fatal(err)

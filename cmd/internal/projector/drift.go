@@ -42,10 +42,12 @@ type Drift struct {
 	p                  projections.Projection
 	log                *slog.Logger
 	verified, drift    prometheus.Counter
+	round              projections.Comparison // so far
 
 	after     any                             // where the window begins
 	next      any                             // and the one after it, by the first look
 	waited    int                             // intervals since the first look
+	checked   int64                           // entities of the window
 	suspected map[projections.Difference]bool // in its first look; nil before it
 	looked    time.Time                       // when that was, by the truth's clock
 	settled   time.Time                       // when all that was written before was on the stream
@@ -102,9 +104,8 @@ func (d *Drift) look(ctx context.Context) error {
 		}
 		if d.waited++; !passed && d.waited < maxWaits {
 			return nil
-		} else if !passed { // a message that is put off for long must not keep the rest from being looked at
-			d.forget(d.next)
-			return nil
+		} else if !passed { // a message that waits for long must not keep the rest from being compared
+			return d.conclude(ctx, d.next)
 		}
 	}
 	found := make(map[projections.Difference]bool)
@@ -113,6 +114,7 @@ func (d *Drift) look(ctx context.Context) error {
 		return err
 	}
 	d.verified.Add(float64(checked))
+	d.checked = checked
 	if err := d.spareOthers(ctx, found); err != nil {
 		return err
 	}
@@ -134,16 +136,25 @@ func (d *Drift) look(ctx context.Context) error {
 	}
 	if n := len(differences); n > 0 {
 		d.drift.Add(float64(n))
+		d.round.Different += int64(n)
 		const named = 20
 		d.log.ErrorContext(ctx, "the projection is not what the truth makes it", "count", n, "differences", differences[:min(n, named)], "runbook", "ProjectionDrift")
 	}
-	d.forget(next)
-	return nil
+	return d.conclude(ctx, next)
 }
 
-// forget goes on with the window that begins after.
-func (d *Drift) forget(after any) {
+// conclude notes the window and continues with the one that begins after it.
+func (d *Drift) conclude(ctx context.Context, after any) error {
+	if d.round.BeganAt.IsZero() {
+		d.round = projections.Comparison{Consumer: d.p.Name(), Cell: d.broker.Stream, BeganAt: time.Now(), Different: d.round.Different}
+	}
+	d.round.Checked += d.checked
+	round := d.round
 	d.suspected, d.settled, d.waited, d.after = nil, time.Time{}, 0, after
+	if after == nil {
+		d.round = projections.Comparison{}
+	}
+	return projections.SaveComparison(ctx, d.projections, round, after == nil)
 }
 
 // passed reports whether the consumer has applied all that was written before the first look.

@@ -14,6 +14,7 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/store"
 )
@@ -88,6 +89,17 @@ func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
 	if got := value(t, reg, "projection_verified_total"); got < 4 {
 		t.Errorf("verified %v", got)
 	}
+	comparison := func() projections.Comparison {
+		t.Helper()
+		all, err := projections.Comparisons(ctx, pool)
+		if err != nil || len(all) != 1 || all[0].Consumer != p.Name() || all[0].Cell != nats.Config().Stream || all[0].Last == nil {
+			t.Fatalf("the comparisons are %+v, %v", all, err)
+		}
+		return all[0]
+	}
+	if c := comparison(); c.Last.Checked < 4 || c.Last.Different != 0 || c.Different != 0 {
+		t.Errorf("a clean comparison is %+v, of %+v", c, c.Last)
+	}
 	for _, damage := range []string{
 		`UPDATE edge_lists SET version = 9 WHERE to_id = 3`,
 		`DELETE FROM edge_lists WHERE to_id = 5`,
@@ -99,12 +111,15 @@ func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
 			t.Fatal(err)
 		}
 		testkit.Eventually(t, 10*time.Second, damage, func() (bool, error) { return value(t, reg, "projection_drift_total") > before, d.look(ctx) })
+		if c := comparison(); c.Different == 0 && c.Last.Different == 0 {
+			t.Errorf("%s: the comparison is %+v, of %+v", damage, c, c.Last)
+		}
 		for _, sql := range []string{`DELETE FROM edge_lists`, `DELETE FROM edge_counts`} {
 			if _, err := pool.Exec(ctx, sql); err != nil {
 				t.Fatal(err)
 			}
 		}
 		apply()
-		d.after, d.suspected = nil, nil
+		d.after, d.suspected, d.round = nil, nil, projections.Comparison{}
 	}
 }

@@ -123,7 +123,7 @@ be lost, run shows that and asks for confirmation. tidings archive undo brings a
 			return p.runJobs(c.Context(), d.truth, list, reason, asJSON)
 		},
 	}
-	c.Flags().StringSliceVar(&only, "job", nil, "run this `job` alone; may be repeated (default: every job)")
+	c.Flags().StringSliceVar(&only, "job", nil, "run only this `job`; repeatable (default: every job)")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "show what the command would do, and change nothing")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per job and line")
 	c.Flags().StringVar(&reason, "reason", "", "the reason to record")

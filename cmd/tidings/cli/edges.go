@@ -68,7 +68,7 @@ removed, with a version and an event of its own. You may stop it: the archivers 
 	c.Flags().Int64Var(&tenant, "tenant", 0, "the tenant")
 	c.Flags().StringVar(&r.Object, "object", kinds.Author, "which object the id is of, as kinds name it")
 	c.Flags().Int64Var(&r.ID, "id", 0, "the object's id")
-	c.Flags().StringSliceVar(&names, "kind", nil, "only of this `kind`; may be repeated (default: every kind)")
+	c.Flags().StringSliceVar(&names, "kind", nil, "only of this `kind`; repeatable (default: every kind)")
 	c.Flags().StringVar(&direction, "direction", string(store.DirectionBoth), "edges that lead from the object, to it, or both")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	c.Flags().StringVar(&r.Actor, "actor", "", "the actor to record (default: the user of this system)")

@@ -76,7 +76,7 @@ var flagWords = map[string]struct{ kind, usage string }{
 	"limit":    {"int", `^\w+ at most\b`},
 	"month":    {"string", "`month`, such as 2026-08"},
 	"reason":   {"string", `^the reason to record$`},
-	"since":    {"string", `^only \w+ that (died|occurred) since: a duration ago such as 24h, a date, or a time in RFC 3339$`},
+	"since":    {"string", `^(only \w+ that (died|occurred) since|when the oldest restored backup was made): a duration ago such as 24h, a date, or a time in RFC 3339$`},
 	"tenant":   {"int64", `^(the tenant|only of this tenant)$`},
 	"until":    {"string", `^only \w+ that (died|occurred) before, in the same forms$`},
 	"wait":     {"duration", `^how long to wait for `},
@@ -99,7 +99,7 @@ func TestTheSameFlagHasTheSameWordsEverywhere(t *testing.T) {
 			}
 			want, ok := flagWords[f.Name]
 			kind := f.Value.Type()
-			if kind == "stringSlice" && strings.Contains(f.Usage, "; may be repeated (default: every ") {
+			if kind == "stringSlice" && strings.Contains(f.Usage, "; repeatable (default: every ") {
 				kind, want.usage = "string", "^only " // a list of what the flag is elsewhere
 			}
 			if ok && (kind != want.kind || !regexp.MustCompile(want.usage).MatchString(f.Usage)) {

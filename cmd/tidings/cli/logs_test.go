@@ -115,7 +115,7 @@ func (b *beating) useTheAPI() {
 		{http.MethodPost, "/v1/posts/1/comments", `{"author_id":"1","body":"another ` + secret + `"}`, key, 422},
 		{http.MethodPost, "/v1/posts/1/comments", `{"author_id":"1","body":"` + secret, nil, 400},
 		{http.MethodPost, "/v1/posts/1/comments", `{"author_id":{"` + secret + `":1}}`, nil, 400},
-		{http.MethodPost, "/v1/posts/1/comments", `{"author_id":"1","body":"` + strings.Repeat(secret, 20_000) + `"}`, nil, 413},
+		{http.MethodPost, "/v1/posts/1/comments", `{"author_id":"1","body":"` + secret + strings.Repeat("x", 140_000) + `"}`, http.Header{"Expect": {"100-continue"}}, 413},
 	} {
 		if status, _ := d.request(t, r.method, r.path, r.body, r.header, nil); status != r.status {
 			t.Errorf("%s %s with %.80s: status %d, want %d", r.method, r.path, r.body, status, r.status)

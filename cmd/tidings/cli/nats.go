@@ -71,7 +71,7 @@ NATS_SUBJECT_PREFIX and NATS_LIVE_PREFIX like the binaries.`,
 			return err
 		},
 	}
-	c.Flags().StringArrayVar(&subscribers, "subscriber", nil, "a subscriber: name=NAME[,tenant=N][,durable=NAME][,filter=KIND.EVENT]; may be repeated")
+	c.Flags().StringArrayVar(&subscribers, "subscriber", nil, "a subscriber: name=NAME[,tenant=N][,durable=NAME][,filter=KIND.EVENT]; repeatable")
 	return c
 }
 

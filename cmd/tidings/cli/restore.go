@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -26,17 +25,17 @@ func (p Process) restoreCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "restore --since TIME",
 		Short: "Bring truth, streams and projections together after a restore of any of them",
-		Long: `Restore is for afterwards: you have restored databases or NATS from backups, or have lost them, and servers, relays and consumers run again. Keep the API
-stopped until the command has finished. --since is the time of the oldest backup that you restored (RFC 3339).
+		Long: `Run restore after you restored or lost databases or NATS, when servers, relays and consumers run again. Keep the API stopped until the command has finished.
+docs/backup.md has the steps before it.
 
-It writes again what a stream or a history still tells of a write that the truth has lost, puts new streams in the place of the old ones and publishes there what is
-missing, replays consumers that cannot read on, runs the erasures since that time again, mends what differs in the projections, and verifies everything. Exit code 3
-says that it waited for --wait in vain, and for what. Then, and after any interruption, the same command continues. docs/backup.md has the steps before it.`,
+Restore writes lost writes of the truth again, from the streams and histories that still have them. It replaces the streams by new ones and publishes the
+missing events there. It replays consumers that cannot continue, repeats the erasures since --since, repairs the projections, and verifies everything. Exit code 3
+means that it waited for --wait in vain, and the output says for what. Then, and after any interruption, the same command continues.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			var err error
-			if o.Since, err = time.Parse(time.RFC3339, since); err != nil {
-				return &usageError{errors.New("--since is wanted: the time of the oldest backup that was restored, such as 2026-11-22T03:00:00Z")}
+			if o.Since, err = parseAge(since, time.Now()); err != nil {
+				return &usageError{fmt.Errorf("--since wants the time of the oldest backup that was restored, such as 2026-11-22T03:00:00Z: %w", err)}
 			}
 			y, err := p.system(c.Context(), data, "restore")
 			if err != nil {
@@ -80,10 +79,10 @@ says that it waited for --wait in vain, and for what. Then, and after any interr
 			return err
 		},
 	}
-	c.Flags().StringVar(&since, "since", "", "the `time` of the oldest backup that was restored")
-	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "say what the command finds, and change nothing")
+	c.Flags().StringVar(&since, "since", "", "when the oldest restored backup was made: a duration ago such as 24h, a date, or a time in RFC 3339")
+	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "show what the command would do, and change nothing")
 	c.Flags().DurationVar(&o.Wait, "wait", 10*time.Minute, "how long to wait for relays and consumers, at each step")
-	c.Flags().IntVar(&o.Limit, "limit", 20, "differences at most that are named, of each projection; all are counted")
+	c.Flags().IntVar(&o.Limit, "limit", 20, "differences at most to name per projection; all are counted")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	sure = p.destructive(c)
 	dataFlag(c, &data)

@@ -60,7 +60,7 @@ func TestTheTourWorks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if read := regexp.MustCompile(`"followers":\d`).FindAllString(outputs[5], -1); !slices.Equal(read, []string{`"followers":0`, `"followers":1`}) {
+	if read := regexp.MustCompile(`"followers":\d`).FindAllString(outputs[6], -1); !slices.Equal(read, []string{`"followers":0`, `"followers":1`}) {
 		t.Errorf("without and with the token of the write the tour reads %s", read)
 	}
 	events("comment.created", "comment.deleted", "follow.created")
@@ -139,7 +139,7 @@ func (d *dev) shell(t *testing.T, scripts []string) (outputs []string) {
 func shape(output string) string {
 	for _, r := range []struct{ from, to string }{
 		{`\d{4}-\d\d-\d\dT[\d:.]+Z`, "TIME"}, {`[0-9a-f]{8}-[0-9a-f-]{27}`, "UUID"}, {`"next":"[^"]*"`, `"next":"CURSOR"`}, {`"slug":"\w+"`, `"slug":"SLUG"`},
-		{`\w+-\S+-\d+-[0-9A-Z]{6}\b`, "-"}, {`(?m)^Partitions (closing|open).*\n`, ""}, {`-+`, "-"}, {`"\d+"`, `"N"`}, {`[\d,.]*\d`, "N"}, {`( ms|ms|µs| s)\b`, " TIME"}, {` +`, " "},
+		{`\w+-\S+-\d+-[0-9A-Z]{6}\b`, "-"}, {`(?m)^Partitions (closing|open).*\n`, ""}, {`-+`, "-"}, {`"\d+"`, `"N"`}, {`[\d,.]*\d`, "N"}, {`N ?(ms|µs|s)\b`, "N TIME"}, {` +`, " "},
 	} {
 		output = regexp.MustCompile(r.from).ReplaceAllString(output, r.to)
 	}

@@ -74,7 +74,7 @@ export class Operations extends HeyApiClient {
     /**
      * Read a comment
      *
-     * From the truth. A comment that is gone is a tombstone: its state, but neither author nor body. Needs the role `read`.
+     * Reads the truth. A comment that is not visible is a tombstone: it has a state, but neither author nor body. Needs the role `read`.
      */
     public getComment<ThrowOnError extends boolean = true>(options: Options<GetCommentData, ThrowOnError>): RequestResult<GetCommentResponses, GetCommentErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetCommentResponses, GetCommentErrors, ThrowOnError, 'data'>({
@@ -88,7 +88,7 @@ export class Operations extends HeyApiClient {
     /**
      * Replace a comment's body
      *
-     * An edit to the body that it has changes nothing: 200 with the same version, and no event. Needs the role `write`.
+     * An edit to the current body changes nothing: 200 with the same version, and no event. Needs the role `write`.
      */
     public editComment<ThrowOnError extends boolean = true>(options: Options<EditCommentData, ThrowOnError>): RequestResult<EditCommentResponses, EditCommentErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).patch<EditCommentResponses, EditCommentErrors, ThrowOnError, 'data'>({
@@ -106,7 +106,7 @@ export class Operations extends HeyApiClient {
     /**
      * Approve, hide or remove a comment, or hold it for a moderator
      *
-     * Approving undoes what moderation did. `pending` puts the comment into the list of what waits: a rule reports it so. The state that the comment has changes nothing: 200 with the same version, and no event. What its author deleted stays deleted. Needs the role `moderate`.
+     * `approved` undoes earlier decisions. `pending` adds the comment to the list of those that wait: a rule reports it so. A repeated state changes nothing: 200 with the same version, and no event. A comment that its author deleted remains deleted. Needs the role `moderate`.
      */
     public moderateComment<ThrowOnError extends boolean = true>(options: Options<ModerateCommentData, ThrowOnError>): RequestResult<ModerateCommentResponses, ModerateCommentErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).put<ModerateCommentResponses, ModerateCommentErrors, ThrowOnError, 'data'>({
@@ -122,9 +122,9 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * List all that is below a comment
+     * List everything below a comment
      *
-     * From a projection, in the order of the thread: each comment, then its replies, at any depth. A gone comment with a visible one below it is a tombstone. Needs the role `read`.
+     * Reads a projection, in the order of the thread: each comment, then its replies, at any depth. An invisible comment with a visible reply is a tombstone. Needs the role `read`.
      */
     public listReplies<ThrowOnError extends boolean = true>(options: Options<ListRepliesData, ThrowOnError>): RequestResult<ListRepliesResponses, ListRepliesErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListRepliesResponses, ListRepliesErrors, ThrowOnError, 'data'>({
@@ -138,7 +138,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the versions of a comment, newest first
      *
-     * Who did what, when. While the comment is gone (hidden, removed, deleted, erased) no version of it shows author, body and actor, but to tokens that have the role moderate too; of an erased one to nobody. From the history, which is a record and takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
+     * Who changed the comment, and when. While the comment is hidden, removed, deleted or erased, its versions show author, body and actor only to tokens with the role moderate, and those of an erased one to no token. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
      */
     public listCommentVersions<ThrowOnError extends boolean = true>(options: Options<ListCommentVersionsData, ThrowOnError>): RequestResult<ListCommentVersionsResponses, ListCommentVersionsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListCommentVersionsResponses, ListCommentVersionsErrors, ThrowOnError, 'data'>({
@@ -152,7 +152,7 @@ export class Operations extends HeyApiClient {
     /**
      * Write, edit and withdraw up to 1000 comments
      *
-     * Each operation stands alone: it is refused alone, with the problem that its own route would have answered, and no transaction is around them all. Operations on the same pair, comment or key are applied in their order. The body is one JSON document or, as `application/x-ndjson`, one operation a line, of which a broken one is refused alone. The answer has the same type and an outcome for each operation, in their order; it is sent while the batch is being written. An operation that is answered 503 `unavailable` may have been done or not, and so may one without an outcome, when the answer breaks off: send it again, those after it too. With any other 503 it was not done. Actor and `traceparent` are the request's. Needs the role `write`.
+     * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome because the answer broke off, may or may not have been written: send it and those after it again. With any other 503 it was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
      */
     public batchComments<ThrowOnError extends boolean = true>(options: Options<BatchCommentsData, ThrowOnError>): RequestResult<BatchCommentsResponses, BatchCommentsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<BatchCommentsResponses, BatchCommentsErrors, ThrowOnError, 'data'>({
@@ -170,7 +170,7 @@ export class Operations extends HeyApiClient {
     /**
      * Export all comments of the tenant
      *
-     * For a projection of one's own that begins after the streams' oldest events: all states that there are, and where the streams continue. Keep the version with each state and drop what is not above it. The answer is a line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. Resume after any line, also when the answer breaks off, with its `after` and the `cursor` of the first one. Then read each stream behind its sequence. By post, in the order of the thread, withdrawn and erased ones too. Needs the role `export`.
+     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. Keep the version with each state, and discard events whose version is not above it. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `after` of the last line and the `cursor` of the first. Then read each stream after its sequence. By post, in the order of the thread, withdrawn and erased ones too. Needs the role `export`.
      */
     public exportComments<ThrowOnError extends boolean = true>(options?: Options<ExportCommentsData, ThrowOnError>): RequestResult<ExportCommentsResponses, ExportCommentsErrors, ThrowOnError, 'data'> {
         return (options?.client ?? this.client).get<ExportCommentsResponses, ExportCommentsErrors, ThrowOnError, 'data'>({
@@ -184,7 +184,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the messages of a conversation
      *
-     * From a projection. A conversation that nobody knows has none. Needs the role `read`.
+     * Reads a projection. An unknown conversation has an empty list. Needs the role `read`.
      */
     public listMessages<ThrowOnError extends boolean = true>(options: Options<ListMessagesData, ThrowOnError>): RequestResult<ListMessagesResponses, ListMessagesErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListMessagesResponses, ListMessagesErrors, ThrowOnError, 'data'>({
@@ -214,9 +214,9 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Read the messages of a conversation in numbers
+     * Count the messages of a conversation
      *
-     * From a projection. A conversation that nobody knows has 0. Needs the role `read`.
+     * Reads a projection. An unknown conversation counts 0. Needs the role `read`.
      */
     public getMessageSummary<ThrowOnError extends boolean = true>(options: Options<GetMessageSummaryData, ThrowOnError>): RequestResult<GetMessageSummaryResponses, GetMessageSummaryErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetMessageSummaryResponses, GetMessageSummaryErrors, ThrowOnError, 'data'>({
@@ -230,7 +230,7 @@ export class Operations extends HeyApiClient {
     /**
      * Count what is about a conversation
      *
-     * From a projection. What nobody knows has 0. Needs the role `read`.
+     * Reads a projection. An unknown object counts 0. Needs the role `read`.
      */
     public getConversationCounts<ThrowOnError extends boolean = true>(options: Options<GetConversationCountsData, ThrowOnError>): RequestResult<GetConversationCountsResponses, GetConversationCountsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetConversationCountsResponses, GetConversationCountsErrors, ThrowOnError, 'data'>({
@@ -242,9 +242,9 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Ask how far the removal of all edges of an object has come
+     * Read the progress of a removal of all edges of an object
      *
-     * From the truth. Needs the role `read`.
+     * Reads the truth. Needs the role `read`.
      */
     public getEdgeRemoval<ThrowOnError extends boolean = true>(options: Options<GetEdgeRemovalData, ThrowOnError>): RequestResult<GetEdgeRemovalResponses, GetEdgeRemovalErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetEdgeRemovalResponses, GetEdgeRemovalErrors, ThrowOnError, 'data'>({
@@ -272,7 +272,7 @@ export class Operations extends HeyApiClient {
     /**
      * Read a follow
      *
-     * From the truth. 404 when the one does not follow the other, whether or not they ever did. Needs the role `read`.
+     * Reads the truth. 404 if the first user does not follow the second, whether or not they did before. Needs the role `read`.
      */
     public getFollow<ThrowOnError extends boolean = true>(options: Options<GetFollowData, ThrowOnError>): RequestResult<GetFollowResponses, GetFollowErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetFollowResponses, GetFollowErrors, ThrowOnError, 'data'>({
@@ -300,7 +300,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the versions of a follow, newest first
      *
-     * Who did what, when: each follow and each unfollow of the pair. A pair that never was has none. From the history, which is a record and takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
+     * Who followed and unfollowed, and when. An unknown pair has none. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
      */
     public listFollowVersions<ThrowOnError extends boolean = true>(options: Options<ListFollowVersionsData, ThrowOnError>): RequestResult<ListFollowVersionsResponses, ListFollowVersionsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListFollowVersionsResponses, ListFollowVersionsErrors, ThrowOnError, 'data'>({
@@ -314,7 +314,7 @@ export class Operations extends HeyApiClient {
     /**
      * Follow and unfollow up to 1000 times
      *
-     * Each operation stands alone: it is refused alone, with the problem that its own route would have answered, and no transaction is around them all. Operations on the same pair, comment or key are applied in their order. The body is one JSON document or, as `application/x-ndjson`, one operation a line, of which a broken one is refused alone. The answer has the same type and an outcome for each operation, in their order; it is sent while the batch is being written. An operation that is answered 503 `unavailable` may have been done or not, and so may one without an outcome, when the answer breaks off: send it again, those after it too. With any other 503 it was not done. Actor and `traceparent` are the request's. Needs the role `write`.
+     * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome because the answer broke off, may or may not have been written: send it and those after it again. With any other 503 it was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
      */
     public batchFollows<ThrowOnError extends boolean = true>(options: Options<BatchFollowsData, ThrowOnError>): RequestResult<BatchFollowsResponses, BatchFollowsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<BatchFollowsResponses, BatchFollowsErrors, ThrowOnError, 'data'>({
@@ -332,7 +332,7 @@ export class Operations extends HeyApiClient {
     /**
      * Ask of up to 500 pairs whether the one follows the other
      *
-     * Both ways, from a projection. A user follows nobody that nobody knows, nor themself. Needs the role `read`.
+     * Answers for both directions. Reads a projection. Users follow neither unknown users nor themselves. Needs the role `read`.
      */
     public checkFollows<ThrowOnError extends boolean = true>(options: Options<CheckFollowsData, ThrowOnError>): RequestResult<CheckFollowsResponses, CheckFollowsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<CheckFollowsResponses, CheckFollowsErrors, ThrowOnError, 'data'>({
@@ -350,7 +350,7 @@ export class Operations extends HeyApiClient {
     /**
      * Export all follows of the tenant
      *
-     * For a projection of one's own that begins after the streams' oldest events: all states that there are, and where the streams continue. Keep the version with each state and drop what is not above it. The answer is a line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. Resume after any line, also when the answer breaks off, with its `after` and the `cursor` of the first one. Then read each stream behind its sequence. By origin and target, removed ones too. Needs the role `export`.
+     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. Keep the version with each state, and discard events whose version is not above it. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `after` of the last line and the `cursor` of the first. Then read each stream after its sequence. Ordered by origin and target; includes removed edges. Needs the role `export`.
      */
     public exportFollows<ThrowOnError extends boolean = true>(options?: Options<ExportFollowsData, ThrowOnError>): RequestResult<ExportFollowsResponses, ExportFollowsErrors, ThrowOnError, 'data'> {
         return (options?.client ?? this.client).get<ExportFollowsResponses, ExportFollowsErrors, ThrowOnError, 'data'>({
@@ -364,7 +364,7 @@ export class Operations extends HeyApiClient {
     /**
      * Count the edges of a group
      *
-     * From a projection. What nobody knows has 0. Needs the role `read`.
+     * Reads a projection. An unknown object counts 0. Needs the role `read`.
      */
     public getGroupCounts<ThrowOnError extends boolean = true>(options: Options<GetGroupCountsData, ThrowOnError>): RequestResult<GetGroupCountsResponses, GetGroupCountsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetGroupCountsResponses, GetGroupCountsErrors, ThrowOnError, 'data'>({
@@ -378,7 +378,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the members of a group, newest first
      *
-     * From a projection. A group that nobody knows has none. Needs the role `read`.
+     * Reads a projection. An unknown group has an empty list. Needs the role `read`.
      */
     public listGroupMembers<ThrowOnError extends boolean = true>(options: Options<ListGroupMembersData, ThrowOnError>): RequestResult<ListGroupMembersResponses, ListGroupMembersErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListGroupMembersResponses, ListGroupMembersErrors, ThrowOnError, 'data'>({
@@ -392,7 +392,7 @@ export class Operations extends HeyApiClient {
     /**
      * Remove all edges of a group
      *
-     * Those that are there when this is answered are removed one after the other, each with its own version and event; the Location says how far that has come. An edge that is made meanwhile may be removed or stay. While it goes on, asking for the same again answers with the same removal, which then also removes what is there now. Needs the role `write`.
+     * Removes every edge that exists at the time of the answer, each with its own version and event. Location is the address of the progress. An edge created meanwhile may be removed or remain. A second request during the removal returns the same removal, which then also removes the edges that exist at that time. Needs the role `write`.
      */
     public removeGroupEdges<ThrowOnError extends boolean = true>(options: Options<RemoveGroupEdgesData, ThrowOnError>): RequestResult<RemoveGroupEdgesResponses, RemoveGroupEdgesErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<RemoveGroupEdgesResponses, RemoveGroupEdgesErrors, ThrowOnError, 'data'>({
@@ -410,7 +410,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the kinds of edges and children
      *
-     * What the installation has routes for. Needs the role `read`.
+     * Lists the kinds that the installation serves. Needs the role `read`.
      */
     public listKinds<ThrowOnError extends boolean = true>(options?: Options<ListKindsData, ThrowOnError>): RequestResult<ListKindsResponses, ListKindsErrors, ThrowOnError, 'data'> {
         return (options?.client ?? this.client).get<ListKindsResponses, ListKindsErrors, ThrowOnError, 'data'>({
@@ -424,7 +424,7 @@ export class Operations extends HeyApiClient {
     /**
      * Remove a like
      *
-     * 204 also when there was none; then there is no event. Needs the role `write`.
+     * 204 also if the edge did not exist; then there is no event. Needs the role `write`.
      */
     public removeLike<ThrowOnError extends boolean = true>(options: Options<RemoveLikeData, ThrowOnError>): RequestResult<RemoveLikeResponses, RemoveLikeErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).delete<RemoveLikeResponses, RemoveLikeErrors, ThrowOnError, 'data'>({
@@ -438,7 +438,7 @@ export class Operations extends HeyApiClient {
     /**
      * Read a like
      *
-     * From the truth. 404 when there is none, whether or not there ever was. Needs the role `read`.
+     * Reads the truth. 404 if the edge does not exist, whether or not it existed before. Needs the role `read`.
      */
     public getLike<ThrowOnError extends boolean = true>(options: Options<GetLikeData, ThrowOnError>): RequestResult<GetLikeResponses, GetLikeErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetLikeResponses, GetLikeErrors, ThrowOnError, 'data'>({
@@ -452,7 +452,7 @@ export class Operations extends HeyApiClient {
     /**
      * Put a like
      *
-     * 201 when there was none, 200 when there was; without a change there is no event. Needs the role `write`.
+     * 201 if the edge is new, 200 if it existed. A request that changes nothing makes no event. Needs the role `write`.
      */
     public putLike<ThrowOnError extends boolean = true>(options: Options<PutLikeData, ThrowOnError>): RequestResult<PutLikeResponses, PutLikeErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).put<PutLikeResponses, PutLikeErrors, ThrowOnError, 'data'>({
@@ -466,7 +466,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the versions of a like, newest first
      *
-     * Who did what, when. A pair that never was has none. From the history, which is a record and takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
+     * Who changed the edge, and when. An unknown pair has none. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
      */
     public listLikeVersions<ThrowOnError extends boolean = true>(options: Options<ListLikeVersionsData, ThrowOnError>): RequestResult<ListLikeVersionsResponses, ListLikeVersionsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListLikeVersionsResponses, ListLikeVersionsErrors, ThrowOnError, 'data'>({
@@ -480,7 +480,7 @@ export class Operations extends HeyApiClient {
     /**
      * Put and remove up to 1000 likes
      *
-     * Each operation stands alone: it is refused alone, with the problem that its own route would have answered, and no transaction is around them all. Operations on the same pair, comment or key are applied in their order. The body is one JSON document or, as `application/x-ndjson`, one operation a line, of which a broken one is refused alone. The answer has the same type and an outcome for each operation, in their order; it is sent while the batch is being written. An operation that is answered 503 `unavailable` may have been done or not, and so may one without an outcome, when the answer breaks off: send it again, those after it too. With any other 503 it was not done. Actor and `traceparent` are the request's. Needs the role `write`.
+     * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome because the answer broke off, may or may not have been written: send it and those after it again. With any other 503 it was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
      */
     public batchLikes<ThrowOnError extends boolean = true>(options: Options<BatchLikesData, ThrowOnError>): RequestResult<BatchLikesResponses, BatchLikesErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<BatchLikesResponses, BatchLikesErrors, ThrowOnError, 'data'>({
@@ -496,9 +496,9 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Ask of up to 500 pairs whether there is a like
+     * Check for up to 500 pairs whether there is a like
      *
-     * From a projection. Of a pair that nobody knows there is none. Needs the role `read`.
+     * Reads a projection. An unknown pair has none. Needs the role `read`.
      */
     public checkLikes<ThrowOnError extends boolean = true>(options: Options<CheckLikesData, ThrowOnError>): RequestResult<CheckLikesResponses, CheckLikesErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<CheckLikesResponses, CheckLikesErrors, ThrowOnError, 'data'>({
@@ -516,7 +516,7 @@ export class Operations extends HeyApiClient {
     /**
      * Export all likes of the tenant
      *
-     * For a projection of one's own that begins after the streams' oldest events: all states that there are, and where the streams continue. Keep the version with each state and drop what is not above it. The answer is a line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. Resume after any line, also when the answer breaks off, with its `after` and the `cursor` of the first one. Then read each stream behind its sequence. By origin and target, removed ones too. Needs the role `export`.
+     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. Keep the version with each state, and discard events whose version is not above it. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `after` of the last line and the `cursor` of the first. Then read each stream after its sequence. Ordered by origin and target; includes removed edges. Needs the role `export`.
      */
     public exportLikes<ThrowOnError extends boolean = true>(options?: Options<ExportLikesData, ThrowOnError>): RequestResult<ExportLikesResponses, ExportLikesErrors, ThrowOnError, 'data'> {
         return (options?.client ?? this.client).get<ExportLikesResponses, ExportLikesErrors, ThrowOnError, 'data'>({
@@ -530,7 +530,7 @@ export class Operations extends HeyApiClient {
     /**
      * Remove a membership
      *
-     * 204 also when there was none; then there is no event. Needs the role `write`.
+     * 204 also if the edge did not exist; then there is no event. Needs the role `write`.
      */
     public removeMembership<ThrowOnError extends boolean = true>(options: Options<RemoveMembershipData, ThrowOnError>): RequestResult<RemoveMembershipResponses, RemoveMembershipErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).delete<RemoveMembershipResponses, RemoveMembershipErrors, ThrowOnError, 'data'>({
@@ -544,7 +544,7 @@ export class Operations extends HeyApiClient {
     /**
      * Read a membership
      *
-     * From the truth. 404 when there is none, whether or not there ever was. Needs the role `read`.
+     * Reads the truth. 404 if the edge does not exist, whether or not it existed before. Needs the role `read`.
      */
     public getMembership<ThrowOnError extends boolean = true>(options: Options<GetMembershipData, ThrowOnError>): RequestResult<GetMembershipResponses, GetMembershipErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetMembershipResponses, GetMembershipErrors, ThrowOnError, 'data'>({
@@ -558,7 +558,7 @@ export class Operations extends HeyApiClient {
     /**
      * Change attributes of a membership
      *
-     * The body has those that change (RFC 7396: null takes one away, or back to its default). Without a change there is no event. Needs the role `write`.
+     * Send the attributes to change (RFC 7396: null removes one, or restores its default). A request that changes nothing makes no event. Needs the role `write`.
      */
     public patchMembership<ThrowOnError extends boolean = true>(options: Options<PatchMembershipData, ThrowOnError>): RequestResult<PatchMembershipResponses, PatchMembershipErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).patch<PatchMembershipResponses, PatchMembershipErrors, ThrowOnError, 'data'>({
@@ -576,7 +576,7 @@ export class Operations extends HeyApiClient {
     /**
      * Put a membership
      *
-     * 201 when there was none, 200 when there was; without a change there is no event. The body is the attributes, all of them: those that it leaves out get their defaults. Without a body an active one keeps its own. Needs the role `write`.
+     * 201 if the edge is new, 200 if it existed. A request that changes nothing makes no event. The body has all attributes: missing ones get their defaults. Without a body an active edge keeps its attributes. Needs the role `write`.
      */
     public putMembership<ThrowOnError extends boolean = true>(options: Options<PutMembershipData, ThrowOnError>): RequestResult<PutMembershipResponses, PutMembershipErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).put<PutMembershipResponses, PutMembershipErrors, ThrowOnError, 'data'>({
@@ -594,7 +594,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the versions of a membership, newest first
      *
-     * Who did what, when. A pair that never was has none. From the history, which is a record and takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
+     * Who changed the edge, and when. An unknown pair has none. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
      */
     public listMembershipVersions<ThrowOnError extends boolean = true>(options: Options<ListMembershipVersionsData, ThrowOnError>): RequestResult<ListMembershipVersionsResponses, ListMembershipVersionsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListMembershipVersionsResponses, ListMembershipVersionsErrors, ThrowOnError, 'data'>({
@@ -608,7 +608,7 @@ export class Operations extends HeyApiClient {
     /**
      * Put and remove up to 1000 memberships
      *
-     * Each operation stands alone: it is refused alone, with the problem that its own route would have answered, and no transaction is around them all. Operations on the same pair, comment or key are applied in their order. The body is one JSON document or, as `application/x-ndjson`, one operation a line, of which a broken one is refused alone. The answer has the same type and an outcome for each operation, in their order; it is sent while the batch is being written. An operation that is answered 503 `unavailable` may have been done or not, and so may one without an outcome, when the answer breaks off: send it again, those after it too. With any other 503 it was not done. Actor and `traceparent` are the request's. Needs the role `write`.
+     * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome because the answer broke off, may or may not have been written: send it and those after it again. With any other 503 it was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
      */
     public batchMemberships<ThrowOnError extends boolean = true>(options: Options<BatchMembershipsData, ThrowOnError>): RequestResult<BatchMembershipsResponses, BatchMembershipsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<BatchMembershipsResponses, BatchMembershipsErrors, ThrowOnError, 'data'>({
@@ -624,9 +624,9 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Ask of up to 500 pairs whether there is a membership
+     * Check for up to 500 pairs whether there is a membership
      *
-     * From a projection. Of a pair that nobody knows there is none. Needs the role `read`.
+     * Reads a projection. An unknown pair has none. Needs the role `read`.
      */
     public checkMemberships<ThrowOnError extends boolean = true>(options: Options<CheckMembershipsData, ThrowOnError>): RequestResult<CheckMembershipsResponses, CheckMembershipsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<CheckMembershipsResponses, CheckMembershipsErrors, ThrowOnError, 'data'>({
@@ -644,7 +644,7 @@ export class Operations extends HeyApiClient {
     /**
      * Export all memberships of the tenant
      *
-     * For a projection of one's own that begins after the streams' oldest events: all states that there are, and where the streams continue. Keep the version with each state and drop what is not above it. The answer is a line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. Resume after any line, also when the answer breaks off, with its `after` and the `cursor` of the first one. Then read each stream behind its sequence. By origin and target, removed ones too. Needs the role `export`.
+     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. Keep the version with each state, and discard events whose version is not above it. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `after` of the last line and the `cursor` of the first. Then read each stream after its sequence. Ordered by origin and target; includes removed edges. Needs the role `export`.
      */
     public exportMemberships<ThrowOnError extends boolean = true>(options?: Options<ExportMembershipsData, ThrowOnError>): RequestResult<ExportMembershipsResponses, ExportMembershipsErrors, ThrowOnError, 'data'> {
         return (options?.client ?? this.client).get<ExportMembershipsResponses, ExportMembershipsErrors, ThrowOnError, 'data'>({
@@ -672,7 +672,7 @@ export class Operations extends HeyApiClient {
     /**
      * Read a message
      *
-     * From the truth. A message that is gone is a tombstone: its state, but neither author nor body. Needs the role `read`.
+     * Reads the truth. A message that is not visible is a tombstone: it has a state, but neither author nor body. Needs the role `read`.
      */
     public getMessage<ThrowOnError extends boolean = true>(options: Options<GetMessageData, ThrowOnError>): RequestResult<GetMessageResponses, GetMessageErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetMessageResponses, GetMessageErrors, ThrowOnError, 'data'>({
@@ -686,7 +686,7 @@ export class Operations extends HeyApiClient {
     /**
      * Replace a message's body
      *
-     * An edit to the body that it has changes nothing: 200 with the same version, and no event. Needs the role `write`.
+     * An edit to the current body changes nothing: 200 with the same version, and no event. Needs the role `write`.
      */
     public editMessage<ThrowOnError extends boolean = true>(options: Options<EditMessageData, ThrowOnError>): RequestResult<EditMessageResponses, EditMessageErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).patch<EditMessageResponses, EditMessageErrors, ThrowOnError, 'data'>({
@@ -704,7 +704,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the versions of a message, newest first
      *
-     * Who did what, when. While the message is gone (deleted, erased) no version of it shows author, body and actor, but to tokens that have the role moderate too; of an erased one to nobody. From the history, which is a record and takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
+     * Who changed the message, and when. While the message is deleted or erased, its versions show author, body and actor only to tokens with the role moderate, and those of an erased one to no token. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
      */
     public listMessageVersions<ThrowOnError extends boolean = true>(options: Options<ListMessageVersionsData, ThrowOnError>): RequestResult<ListMessageVersionsResponses, ListMessageVersionsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListMessageVersionsResponses, ListMessageVersionsErrors, ThrowOnError, 'data'>({
@@ -718,7 +718,7 @@ export class Operations extends HeyApiClient {
     /**
      * Write, edit and withdraw up to 1000 messages
      *
-     * Each operation stands alone: it is refused alone, with the problem that its own route would have answered, and no transaction is around them all. Operations on the same pair, comment or key are applied in their order. The body is one JSON document or, as `application/x-ndjson`, one operation a line, of which a broken one is refused alone. The answer has the same type and an outcome for each operation, in their order; it is sent while the batch is being written. An operation that is answered 503 `unavailable` may have been done or not, and so may one without an outcome, when the answer breaks off: send it again, those after it too. With any other 503 it was not done. Actor and `traceparent` are the request's. Needs the role `write`.
+     * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome because the answer broke off, may or may not have been written: send it and those after it again. With any other 503 it was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
      */
     public batchMessages<ThrowOnError extends boolean = true>(options: Options<BatchMessagesData, ThrowOnError>): RequestResult<BatchMessagesResponses, BatchMessagesErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<BatchMessagesResponses, BatchMessagesErrors, ThrowOnError, 'data'>({
@@ -736,7 +736,7 @@ export class Operations extends HeyApiClient {
     /**
      * Export all messages of the tenant
      *
-     * For a projection of one's own that begins after the streams' oldest events: all states that there are, and where the streams continue. Keep the version with each state and drop what is not above it. The answer is a line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. Resume after any line, also when the answer breaks off, with its `after` and the `cursor` of the first one. Then read each stream behind its sequence. By conversation, withdrawn and erased ones too. Needs the role `export`.
+     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. Keep the version with each state, and discard events whose version is not above it. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `after` of the last line and the `cursor` of the first. Then read each stream after its sequence. By conversation, withdrawn and erased ones too. Needs the role `export`.
      */
     public exportMessages<ThrowOnError extends boolean = true>(options?: Options<ExportMessagesData, ThrowOnError>): RequestResult<ExportMessagesResponses, ExportMessagesErrors, ThrowOnError, 'data'> {
         return (options?.client ?? this.client).get<ExportMessagesResponses, ExportMessagesErrors, ThrowOnError, 'data'>({
@@ -750,7 +750,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the comments that wait for a moderator, oldest first
      *
-     * From a projection, with their bodies. Needs the role `moderate`.
+     * Reads a projection. Includes the bodies. Needs the role `moderate`.
      */
     public listPending<ThrowOnError extends boolean = true>(options?: Options<ListPendingData, ThrowOnError>): RequestResult<ListPendingResponses, ListPendingErrors, ThrowOnError, 'data'> {
         return (options?.client ?? this.client).get<ListPendingResponses, ListPendingErrors, ThrowOnError, 'data'>({
@@ -764,7 +764,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the events that could not be published
      *
-     * The tenant's messages of the outbox's DLQ by their ids, without payloads, from the truth. Needs the role `admin`.
+     * Lists the tenant's messages of the outbox's DLQ by id, without payloads. Reads the truth. Needs the role `admin`.
      */
     public listDlq<ThrowOnError extends boolean = true>(options?: Options<ListDlqData, ThrowOnError>): RequestResult<ListDlqResponses, ListDlqErrors, ThrowOnError, 'data'> {
         return (options?.client ?? this.client).get<ListDlqResponses, ListDlqErrors, ThrowOnError, 'data'>({
@@ -778,7 +778,7 @@ export class Operations extends HeyApiClient {
     /**
      * Read an event that could not be published
      *
-     * With its payload, from the truth. Needs the role `admin`.
+     * Includes the payload. Reads the truth. Needs the role `admin`.
      */
     public getDlqMessage<ThrowOnError extends boolean = true>(options: Options<GetDlqMessageData, ThrowOnError>): RequestResult<GetDlqMessageResponses, GetDlqMessageErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetDlqMessageResponses, GetDlqMessageErrors, ThrowOnError, 'data'>({
@@ -792,7 +792,7 @@ export class Operations extends HeyApiClient {
     /**
      * Delete an event that could not be published
      *
-     * For good: its payload is kept nowhere, only that it was discarded. 404 when the DLQ does not hold the message (any more): of two requests at once one is answered 200. Needs the role `admin`.
+     * Deletes the event permanently with its payload; a record of the action remains. 404 if the DLQ does not have the message: of two concurrent requests one gets 200. Needs the role `admin`.
      */
     public discardDlqMessage<ThrowOnError extends boolean = true>(options: Options<DiscardDlqMessageData, ThrowOnError>): RequestResult<DiscardDlqMessageResponses, DiscardDlqMessageErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<DiscardDlqMessageResponses, DiscardDlqMessageErrors, ThrowOnError, 'data'>({
@@ -810,7 +810,7 @@ export class Operations extends HeyApiClient {
     /**
      * Put an event back into the outbox
      *
-     * The same event with a new id, behind all others, without failed attempts. 404 when the DLQ does not hold the message (any more): of two requests at once one is answered 200. Needs the role `admin`.
+     * Gives the event a new id after all others and resets its attempts. 404 if the DLQ does not have the message: of two concurrent requests one gets 200. Needs the role `admin`.
      */
     public retryDlqMessage<ThrowOnError extends boolean = true>(options: Options<RetryDlqMessageData, ThrowOnError>): RequestResult<RetryDlqMessageResponses, RetryDlqMessageErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<RetryDlqMessageResponses, RetryDlqMessageErrors, ThrowOnError, 'data'>({
@@ -828,7 +828,7 @@ export class Operations extends HeyApiClient {
     /**
      * Count what is about a post
      *
-     * From a projection. What nobody knows has 0. Needs the role `read`.
+     * Reads a projection. An unknown object counts 0. Needs the role `read`.
      */
     public getPostCounts<ThrowOnError extends boolean = true>(options: Options<GetPostCountsData, ThrowOnError>): RequestResult<GetPostCountsResponses, GetPostCountsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetPostCountsResponses, GetPostCountsErrors, ThrowOnError, 'data'>({
@@ -842,7 +842,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the likers of a post, newest first
      *
-     * From a projection. A post that nobody knows has none. Needs the role `read`.
+     * Reads a projection. An unknown post has an empty list. Needs the role `read`.
      */
     public listPostLikers<ThrowOnError extends boolean = true>(options: Options<ListPostLikersData, ThrowOnError>): RequestResult<ListPostLikersResponses, ListPostLikersErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListPostLikersResponses, ListPostLikersErrors, ThrowOnError, 'data'>({
@@ -856,7 +856,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the sharers of a post, newest first
      *
-     * From a projection. A post that nobody knows has none. Needs the role `read`.
+     * Reads a projection. An unknown post has an empty list. Needs the role `read`.
      */
     public listPostSharers<ThrowOnError extends boolean = true>(options: Options<ListPostSharersData, ThrowOnError>): RequestResult<ListPostSharersResponses, ListPostSharersErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListPostSharersResponses, ListPostSharersErrors, ThrowOnError, 'data'>({
@@ -870,7 +870,7 @@ export class Operations extends HeyApiClient {
     /**
      * Remove all edges of a post
      *
-     * Those that are there when this is answered are removed one after the other, each with its own version and event; the Location says how far that has come. An edge that is made meanwhile may be removed or stay. While it goes on, asking for the same again answers with the same removal, which then also removes what is there now. Needs the role `write`.
+     * Removes every edge that exists at the time of the answer, each with its own version and event. Location is the address of the progress. An edge created meanwhile may be removed or remain. A second request during the removal returns the same removal, which then also removes the edges that exist at that time. Needs the role `write`.
      */
     public removePostEdges<ThrowOnError extends boolean = true>(options: Options<RemovePostEdgesData, ThrowOnError>): RequestResult<RemovePostEdgesResponses, RemovePostEdgesErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<RemovePostEdgesResponses, RemovePostEdgesErrors, ThrowOnError, 'data'>({
@@ -888,7 +888,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the comments of a post
      *
-     * From a projection. A post that nobody knows has none. Needs the role `read`.
+     * Reads a projection. An unknown post has an empty list. Needs the role `read`.
      */
     public listComments<ThrowOnError extends boolean = true>(options: Options<ListCommentsData, ThrowOnError>): RequestResult<ListCommentsResponses, ListCommentsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListCommentsResponses, ListCommentsErrors, ThrowOnError, 'data'>({
@@ -920,7 +920,7 @@ export class Operations extends HeyApiClient {
     /**
      * Read a comment by its permalink
      *
-     * From a projection. A comment that is gone is a tombstone. `around` of the list shows it in its surroundings. Needs the role `read`.
+     * Reads a projection. A comment that is not visible is a tombstone. `around` of the list shows it in its context. Needs the role `read`.
      */
     public getCommentBySlug<ThrowOnError extends boolean = true>(options: Options<GetCommentBySlugData, ThrowOnError>): RequestResult<GetCommentBySlugResponses, GetCommentBySlugErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetCommentBySlugResponses, GetCommentBySlugErrors, ThrowOnError, 'data'>({
@@ -934,7 +934,7 @@ export class Operations extends HeyApiClient {
     /**
      * Read a whole thread as one document
      *
-     * From a projection. Up to 1000 comments, tombstones included; what has more is read in pages. Needs the role `read`.
+     * Reads a projection. Returns up to 1000 comments, tombstones included; read a larger thread in pages. Needs the role `read`.
      */
     public getTree<ThrowOnError extends boolean = true>(options: Options<GetTreeData, ThrowOnError>): RequestResult<GetTreeResponses, GetTreeErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetTreeResponses, GetTreeErrors, ThrowOnError, 'data'>({
@@ -946,9 +946,9 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Read a thread in numbers
+     * Count the comments of a thread
      *
-     * From a projection. A post that nobody knows has 0. Needs the role `read`.
+     * Reads a projection. An unknown post counts 0. Needs the role `read`.
      */
     public getSummary<ThrowOnError extends boolean = true>(options: Options<GetSummaryData, ThrowOnError>): RequestResult<GetSummaryResponses, GetSummaryErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetSummaryResponses, GetSummaryErrors, ThrowOnError, 'data'>({
@@ -962,7 +962,7 @@ export class Operations extends HeyApiClient {
     /**
      * Read the settings of a post's thread
      *
-     * From the truth. Where nothing was set they are the defaults, at version 0. Needs the role `read`.
+     * Reads the truth. Before the first change the settings are the defaults, at version 0. Needs the role `read`.
      */
     public getThread<ThrowOnError extends boolean = true>(options: Options<GetThreadData, ThrowOnError>): RequestResult<GetThreadResponses, GetThreadErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetThreadResponses, GetThreadErrors, ThrowOnError, 'data'>({
@@ -976,7 +976,7 @@ export class Operations extends HeyApiClient {
     /**
      * Set the settings of a post's thread
      *
-     * All of them: what is absent becomes false, or no title. A locked thread takes no new comments; its comments may still be edited, deleted and moderated. Settings that hold already change nothing: 200 with the same version, and no event. Needs the role `moderate`.
+     * Replaces all settings: a missing one becomes false, or no title. A locked thread takes no new comments; existing ones can be edited, deleted and moderated. A request with the current settings changes nothing: 200 with the same version, and no event. Needs the role `moderate`.
      */
     public putThread<ThrowOnError extends boolean = true>(options: Options<PutThreadData, ThrowOnError>): RequestResult<PutThreadResponses, PutThreadErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).put<PutThreadResponses, PutThreadErrors, ThrowOnError, 'data'>({
@@ -994,7 +994,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the versions of the settings of a post's thread, newest first
      *
-     * Who set what, when. From the truth. Where nothing was set there are none. Needs the role `read`.
+     * Who changed the settings, and when. Reads the truth. Empty before the first change. Needs the role `read`.
      */
     public listThreadVersions<ThrowOnError extends boolean = true>(options: Options<ListThreadVersionsData, ThrowOnError>): RequestResult<ListThreadVersionsResponses, ListThreadVersionsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListThreadVersionsResponses, ListThreadVersionsErrors, ThrowOnError, 'data'>({
@@ -1008,7 +1008,7 @@ export class Operations extends HeyApiClient {
     /**
      * Count what is about a product
      *
-     * From a projection. What nobody knows has 0. Needs the role `read`.
+     * Reads a projection. An unknown object counts 0. Needs the role `read`.
      */
     public getProductCounts<ThrowOnError extends boolean = true>(options: Options<GetProductCountsData, ThrowOnError>): RequestResult<GetProductCountsResponses, GetProductCountsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetProductCountsResponses, GetProductCountsErrors, ThrowOnError, 'data'>({
@@ -1022,7 +1022,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the reviews of a product
      *
-     * From a projection. A product that nobody knows has none. Needs the role `read`.
+     * Reads a projection. An unknown product has an empty list. Needs the role `read`.
      */
     public listReviews<ThrowOnError extends boolean = true>(options: Options<ListReviewsData, ThrowOnError>): RequestResult<ListReviewsResponses, ListReviewsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListReviewsResponses, ListReviewsErrors, ThrowOnError, 'data'>({
@@ -1036,7 +1036,7 @@ export class Operations extends HeyApiClient {
     /**
      * Write a review
      *
-     * An author has at most one review of a product that is not deleted: a second one is refused with `already-written`, and `current` and Location name the first. Needs the role `write`.
+     * An author may have one review of a product that is not deleted. A second create is `already-written`; `current` and Location name the first. Needs the role `write`.
      */
     public createReview<ThrowOnError extends boolean = true>(options: Options<CreateReviewData, ThrowOnError>): RequestResult<CreateReviewResponses, CreateReviewErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<CreateReviewResponses, CreateReviewErrors, ThrowOnError, 'data'>({
@@ -1052,9 +1052,9 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Read the reviews of a product in numbers
+     * Count the reviews of a product
      *
-     * From a projection. A product that nobody knows has 0. Needs the role `read`.
+     * Reads a projection. An unknown product counts 0. Needs the role `read`.
      */
     public getReviewSummary<ThrowOnError extends boolean = true>(options: Options<GetReviewSummaryData, ThrowOnError>): RequestResult<GetReviewSummaryResponses, GetReviewSummaryErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetReviewSummaryResponses, GetReviewSummaryErrors, ThrowOnError, 'data'>({
@@ -1082,7 +1082,7 @@ export class Operations extends HeyApiClient {
     /**
      * Read a review
      *
-     * From the truth. A review that is gone is a tombstone: its state, but neither author nor body. Needs the role `read`.
+     * Reads the truth. A review that is not visible is a tombstone: it has a state, but neither author nor body. Needs the role `read`.
      */
     public getReview<ThrowOnError extends boolean = true>(options: Options<GetReviewData, ThrowOnError>): RequestResult<GetReviewResponses, GetReviewErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetReviewResponses, GetReviewErrors, ThrowOnError, 'data'>({
@@ -1096,7 +1096,7 @@ export class Operations extends HeyApiClient {
     /**
      * Edit a review
      *
-     * The body has what changes: the text, attributes (RFC 7396: null takes one away, or back to its default), or both. An edit to what it has changes nothing: 200 with the same version, and no event. Needs the role `write`.
+     * The body has what changes: the text, attributes (RFC 7396: null takes one away, or back to its default), or both. An edit to the current values changes nothing: 200 with the same version, and no event. Needs the role `write`.
      */
     public editReview<ThrowOnError extends boolean = true>(options: Options<EditReviewData, ThrowOnError>): RequestResult<EditReviewResponses, EditReviewErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).patch<EditReviewResponses, EditReviewErrors, ThrowOnError, 'data'>({
@@ -1114,7 +1114,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the versions of a review, newest first
      *
-     * Who did what, when. While the review is gone (deleted, erased) no version of it shows author, body, attributes and actor, but to tokens that have the role moderate too; of an erased one to nobody. From the history, which is a record and takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
+     * Who changed the review, and when. While the review is deleted or erased, its versions show author, body, attributes and actor only to tokens with the role moderate, and those of an erased one to no token. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
      */
     public listReviewVersions<ThrowOnError extends boolean = true>(options: Options<ListReviewVersionsData, ThrowOnError>): RequestResult<ListReviewVersionsResponses, ListReviewVersionsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListReviewVersionsResponses, ListReviewVersionsErrors, ThrowOnError, 'data'>({
@@ -1128,7 +1128,7 @@ export class Operations extends HeyApiClient {
     /**
      * Write, edit and withdraw up to 1000 reviews
      *
-     * Each operation stands alone: it is refused alone, with the problem that its own route would have answered, and no transaction is around them all. Operations on the same pair, comment or key are applied in their order. The body is one JSON document or, as `application/x-ndjson`, one operation a line, of which a broken one is refused alone. The answer has the same type and an outcome for each operation, in their order; it is sent while the batch is being written. An operation that is answered 503 `unavailable` may have been done or not, and so may one without an outcome, when the answer breaks off: send it again, those after it too. With any other 503 it was not done. Actor and `traceparent` are the request's. Needs the role `write`.
+     * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome because the answer broke off, may or may not have been written: send it and those after it again. With any other 503 it was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
      */
     public batchReviews<ThrowOnError extends boolean = true>(options: Options<BatchReviewsData, ThrowOnError>): RequestResult<BatchReviewsResponses, BatchReviewsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<BatchReviewsResponses, BatchReviewsErrors, ThrowOnError, 'data'>({
@@ -1146,7 +1146,7 @@ export class Operations extends HeyApiClient {
     /**
      * Export all reviews of the tenant
      *
-     * For a projection of one's own that begins after the streams' oldest events: all states that there are, and where the streams continue. Keep the version with each state and drop what is not above it. The answer is a line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. Resume after any line, also when the answer breaks off, with its `after` and the `cursor` of the first one. Then read each stream behind its sequence. By product, withdrawn and erased ones too. Needs the role `export`.
+     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. Keep the version with each state, and discard events whose version is not above it. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `after` of the last line and the `cursor` of the first. Then read each stream after its sequence. By product, withdrawn and erased ones too. Needs the role `export`.
      */
     public exportReviews<ThrowOnError extends boolean = true>(options?: Options<ExportReviewsData, ThrowOnError>): RequestResult<ExportReviewsResponses, ExportReviewsErrors, ThrowOnError, 'data'> {
         return (options?.client ?? this.client).get<ExportReviewsResponses, ExportReviewsErrors, ThrowOnError, 'data'>({
@@ -1160,7 +1160,7 @@ export class Operations extends HeyApiClient {
     /**
      * Remove a share
      *
-     * 204 also when there was none; then there is no event. Needs the role `write`.
+     * 204 also if the edge did not exist; then there is no event. Needs the role `write`.
      */
     public removeShare<ThrowOnError extends boolean = true>(options: Options<RemoveShareData, ThrowOnError>): RequestResult<RemoveShareResponses, RemoveShareErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).delete<RemoveShareResponses, RemoveShareErrors, ThrowOnError, 'data'>({
@@ -1174,7 +1174,7 @@ export class Operations extends HeyApiClient {
     /**
      * Read a share
      *
-     * From the truth. 404 when there is none, whether or not there ever was. Needs the role `read`.
+     * Reads the truth. 404 if the edge does not exist, whether or not it existed before. Needs the role `read`.
      */
     public getShare<ThrowOnError extends boolean = true>(options: Options<GetShareData, ThrowOnError>): RequestResult<GetShareResponses, GetShareErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetShareResponses, GetShareErrors, ThrowOnError, 'data'>({
@@ -1188,7 +1188,7 @@ export class Operations extends HeyApiClient {
     /**
      * Put a share
      *
-     * 201 when there was none, 200 when there was; without a change there is no event. Needs the role `write`.
+     * 201 if the edge is new, 200 if it existed. A request that changes nothing makes no event. Needs the role `write`.
      */
     public putShare<ThrowOnError extends boolean = true>(options: Options<PutShareData, ThrowOnError>): RequestResult<PutShareResponses, PutShareErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).put<PutShareResponses, PutShareErrors, ThrowOnError, 'data'>({
@@ -1202,7 +1202,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the versions of a share, newest first
      *
-     * Who did what, when. A pair that never was has none. From the history, which is a record and takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
+     * Who changed the edge, and when. An unknown pair has none. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
      */
     public listShareVersions<ThrowOnError extends boolean = true>(options: Options<ListShareVersionsData, ThrowOnError>): RequestResult<ListShareVersionsResponses, ListShareVersionsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListShareVersionsResponses, ListShareVersionsErrors, ThrowOnError, 'data'>({
@@ -1216,7 +1216,7 @@ export class Operations extends HeyApiClient {
     /**
      * Put and remove up to 1000 shares
      *
-     * Each operation stands alone: it is refused alone, with the problem that its own route would have answered, and no transaction is around them all. Operations on the same pair, comment or key are applied in their order. The body is one JSON document or, as `application/x-ndjson`, one operation a line, of which a broken one is refused alone. The answer has the same type and an outcome for each operation, in their order; it is sent while the batch is being written. An operation that is answered 503 `unavailable` may have been done or not, and so may one without an outcome, when the answer breaks off: send it again, those after it too. With any other 503 it was not done. Actor and `traceparent` are the request's. Needs the role `write`.
+     * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome because the answer broke off, may or may not have been written: send it and those after it again. With any other 503 it was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
      */
     public batchShares<ThrowOnError extends boolean = true>(options: Options<BatchSharesData, ThrowOnError>): RequestResult<BatchSharesResponses, BatchSharesErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<BatchSharesResponses, BatchSharesErrors, ThrowOnError, 'data'>({
@@ -1232,9 +1232,9 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Ask of up to 500 pairs whether there is a share
+     * Check for up to 500 pairs whether there is a share
      *
-     * From a projection. Of a pair that nobody knows there is none. Needs the role `read`.
+     * Reads a projection. An unknown pair has none. Needs the role `read`.
      */
     public checkShares<ThrowOnError extends boolean = true>(options: Options<CheckSharesData, ThrowOnError>): RequestResult<CheckSharesResponses, CheckSharesErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<CheckSharesResponses, CheckSharesErrors, ThrowOnError, 'data'>({
@@ -1252,7 +1252,7 @@ export class Operations extends HeyApiClient {
     /**
      * Export all shares of the tenant
      *
-     * For a projection of one's own that begins after the streams' oldest events: all states that there are, and where the streams continue. Keep the version with each state and drop what is not above it. The answer is a line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. Resume after any line, also when the answer breaks off, with its `after` and the `cursor` of the first one. Then read each stream behind its sequence. By origin and target, removed ones too. Needs the role `export`.
+     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. Keep the version with each state, and discard events whose version is not above it. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `after` of the last line and the `cursor` of the first. Then read each stream after its sequence. Ordered by origin and target; includes removed edges. Needs the role `export`.
      */
     public exportShares<ThrowOnError extends boolean = true>(options?: Options<ExportSharesData, ThrowOnError>): RequestResult<ExportSharesResponses, ExportSharesErrors, ThrowOnError, 'data'> {
         return (options?.client ?? this.client).get<ExportSharesResponses, ExportSharesErrors, ThrowOnError, 'data'>({
@@ -1266,7 +1266,7 @@ export class Operations extends HeyApiClient {
     /**
      * Export all threads of the tenant
      *
-     * For a projection of one's own that begins after the streams' oldest events: all states that there are, and where the streams continue. Keep the version with each state and drop what is not above it. The answer is a line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. Resume after any line, also when the answer breaks off, with its `after` and the `cursor` of the first one. Then read each stream behind its sequence. The settings of threads of every kind, by object and kind. Needs the role `export`.
+     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. Keep the version with each state, and discard events whose version is not above it. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `after` of the last line and the `cursor` of the first. Then read each stream after its sequence. The settings of threads of every kind, ordered by object and kind. Needs the role `export`.
      */
     public exportThreads<ThrowOnError extends boolean = true>(options?: Options<ExportThreadsData, ThrowOnError>): RequestResult<ExportThreadsResponses, ExportThreadsErrors, ThrowOnError, 'data'> {
         return (options?.client ?? this.client).get<ExportThreadsResponses, ExportThreadsErrors, ThrowOnError, 'data'>({
@@ -1280,7 +1280,7 @@ export class Operations extends HeyApiClient {
     /**
      * List a user's visible comments, newest first
      *
-     * From a projection. A user that nobody knows has none. Needs the role `read`.
+     * Reads a projection. An unknown user has an empty list. Needs the role `read`.
      */
     public listUsersComments<ThrowOnError extends boolean = true>(options: Options<ListUsersCommentsData, ThrowOnError>): RequestResult<ListUsersCommentsResponses, ListUsersCommentsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListUsersCommentsResponses, ListUsersCommentsErrors, ThrowOnError, 'data'>({
@@ -1294,7 +1294,7 @@ export class Operations extends HeyApiClient {
     /**
      * Count a user's followers and followings
      *
-     * From a projection. A user that nobody knows has 0. Needs the role `read`.
+     * Reads a projection. An unknown user counts 0. Needs the role `read`.
      */
     public getCounts<ThrowOnError extends boolean = true>(options: Options<GetCountsData, ThrowOnError>): RequestResult<GetCountsResponses, GetCountsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetCountsResponses, GetCountsErrors, ThrowOnError, 'data'>({
@@ -1308,7 +1308,7 @@ export class Operations extends HeyApiClient {
     /**
      * List who follows a user, newest first
      *
-     * From a projection. A user that nobody knows has none. Needs the role `read`.
+     * Reads a projection. An unknown user has an empty list. Needs the role `read`.
      */
     public listFollowers<ThrowOnError extends boolean = true>(options: Options<ListFollowersData, ThrowOnError>): RequestResult<ListFollowersResponses, ListFollowersErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListFollowersResponses, ListFollowersErrors, ThrowOnError, 'data'>({
@@ -1322,7 +1322,7 @@ export class Operations extends HeyApiClient {
     /**
      * List whom a user follows, newest first
      *
-     * From a projection. A user that nobody knows has none. Needs the role `read`.
+     * Reads a projection. An unknown user has an empty list. Needs the role `read`.
      */
     public listFollowing<ThrowOnError extends boolean = true>(options: Options<ListFollowingData, ThrowOnError>): RequestResult<ListFollowingResponses, ListFollowingErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListFollowingResponses, ListFollowingErrors, ThrowOnError, 'data'>({
@@ -1336,7 +1336,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the groups of an user, newest first
      *
-     * From a projection. An user that nobody knows has none. Needs the role `read`.
+     * Reads a projection. An unknown user has an empty list. Needs the role `read`.
      */
     public listUserGroups<ThrowOnError extends boolean = true>(options: Options<ListUserGroupsData, ThrowOnError>): RequestResult<ListUserGroupsResponses, ListUserGroupsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListUserGroupsResponses, ListUserGroupsErrors, ThrowOnError, 'data'>({
@@ -1350,7 +1350,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the likes of an user, newest first
      *
-     * From a projection. An user that nobody knows has none. Needs the role `read`.
+     * Reads a projection. An unknown user has an empty list. Needs the role `read`.
      */
     public listUserLikes<ThrowOnError extends boolean = true>(options: Options<ListUserLikesData, ThrowOnError>): RequestResult<ListUserLikesResponses, ListUserLikesErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListUserLikesResponses, ListUserLikesErrors, ThrowOnError, 'data'>({
@@ -1364,7 +1364,7 @@ export class Operations extends HeyApiClient {
     /**
      * List a user's visible messages, newest first
      *
-     * From a projection. A user that nobody knows has none. Needs the role `read`.
+     * Reads a projection. An unknown user has an empty list. Needs the role `read`.
      */
     public listUserMessages<ThrowOnError extends boolean = true>(options: Options<ListUserMessagesData, ThrowOnError>): RequestResult<ListUserMessagesResponses, ListUserMessagesErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListUserMessagesResponses, ListUserMessagesErrors, ThrowOnError, 'data'>({
@@ -1376,9 +1376,9 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * List whom a user follows of those who follow another
+     * List the users whom one user follows and who follow another
      *
-     * In the order of the user's following list: who was followed last comes first. From a projection. When the user follows more than 5000 users and the other has more than 5000 followers, only the newest 5000 that the user follows are looked at: what comes is the beginning of the whole list, and `truncated` is true. Needs the role `read`.
+     * Ordered like the user's following list, newest first. Reads a projection. If the user follows more than 5000 users and the other has more than 5000 followers, it reads only the newest 5000 that the user follows: the answer is the beginning of the list, and `truncated` is true. Needs the role `read`.
      */
     public listMutuals<ThrowOnError extends boolean = true>(options: Options<ListMutualsData, ThrowOnError>): RequestResult<ListMutualsResponses, ListMutualsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListMutualsResponses, ListMutualsErrors, ThrowOnError, 'data'>({
@@ -1392,7 +1392,7 @@ export class Operations extends HeyApiClient {
     /**
      * List a user's visible reviews, newest first
      *
-     * From a projection. A user that nobody knows has none. Needs the role `read`.
+     * Reads a projection. An unknown user has an empty list. Needs the role `read`.
      */
     public listUserReviews<ThrowOnError extends boolean = true>(options: Options<ListUserReviewsData, ThrowOnError>): RequestResult<ListUserReviewsResponses, ListUserReviewsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListUserReviewsResponses, ListUserReviewsErrors, ThrowOnError, 'data'>({
@@ -1406,7 +1406,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the shares of an user, newest first
      *
-     * From a projection. An user that nobody knows has none. Needs the role `read`.
+     * Reads a projection. An unknown user has an empty list. Needs the role `read`.
      */
     public listUserShares<ThrowOnError extends boolean = true>(options: Options<ListUserSharesData, ThrowOnError>): RequestResult<ListUserSharesResponses, ListUserSharesErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListUserSharesResponses, ListUserSharesErrors, ThrowOnError, 'data'>({
@@ -1420,7 +1420,7 @@ export class Operations extends HeyApiClient {
     /**
      * Remove all edges of an user
      *
-     * Those that are there when this is answered are removed one after the other, each with its own version and event; the Location says how far that has come. An edge that is made meanwhile may be removed or stay. While it goes on, asking for the same again answers with the same removal, which then also removes what is there now. Needs the role `write`.
+     * Removes every edge that exists at the time of the answer, each with its own version and event. Location is the address of the progress. An edge created meanwhile may be removed or remain. A second request during the removal returns the same removal, which then also removes the edges that exist at that time. Needs the role `write`.
      */
     public removeUserEdges<ThrowOnError extends boolean = true>(options: Options<RemoveUserEdgesData, ThrowOnError>): RequestResult<RemoveUserEdgesResponses, RemoveUserEdgesErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<RemoveUserEdgesResponses, RemoveUserEdgesErrors, ThrowOnError, 'data'>({
@@ -1438,7 +1438,7 @@ export class Operations extends HeyApiClient {
     /**
      * Count the followers and followings of up to 500 users
      *
-     * From a projection. A user that nobody knows has 0. Needs the role `read`.
+     * Reads a projection. An unknown user counts 0. Needs the role `read`.
      */
     public getManyCounts<ThrowOnError extends boolean = true>(options: Options<GetManyCountsData, ThrowOnError>): RequestResult<GetManyCountsResponses, GetManyCountsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<GetManyCountsResponses, GetManyCountsErrors, ThrowOnError, 'data'>({

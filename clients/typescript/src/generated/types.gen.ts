@@ -10,19 +10,19 @@ export type BatchOutcome = {
      */
     comment?: Comment;
     /**
-     * After a follow: the pair.
+     * The pair, after a follow.
      */
     follow?: Follow;
     /**
-     * After a put: how it is now.
+     * The edge after a put.
      */
     like?: Like;
     /**
-     * Of NDJSON alone: the line of the operation, from 1.
+     * NDJSON only: the line number of the operation, from 1.
      */
     line?: number;
     /**
-     * After a put: how it is now.
+     * The edge after a put.
      */
     membership?: Membership;
     /**
@@ -30,11 +30,11 @@ export type BatchOutcome = {
      */
     message?: Message;
     /**
-     * Why the operation was refused; its pointers lead into the operation.
+     * Why the operation failed; its pointers lead into the operation.
      */
     problem?: Problem;
     /**
-     * An earlier create with this key had made the comment.
+     * An earlier create with this key made the comment.
      */
     replayed?: boolean;
     /**
@@ -42,11 +42,11 @@ export type BatchOutcome = {
      */
     review?: Review;
     /**
-     * After a put: how it is now.
+     * The edge after a put.
      */
     share?: Share;
     /**
-     * What the operation's own route would have answered.
+     * The status that the operation's own route would answer.
      */
     status: number;
     /**
@@ -57,14 +57,14 @@ export type BatchOutcome = {
 
 export type CheckInputBody = {
     /**
-     * 1 to 500. A pair may come twice, and is then answered twice.
+     * 1 to 500 pairs. A repeated pair gets a repeated answer.
      */
     pairs: Array<Pair>;
 };
 
 export type ChildKind = {
     /**
-     * The JSON Schema of the attributes, of a kind that has any.
+     * The JSON Schema of the attributes; absent if the kind has none.
      */
     attributes?: {
         [key: string]: unknown;
@@ -73,15 +73,15 @@ export type ChildKind = {
     name: string;
     one_per_author: boolean;
     /**
-     * The object that they are under.
+     * The parent object.
      */
     parent: string;
     /**
-     * In paths.
+     * The name in paths.
      */
     plural: string;
     /**
-     * Whether they reply to each other.
+     * Whether children reply to children.
      */
     threaded: boolean;
 };
@@ -98,11 +98,11 @@ export type Comment = {
     comment_id: string;
     created_at: string;
     /**
-     * 1 for a first comment.
+     * 1 for a top-level comment.
      */
     depth: number;
     /**
-     * Absent on a first comment.
+     * Absent on a top-level comment.
      */
     parent_id?: string;
     /**
@@ -123,74 +123,74 @@ export type Comment = {
 
 export type CommentList = {
     /**
-     * Every write that had committed by then is in the list.
+     * The list includes every write that had committed by this time.
      */
     as_of: string;
     items: Array<Comment>;
     /**
-     * The cursor of the next page; absent on the last.
+     * The cursor of the next page; absent on the last page.
      */
     next?: string;
 };
 
 export type CommentVersion = {
     /**
-     * Who made it; unrecorded when only the result is known. Absent where the comment's author is.
+     * Who made the change; unrecorded if only the result is known. Absent wherever the comment's author is absent.
      */
     actor?: string;
     /**
-     * When it was made.
+     * When the change was made.
      */
     at: string;
     /**
-     * As it was. Without author and body while the comment is gone, but with the role moderate.
+     * The comment at this version. While the comment is a tombstone, only the role moderate sees author and body.
      */
     comment: Comment;
     /**
-     * The moderator's; only with the role moderate.
+     * The moderator's reason; only with the role moderate.
      */
     reason?: string;
     /**
-     * Of the object; rises by one with each change.
+     * The version of the object; rises by one with each change.
      */
     version: number;
     /**
-     * Of this record, unique among all of its kind.
+     * The id of this record, unique within its kind.
      */
     version_id: string;
     /**
-     * LATEST is how it is now, DELETED that it is gone; ARCHIVED is followed by a later version.
+     * LATEST: the current version. DELETED: the last version of a deleted object. ARCHIVED: a later version follows.
      */
     version_state: 'LATEST' | 'ARCHIVED' | 'DELETED';
 };
 
 export type CommentVersions = {
     /**
-     * Every write that had committed by then is in the history.
+     * The history includes every write that had committed by this time.
      */
     as_of: string;
     /**
-     * The newest first.
+     * Newest first.
      */
     items: Array<CommentVersion>;
     /**
-     * The cursor of the next page; absent on the last.
+     * The cursor of the next page; absent on the last page.
      */
     next?: string;
 };
 
 export type ConversationCounts = {
     /**
-     * Every write that had committed by then is counted.
+     * The counts include every write that had committed by this time.
      */
     as_of: string;
     messages: {
         /**
-         * Those that were ever written, whatever became of them.
+         * The number ever written, deleted ones included.
          */
         total: number;
         /**
-         * Those that are visible.
+         * The number of visible ones.
          */
         visible: number;
     };
@@ -198,7 +198,7 @@ export type ConversationCounts = {
 
 export type Counts = {
     /**
-     * Every write that had committed by then is counted.
+     * The counts include every write that had committed by this time.
      */
     as_of: string;
     followers: number;
@@ -233,7 +233,7 @@ export type CreateOperation = {
      */
     body: string;
     /**
-     * As the header Idempotency-Key.
+     * Like the header Idempotency-Key.
      */
     idempotency_key?: string;
     op: 'create';
@@ -259,11 +259,11 @@ export type DlqAction = {
     event_id: string;
     event_type: string;
     /**
-     * The id that the message had in the DLQ.
+     * The id of the message in the DLQ.
      */
     id: string;
     /**
-     * The id that a retried message has in the outbox now.
+     * The id of the retried message in the outbox.
      */
     new_id?: string;
     reason?: string;
@@ -276,22 +276,22 @@ export type DeadMessage = {
     aggregate_id: string;
     aggregate_type: string;
     /**
-     * How often it failed.
+     * The number of failed attempts.
      */
     attempts: number;
     /**
-     * When it was moved to the DLQ.
+     * When the event was moved to the DLQ.
      */
     dead_at: string;
     event_id: string;
     event_type: string;
     event_version: number;
     /**
-     * The id that it had in the outbox, and its name here.
+     * The id of the event in the outbox.
      */
     id: string;
     /**
-     * When it was written into the outbox.
+     * When the event was written to the outbox.
      */
     inserted_at: string;
     last_error: string;
@@ -306,22 +306,22 @@ export type DeadMessageFull = {
     aggregate_id: string;
     aggregate_type: string;
     /**
-     * How often it failed.
+     * The number of failed attempts.
      */
     attempts: number;
     /**
-     * When it was moved to the DLQ.
+     * When the event was moved to the DLQ.
      */
     dead_at: string;
     event_id: string;
     event_type: string;
     event_version: number;
     /**
-     * The id that it had in the outbox, and its name here.
+     * The id of the event in the outbox.
      */
     id: string;
     /**
-     * When it was written into the outbox.
+     * When the event was written to the outbox.
      */
     inserted_at: string;
     last_error: string;
@@ -336,7 +336,7 @@ export type DeadMessageFull = {
 export type DeadMessageList = {
     items: Array<DeadMessage>;
     /**
-     * The cursor of the next page; absent on the last.
+     * The cursor of the next page; absent on the last page.
      */
     next?: string;
 };
@@ -344,7 +344,7 @@ export type DeadMessageList = {
 export type DeleteOperation = {
     comment_id: string;
     /**
-     * Required, as the header If-Match.
+     * Required, like the header If-Match.
      */
     if_match?: number | '*';
     op: 'delete';
@@ -352,14 +352,14 @@ export type DeleteOperation = {
 
 export type DlqActInputBody = {
     /**
-     * Why: kept with what was done. At most 1000 bytes without control characters.
+     * The reason, recorded with the action: at most 1000 bytes without control characters.
      */
     reason?: string;
 };
 
 export type Edge = {
     /**
-     * When the pair last became active: the list's order, newest first.
+     * When the edge last became active; the list is ordered by it, newest first.
      */
     positioned_at: string;
     /**
@@ -370,13 +370,13 @@ export type Edge = {
 
 export type EdgeKind = {
     /**
-     * The JSON Schema of the attributes, of a kind that has any.
+     * The JSON Schema of the attributes; absent if the kind has none.
      */
     attributes?: {
         [key: string]: unknown;
     };
     /**
-     * How paths and bodies name the ids of both.
+     * The names of both ids in paths and bodies.
      */
     ends: Array<string>;
     /**
@@ -388,12 +388,12 @@ export type EdgeKind = {
      */
     forward: string;
     /**
-     * The object that its edges lead from.
+     * The object that the edges lead from.
      */
     from: string;
     name: string;
     /**
-     * In paths.
+     * The name in paths.
      */
     plural: string;
     /**
@@ -409,29 +409,29 @@ export type EdgeKind = {
 
 export type EdgeList = {
     /**
-     * Every write that had committed by then is in the list.
+     * The list includes every write that had committed by this time.
      */
     as_of: string;
     items: Array<Edge>;
     /**
-     * The cursor of the next page; absent on the last.
+     * The cursor of the next page; absent on the last page.
      */
     next?: string;
 };
 
 export type EdgeRemoval = {
     /**
-     * Who asked for it first.
+     * Who requested the removal first.
      */
     actor: string;
     direction: 'from' | 'to' | 'both';
     /**
-     * Absent unless it is done.
+     * Absent until the removal is done.
      */
     finished_at?: string;
     id: string;
     /**
-     * By name.
+     * Ordered by name.
      */
     kinds: Array<string>;
     object: string;
@@ -440,7 +440,7 @@ export type EdgeRemoval = {
      */
     object_id: string;
     /**
-     * How many edges were removed so far, by kind.
+     * The number of edges removed so far, by kind.
      */
     removed: {
         [key: string]: number;
@@ -451,7 +451,7 @@ export type EdgeRemoval = {
      */
     state: 'pending' | 'running' | 'done';
     /**
-     * When it last went on.
+     * When the last slice finished.
      */
     worked_at?: string;
 };
@@ -470,7 +470,7 @@ export type EditOperation = {
     body: string;
     comment_id: string;
     /**
-     * Required, as the header If-Match.
+     * Required, like the header If-Match.
      */
     if_match?: number | '*';
     op: 'edit';
@@ -478,7 +478,7 @@ export type EditOperation = {
 
 export type ExportEnd = {
     /**
-     * more: resume behind the last line. done: there is nothing behind it. problem: as more, or what the problem says.
+     * more: resume after the last line. done: the export is complete. problem: resume as after more, or as the problem says.
      */
     end: 'more' | 'done' | 'problem';
     problem?: Problem;
@@ -487,7 +487,7 @@ export type ExportEnd = {
 export type ExportHead = {
     began_at: string;
     /**
-     * Resumes this export, with after of any line.
+     * Resumes this export, together with the after of any line.
      */
     cursor: string;
     /**
@@ -495,7 +495,7 @@ export type ExportHead = {
      */
     kind: string;
     /**
-     * Where to continue: read each stream behind its sequence. Read one of a higher number, which is made later, from its beginning.
+     * Where to continue: read each stream after its sequence. Read a stream with a higher number from its beginning.
      */
     streams: Array<ExportPosition>;
     /**
@@ -506,11 +506,11 @@ export type ExportHead = {
 
 export type ExportPosition = {
     /**
-     * When the stream was made.
+     * When the stream was created.
      */
     created?: string;
     /**
-     * Its number.
+     * The number of the partition.
      */
     partition: number;
     /**
@@ -518,18 +518,18 @@ export type ExportPosition = {
      */
     sequence: string;
     /**
-     * Its name; absent before the stream is made.
+     * The name of the stream; absent before it exists.
      */
     stream?: string;
 };
 
 export type ExportState = {
     /**
-     * The place of this line: resumes the export behind it.
+     * The position of this line: resumes the export after it.
      */
     after: string;
     /**
-     * As the event has it; actor is empty.
+     * The payload of the event; actor is empty.
      */
     data: unknown;
     /**
@@ -537,7 +537,7 @@ export type ExportState = {
      */
     subject: string;
     /**
-     * ce-type of an event that leads to this state.
+     * The ce-type of an event with this state.
      */
     type: string;
 };
@@ -547,7 +547,7 @@ export type FieldError = {
     header?: string;
     parameter?: string;
     /**
-     * Into the body, as a URI fragment (RFC 6901).
+     * The place in the body, as a URI fragment (RFC 6901).
      */
     pointer?: string;
 };
@@ -563,7 +563,7 @@ export type Follow = {
      */
     follower_id: string;
     /**
-     * When the pair last became active: its place in lists.
+     * When the edge last became active; lists are ordered by it.
      */
     positioned_at: string;
     status: 'ACTIVE';
@@ -588,46 +588,46 @@ export type FollowOperation = {
 
 export type FollowVersion = {
     /**
-     * Who made it; unrecorded when only the result is known. Absent where the comment's author is.
+     * Who made the change; unrecorded if only the result is known. Absent wherever the comment's author is absent.
      */
     actor?: string;
     /**
-     * When it was made.
+     * When the change was made.
      */
     at: string;
     follow: PastFollow;
     /**
-     * Of the object; rises by one with each change.
+     * The version of the object; rises by one with each change.
      */
     version: number;
     /**
-     * Of this record, unique among all of its kind.
+     * The id of this record, unique within its kind.
      */
     version_id: string;
     /**
-     * LATEST is how it is now, DELETED that it is gone; ARCHIVED is followed by a later version.
+     * LATEST: the current version. DELETED: the last version of a deleted object. ARCHIVED: a later version follows.
      */
     version_state: 'LATEST' | 'ARCHIVED' | 'DELETED';
 };
 
 export type FollowVersions = {
     /**
-     * Every write that had committed by then is in the history.
+     * The history includes every write that had committed by this time.
      */
     as_of: string;
     /**
-     * The newest first.
+     * Newest first.
      */
     items: Array<FollowVersion>;
     /**
-     * The cursor of the next page; absent on the last.
+     * The cursor of the next page; absent on the last page.
      */
     next?: string;
 };
 
 export type GroupCounts = {
     /**
-     * Every write that had committed by then is counted.
+     * The counts include every write that had committed by this time.
      */
     as_of: string;
     members: number;
@@ -635,26 +635,26 @@ export type GroupCounts = {
 
 export type GroupEdgeRemovalOptions = {
     /**
-     * Those that lead from the object, those that lead to it, or both.
+     * Edges from the object, edges to it, or both.
      */
     direction?: 'from' | 'to' | 'both';
     /**
-     * Of these kinds only. By default of every kind that has such edges.
+     * Only these kinds. Default: every kind with such edges.
      */
     kinds?: Array<'membership'>;
 };
 
 export type KindList = {
     /**
-     * By name.
+     * Ordered by name.
      */
     children: Array<ChildKind>;
     /**
-     * By name.
+     * Ordered by name.
      */
     edges: Array<EdgeKind>;
     /**
-     * By name.
+     * Ordered by name.
      */
     objects: Array<ObjectKind>;
 };
@@ -662,7 +662,7 @@ export type KindList = {
 export type Like = {
     created_at: string;
     /**
-     * When the pair last became active: its place in lists.
+     * When the edge last became active; lists are ordered by it.
      */
     positioned_at: string;
     /**
@@ -683,7 +683,7 @@ export type Like = {
 
 export type LikeCheckInputBody = {
     /**
-     * 1 to 500. A pair may come twice, and is then answered twice.
+     * 1 to 500 pairs. A repeated pair gets a repeated answer.
      */
     pairs: Array<LikePair>;
 };
@@ -702,7 +702,7 @@ export type LikeOperation = {
 
 export type LikeOrigin = {
     /**
-     * When the pair last became active: the list's order, newest first.
+     * When the edge last became active; the list is ordered by it, newest first.
      */
     positioned_at: string;
     /**
@@ -713,12 +713,12 @@ export type LikeOrigin = {
 
 export type LikeOrigins = {
     /**
-     * Every write that had committed by then is in the list.
+     * The list includes every write that had committed by this time.
      */
     as_of: string;
     items: Array<LikeOrigin>;
     /**
-     * The cursor of the next page; absent on the last.
+     * The cursor of the next page; absent on the last page.
      */
     next?: string;
 };
@@ -736,11 +736,11 @@ export type LikePair = {
 
 export type LikeRelation = {
     /**
-     * The edge is there.
+     * True if the edge exists.
      */
     active: boolean;
     /**
-     * When active last became true; absent unless it is.
+     * When active last became true; absent if it is false.
      */
     positioned_at?: string;
     /**
@@ -755,18 +755,18 @@ export type LikeRelation = {
 
 export type LikeRelationList = {
     /**
-     * Every write that had committed by then is in the answer.
+     * The answer includes every write that had committed by this time.
      */
     as_of: string;
     /**
-     * One for each pair, in their order.
+     * One per pair, in the order of the request.
      */
     items: Array<LikeRelation>;
 };
 
 export type LikeTarget = {
     /**
-     * When the pair last became active: the list's order, newest first.
+     * When the edge last became active; the list is ordered by it, newest first.
      */
     positioned_at: string;
     /**
@@ -777,58 +777,58 @@ export type LikeTarget = {
 
 export type LikeTargets = {
     /**
-     * Every write that had committed by then is in the list.
+     * The list includes every write that had committed by this time.
      */
     as_of: string;
     items: Array<LikeTarget>;
     /**
-     * The cursor of the next page; absent on the last.
+     * The cursor of the next page; absent on the last page.
      */
     next?: string;
 };
 
 export type LikeVersion = {
     /**
-     * Who made it; unrecorded when only the result is known. Absent where the comment's author is.
+     * Who made the change; unrecorded if only the result is known. Absent wherever the comment's author is absent.
      */
     actor?: string;
     /**
-     * When it was made.
+     * When the change was made.
      */
     at: string;
     like: PastLike;
     /**
-     * Of the object; rises by one with each change.
+     * The version of the object; rises by one with each change.
      */
     version: number;
     /**
-     * Of this record, unique among all of its kind.
+     * The id of this record, unique within its kind.
      */
     version_id: string;
     /**
-     * LATEST is how it is now, DELETED that it is gone; ARCHIVED is followed by a later version.
+     * LATEST: the current version. DELETED: the last version of a deleted object. ARCHIVED: a later version follows.
      */
     version_state: 'LATEST' | 'ARCHIVED' | 'DELETED';
 };
 
 export type LikeVersions = {
     /**
-     * Every write that had committed by then is in the history.
+     * The history includes every write that had committed by this time.
      */
     as_of: string;
     /**
-     * The newest first.
+     * Newest first.
      */
     items: Array<LikeVersion>;
     /**
-     * The cursor of the next page; absent on the last.
+     * The cursor of the next page; absent on the last page.
      */
     next?: string;
 };
 
 export type ManyCountsInputBody = {
     /**
-     * 1 to 500. A user may come twice, and is then answered twice.
+     * 1 to 500 users. A repeated user gets a repeated answer.
      */
     user_ids: Array<string>;
 };
@@ -843,7 +843,7 @@ export type Membership = {
      */
     group_id: string;
     /**
-     * When the pair last became active: its place in lists.
+     * When the edge last became active; lists are ordered by it.
      */
     positioned_at: string;
     status: 'ACTIVE';
@@ -860,7 +860,7 @@ export type Membership = {
 
 export type MembershipCheckInputBody = {
     /**
-     * 1 to 500. A pair may come twice, and is then answered twice.
+     * 1 to 500 pairs. A repeated pair gets a repeated answer.
      */
     pairs: Array<MembershipPair>;
 };
@@ -870,7 +870,7 @@ export type MembershipOrigin = {
         role: 'member' | 'moderator' | 'owner';
     };
     /**
-     * When the pair last became active: the list's order, newest first.
+     * When the edge last became active; the list is ordered by it, newest first.
      */
     positioned_at: string;
     /**
@@ -881,12 +881,12 @@ export type MembershipOrigin = {
 
 export type MembershipOrigins = {
     /**
-     * Every write that had committed by then is in the list.
+     * The list includes every write that had committed by this time.
      */
     as_of: string;
     items: Array<MembershipOrigin>;
     /**
-     * The cursor of the next page; absent on the last.
+     * The cursor of the next page; absent on the last page.
      */
     next?: string;
 };
@@ -911,7 +911,7 @@ export type MembershipPut = {
      */
     group_id: string;
     /**
-     * Required, as the header If-Match: the version that the write is about, such as 3, or "*".
+     * Required, like the header If-Match: the version to change, such as 3, or "*".
      */
     if_match?: number | '*';
     op: 'put';
@@ -923,7 +923,7 @@ export type MembershipPut = {
 
 export type MembershipRelation = {
     /**
-     * The edge is there.
+     * True if the edge exists.
      */
     active: boolean;
     /**
@@ -931,7 +931,7 @@ export type MembershipRelation = {
      */
     group_id: string;
     /**
-     * When active last became true; absent unless it is.
+     * When active last became true; absent if it is false.
      */
     positioned_at?: string;
     /**
@@ -942,11 +942,11 @@ export type MembershipRelation = {
 
 export type MembershipRelationList = {
     /**
-     * Every write that had committed by then is in the answer.
+     * The answer includes every write that had committed by this time.
      */
     as_of: string;
     /**
-     * One for each pair, in their order.
+     * One per pair, in the order of the request.
      */
     items: Array<MembershipRelation>;
 };
@@ -957,7 +957,7 @@ export type MembershipRemove = {
      */
     group_id: string;
     /**
-     * Required, as the header If-Match: the version that the write is about, such as 3, or "*".
+     * Required, like the header If-Match: the version to change, such as 3, or "*".
      */
     if_match?: number | '*';
     op: 'remove';
@@ -976,58 +976,58 @@ export type MembershipTarget = {
      */
     group_id: string;
     /**
-     * When the pair last became active: the list's order, newest first.
+     * When the edge last became active; the list is ordered by it, newest first.
      */
     positioned_at: string;
 };
 
 export type MembershipTargets = {
     /**
-     * Every write that had committed by then is in the list.
+     * The list includes every write that had committed by this time.
      */
     as_of: string;
     items: Array<MembershipTarget>;
     /**
-     * The cursor of the next page; absent on the last.
+     * The cursor of the next page; absent on the last page.
      */
     next?: string;
 };
 
 export type MembershipVersion = {
     /**
-     * Who made it; unrecorded when only the result is known. Absent where the comment's author is.
+     * Who made the change; unrecorded if only the result is known. Absent wherever the comment's author is absent.
      */
     actor?: string;
     /**
-     * When it was made.
+     * When the change was made.
      */
     at: string;
     membership: PastMembership;
     /**
-     * Of the object; rises by one with each change.
+     * The version of the object; rises by one with each change.
      */
     version: number;
     /**
-     * Of this record, unique among all of its kind.
+     * The id of this record, unique within its kind.
      */
     version_id: string;
     /**
-     * LATEST is how it is now, DELETED that it is gone; ARCHIVED is followed by a later version.
+     * LATEST: the current version. DELETED: the last version of a deleted object. ARCHIVED: a later version follows.
      */
     version_state: 'LATEST' | 'ARCHIVED' | 'DELETED';
 };
 
 export type MembershipVersions = {
     /**
-     * Every write that had committed by then is in the history.
+     * The history includes every write that had committed by this time.
      */
     as_of: string;
     /**
-     * The newest first.
+     * Newest first.
      */
     items: Array<MembershipVersion>;
     /**
-     * The cursor of the next page; absent on the last.
+     * The cursor of the next page; absent on the last page.
      */
     next?: string;
 };
@@ -1069,7 +1069,7 @@ export type MessageCreateOperation = {
      */
     conversation_id: string;
     /**
-     * As the header Idempotency-Key.
+     * Like the header Idempotency-Key.
      */
     idempotency_key?: string;
     op: 'create';
@@ -1077,7 +1077,7 @@ export type MessageCreateOperation = {
 
 export type MessageDeleteOperation = {
     /**
-     * Required, as the header If-Match.
+     * Required, like the header If-Match.
      */
     if_match?: number | '*';
     message_id: string;
@@ -1097,7 +1097,7 @@ export type MessageEditOperation = {
      */
     body: string;
     /**
-     * Required, as the header If-Match.
+     * Required, like the header If-Match.
      */
     if_match?: number | '*';
     message_id: string;
@@ -1117,35 +1117,35 @@ export type MessageInput = {
 
 export type MessageList = {
     /**
-     * Every write that had committed by then is in the list.
+     * The list includes every write that had committed by this time.
      */
     as_of: string;
     items: Array<Message>;
     /**
-     * The cursor of the next page; absent on the last.
+     * The cursor of the next page; absent on the last page.
      */
     next?: string;
 };
 
 export type MessagePage = {
     /**
-     * Every write that had committed by then is in the page.
+     * The page includes every write that had committed by this time.
      */
     as_of: string;
     items: Array<Message>;
     /**
-     * The cursor of the next page; absent on the last.
+     * The cursor of the next page; absent on the last page.
      */
     next?: string;
     /**
-     * The cursor of the page before, in the orders oldest and newest; absent on the first. What it leads to may be gone by then.
+     * The cursor of the previous page, in the orders oldest and newest; absent on the first page.
      */
     prev?: string;
 };
 
 export type MessageSummary = {
     /**
-     * Every write that had committed by then is counted.
+     * The counts include every write that had committed by this time.
      */
     as_of: string;
     /**
@@ -1153,68 +1153,68 @@ export type MessageSummary = {
      */
     conversation_id: string;
     /**
-     * When the newest visible message was written; absent without any.
+     * When the newest visible message was written; absent if none is visible.
      */
     last_activity_at?: string;
     /**
-     * Messages that were ever written, whatever became of them.
+     * The number of messages ever written, deleted ones included.
      */
     total: number;
     /**
-     * Messages that are visible.
+     * The number of visible messages.
      */
     visible: number;
 };
 
 export type MessageVersion = {
     /**
-     * Who made it; unrecorded when only the result is known. Absent where the comment's author is.
+     * Who made the change; unrecorded if only the result is known. Absent wherever the comment's author is absent.
      */
     actor?: string;
     /**
-     * When it was made.
+     * When the change was made.
      */
     at: string;
     /**
-     * As it was. Without author and body while the message is gone, but with the role moderate.
+     * The message at this version. While the message is a tombstone, only the role moderate sees author and body.
      */
     message: Message;
     /**
-     * The moderator's; only with the role moderate.
+     * The moderator's reason; only with the role moderate.
      */
     reason?: string;
     /**
-     * Of the object; rises by one with each change.
+     * The version of the object; rises by one with each change.
      */
     version: number;
     /**
-     * Of this record, unique among all of its kind.
+     * The id of this record, unique within its kind.
      */
     version_id: string;
     /**
-     * LATEST is how it is now, DELETED that it is gone; ARCHIVED is followed by a later version.
+     * LATEST: the current version. DELETED: the last version of a deleted object. ARCHIVED: a later version follows.
      */
     version_state: 'LATEST' | 'ARCHIVED' | 'DELETED';
 };
 
 export type MessageVersions = {
     /**
-     * Every write that had committed by then is in the history.
+     * The history includes every write that had committed by this time.
      */
     as_of: string;
     /**
-     * The newest first.
+     * Newest first.
      */
     items: Array<MessageVersion>;
     /**
-     * The cursor of the next page; absent on the last.
+     * The cursor of the next page; absent on the last page.
      */
     next?: string;
 };
 
 export type ModerateInputBody = {
     /**
-     * Why, for the event and the history: at most 1000 bytes of UTF-8 without control characters.
+     * The reason, for the event and the history: at most 1000 bytes of UTF-8 without control characters.
      */
     reason?: string;
     state: 'approved' | 'hidden' | 'removed' | 'pending';
@@ -1222,12 +1222,12 @@ export type ModerateInputBody = {
 
 export type MutualList = {
     /**
-     * Every write that had committed by then is in the list.
+     * The list includes every write that had committed by this time.
      */
     as_of: string;
     items: Array<Edge>;
     /**
-     * There are more, or may be.
+     * True if there may be more.
      */
     truncated: boolean;
 };
@@ -1235,7 +1235,7 @@ export type MutualList = {
 export type ObjectKind = {
     name: string;
     /**
-     * In paths.
+     * The name in paths.
      */
     plural: string;
 };
@@ -1262,7 +1262,7 @@ export type PastFollow = {
      */
     follower_id: string;
     /**
-     * When the pair last became active.
+     * When the edge last became active.
      */
     positioned_at: string;
     status: 'ACTIVE' | 'REMOVED';
@@ -1273,7 +1273,7 @@ export type PastFollow = {
 export type PastLike = {
     created_at: string;
     /**
-     * When the pair last became active.
+     * When the edge last became active.
      */
     positioned_at: string;
     /**
@@ -1299,7 +1299,7 @@ export type PastMembership = {
      */
     group_id: string;
     /**
-     * When the pair last became active.
+     * When the edge last became active.
      */
     positioned_at: string;
     status: 'ACTIVE' | 'REMOVED';
@@ -1314,7 +1314,7 @@ export type PastMembership = {
 export type PastShare = {
     created_at: string;
     /**
-     * When the pair last became active.
+     * When the edge last became active.
      */
     positioned_at: string;
     /**
@@ -1332,16 +1332,16 @@ export type PastShare = {
 
 export type PostCounts = {
     /**
-     * Every write that had committed by then is counted.
+     * The counts include every write that had committed by this time.
      */
     as_of: string;
     comments: {
         /**
-         * Those that were ever written, whatever became of them.
+         * The number ever written, deleted ones included.
          */
         total: number;
         /**
-         * Those that are visible.
+         * The number of visible ones.
          */
         visible: number;
     };
@@ -1351,26 +1351,26 @@ export type PostCounts = {
 
 export type PostEdgeRemovalOptions = {
     /**
-     * Those that lead from the object, those that lead to it, or both.
+     * Edges from the object, edges to it, or both.
      */
     direction?: 'from' | 'to' | 'both';
     /**
-     * Of these kinds only. By default of every kind that has such edges.
+     * Only these kinds. Default: every kind with such edges.
      */
     kinds?: Array<'like' | 'share'>;
 };
 
 export type Problem = {
     /**
-     * Stable; what programs branch on.
+     * Stable: programs branch on it.
      */
     code: string;
     /**
-     * The comment, or the thread's settings, as they are now: where the version or the state did not fit.
+     * The current comment or thread settings, if the version or the state did not match.
      */
     current?: Comment | ThreadSettings | Message | Review | Membership;
     /**
-     * What was wrong with this request.
+     * What is wrong with this request.
      */
     detail?: string;
     errors?: Array<FieldError> | null;
@@ -1380,39 +1380,39 @@ export type Problem = {
     request_id?: string;
     status: number;
     /**
-     * What the code means.
+     * The meaning of the code.
      */
     title: string;
     /**
-     * Where the code is explained.
+     * The address that explains the code.
      */
     type: string;
 };
 
 export type ProductCounts = {
     /**
-     * Every write that had committed by then is counted.
+     * The counts include every write that had committed by this time.
      */
     as_of: string;
     reviews: {
         aggregates: {
             rating: {
                 /**
-                 * Visible ones that have it.
+                 * The number of visible ones with the attribute.
                  */
                 count: number;
                 /**
-                 * Of their values: by count it is the average.
+                 * The sum of their values; divide by count for the average.
                  */
                 sum: number;
             };
         };
         /**
-         * Those that were ever written, whatever became of them.
+         * The number ever written, deleted ones included.
          */
         total: number;
         /**
-         * Those that are visible.
+         * The number of visible ones.
          */
         visible: number;
     };
@@ -1436,18 +1436,18 @@ export type Relation = {
      */
     following: boolean;
     /**
-     * When following last became true; absent unless it is.
+     * When following last became true; absent if it is false.
      */
     positioned_at?: string;
 };
 
 export type RelationList = {
     /**
-     * Every write that had committed by then is in the answer.
+     * The answer includes every write that had committed by this time.
      */
     as_of: string;
     /**
-     * One for each pair, in their order.
+     * One per pair, in the order of the request.
      */
     items: Array<Relation>;
 };
@@ -1491,7 +1491,7 @@ export type ReviewCreateOperation = {
      */
     body: string;
     /**
-     * As the header Idempotency-Key.
+     * Like the header Idempotency-Key.
      */
     idempotency_key?: string;
     op: 'create';
@@ -1503,7 +1503,7 @@ export type ReviewCreateOperation = {
 
 export type ReviewDeleteOperation = {
     /**
-     * Required, as the header If-Match.
+     * Required, like the header If-Match.
      */
     if_match?: number | '*';
     op: 'delete';
@@ -1529,7 +1529,7 @@ export type ReviewEditOperation = {
      */
     body?: string;
     /**
-     * Required, as the header If-Match.
+     * Required, like the header If-Match.
      */
     if_match?: number | '*';
     op: 'edit';
@@ -1552,39 +1552,39 @@ export type ReviewInput = {
 
 export type ReviewList = {
     /**
-     * Every write that had committed by then is in the list.
+     * The list includes every write that had committed by this time.
      */
     as_of: string;
     items: Array<Review>;
     /**
-     * The cursor of the next page; absent on the last.
+     * The cursor of the next page; absent on the last page.
      */
     next?: string;
 };
 
 export type ReviewPage = {
     /**
-     * Every write that had committed by then is in the page.
+     * The page includes every write that had committed by this time.
      */
     as_of: string;
     items: Array<Review>;
     /**
-     * The cursor of the next page; absent on the last.
+     * The cursor of the next page; absent on the last page.
      */
     next?: string;
     /**
-     * The cursor of the page before, in the orders oldest and newest; absent on the first. What it leads to may be gone by then.
+     * The cursor of the previous page, in the orders oldest and newest; absent on the first page.
      */
     prev?: string;
 };
 
 export type ReviewSummary = {
     /**
-     * Every write that had committed by then is counted.
+     * The counts include every write that had committed by this time.
      */
     as_of: string;
     /**
-     * When the newest visible review was written; absent without any.
+     * When the newest visible review was written; absent if none is visible.
      */
     last_activity_at?: string;
     /**
@@ -1592,57 +1592,57 @@ export type ReviewSummary = {
      */
     product_id: string;
     /**
-     * Reviews that were ever written, whatever became of them.
+     * The number of reviews ever written, deleted ones included.
      */
     total: number;
     /**
-     * Reviews that are visible.
+     * The number of visible reviews.
      */
     visible: number;
 };
 
 export type ReviewVersion = {
     /**
-     * Who made it; unrecorded when only the result is known. Absent where the comment's author is.
+     * Who made the change; unrecorded if only the result is known. Absent wherever the comment's author is absent.
      */
     actor?: string;
     /**
-     * When it was made.
+     * When the change was made.
      */
     at: string;
     /**
-     * The moderator's; only with the role moderate.
+     * The moderator's reason; only with the role moderate.
      */
     reason?: string;
     /**
-     * As it was. Without author and body while the review is gone, but with the role moderate.
+     * The review at this version. While the review is a tombstone, only the role moderate sees author and body.
      */
     review: Review;
     /**
-     * Of the object; rises by one with each change.
+     * The version of the object; rises by one with each change.
      */
     version: number;
     /**
-     * Of this record, unique among all of its kind.
+     * The id of this record, unique within its kind.
      */
     version_id: string;
     /**
-     * LATEST is how it is now, DELETED that it is gone; ARCHIVED is followed by a later version.
+     * LATEST: the current version. DELETED: the last version of a deleted object. ARCHIVED: a later version follows.
      */
     version_state: 'LATEST' | 'ARCHIVED' | 'DELETED';
 };
 
 export type ReviewVersions = {
     /**
-     * Every write that had committed by then is in the history.
+     * The history includes every write that had committed by this time.
      */
     as_of: string;
     /**
-     * The newest first.
+     * Newest first.
      */
     items: Array<ReviewVersion>;
     /**
-     * The cursor of the next page; absent on the last.
+     * The cursor of the next page; absent on the last page.
      */
     next?: string;
 };
@@ -1651,7 +1651,7 @@ export type SettingsPutInputBody = {
     locked?: boolean;
     premoderated?: boolean;
     /**
-     * Trimmed, then at most 300 bytes of UTF-8 without control characters. None when absent.
+     * At most 300 bytes of UTF-8 without control characters, after trimming. No title if absent.
      */
     title?: string;
 };
@@ -1659,7 +1659,7 @@ export type SettingsPutInputBody = {
 export type Share = {
     created_at: string;
     /**
-     * When the pair last became active: its place in lists.
+     * When the edge last became active; lists are ordered by it.
      */
     positioned_at: string;
     /**
@@ -1680,7 +1680,7 @@ export type Share = {
 
 export type ShareCheckInputBody = {
     /**
-     * 1 to 500. A pair may come twice, and is then answered twice.
+     * 1 to 500 pairs. A repeated pair gets a repeated answer.
      */
     pairs: Array<SharePair>;
 };
@@ -1699,7 +1699,7 @@ export type ShareOperation = {
 
 export type ShareOrigin = {
     /**
-     * When the pair last became active: the list's order, newest first.
+     * When the edge last became active; the list is ordered by it, newest first.
      */
     positioned_at: string;
     /**
@@ -1710,12 +1710,12 @@ export type ShareOrigin = {
 
 export type ShareOrigins = {
     /**
-     * Every write that had committed by then is in the list.
+     * The list includes every write that had committed by this time.
      */
     as_of: string;
     items: Array<ShareOrigin>;
     /**
-     * The cursor of the next page; absent on the last.
+     * The cursor of the next page; absent on the last page.
      */
     next?: string;
 };
@@ -1733,11 +1733,11 @@ export type SharePair = {
 
 export type ShareRelation = {
     /**
-     * The edge is there.
+     * True if the edge exists.
      */
     active: boolean;
     /**
-     * When active last became true; absent unless it is.
+     * When active last became true; absent if it is false.
      */
     positioned_at?: string;
     /**
@@ -1752,18 +1752,18 @@ export type ShareRelation = {
 
 export type ShareRelationList = {
     /**
-     * Every write that had committed by then is in the answer.
+     * The answer includes every write that had committed by this time.
      */
     as_of: string;
     /**
-     * One for each pair, in their order.
+     * One per pair, in the order of the request.
      */
     items: Array<ShareRelation>;
 };
 
 export type ShareTarget = {
     /**
-     * When the pair last became active: the list's order, newest first.
+     * When the edge last became active; the list is ordered by it, newest first.
      */
     positioned_at: string;
     /**
@@ -1774,58 +1774,58 @@ export type ShareTarget = {
 
 export type ShareTargets = {
     /**
-     * Every write that had committed by then is in the list.
+     * The list includes every write that had committed by this time.
      */
     as_of: string;
     items: Array<ShareTarget>;
     /**
-     * The cursor of the next page; absent on the last.
+     * The cursor of the next page; absent on the last page.
      */
     next?: string;
 };
 
 export type ShareVersion = {
     /**
-     * Who made it; unrecorded when only the result is known. Absent where the comment's author is.
+     * Who made the change; unrecorded if only the result is known. Absent wherever the comment's author is absent.
      */
     actor?: string;
     /**
-     * When it was made.
+     * When the change was made.
      */
     at: string;
     share: PastShare;
     /**
-     * Of the object; rises by one with each change.
+     * The version of the object; rises by one with each change.
      */
     version: number;
     /**
-     * Of this record, unique among all of its kind.
+     * The id of this record, unique within its kind.
      */
     version_id: string;
     /**
-     * LATEST is how it is now, DELETED that it is gone; ARCHIVED is followed by a later version.
+     * LATEST: the current version. DELETED: the last version of a deleted object. ARCHIVED: a later version follows.
      */
     version_state: 'LATEST' | 'ARCHIVED' | 'DELETED';
 };
 
 export type ShareVersions = {
     /**
-     * Every write that had committed by then is in the history.
+     * The history includes every write that had committed by this time.
      */
     as_of: string;
     /**
-     * The newest first.
+     * Newest first.
      */
     items: Array<ShareVersion>;
     /**
-     * The cursor of the next page; absent on the last.
+     * The cursor of the next page; absent on the last page.
      */
     next?: string;
 };
 
 export type ThreadComment = {
     /**
-     * Every write that had committed by then has been looked at.
+     * The answer includes every write that had committed by this time.
      */
     as_of: string;
     /**
@@ -1839,11 +1839,11 @@ export type ThreadComment = {
     comment_id: string;
     created_at: string;
     /**
-     * 1 for a first comment.
+     * 1 for a top-level comment.
      */
     depth: number;
     /**
-     * Absent on a first comment.
+     * Absent on a top-level comment.
      */
     parent_id?: string;
     /**
@@ -1865,16 +1865,16 @@ export type ThreadComment = {
 
 export type ThreadPage = {
     /**
-     * Every write that had committed by then is in the page.
+     * The page includes every write that had committed by this time.
      */
     as_of: string;
     items: Array<Comment>;
     /**
-     * The cursor of the next page; absent on the last.
+     * The cursor of the next page; absent on the last page.
      */
     next?: string;
     /**
-     * The cursor of the page before, in the orders oldest and newest; absent on the first. What it leads to may be gone by then.
+     * The cursor of the previous page, in the orders oldest and newest; absent on the first page.
      */
     prev?: string;
     thread: ThreadState;
@@ -1882,7 +1882,7 @@ export type ThreadPage = {
 
 export type ThreadSettings = {
     /**
-     * It takes no more comments.
+     * True if the thread takes no new comments.
      */
     locked: boolean;
     /**
@@ -1890,46 +1890,46 @@ export type ThreadSettings = {
      */
     post_id: string;
     /**
-     * New comments start pending.
+     * True if new comments start pending.
      */
     premoderated: boolean;
     title?: string;
     /**
-     * Absent while nothing was set.
+     * Absent before the first change.
      */
     updated_at?: string;
     /**
-     * Rises by one with each change; also the ETag. 0 while nothing was set.
+     * Rises by one with each change; also the ETag. 0 before the first change.
      */
     version: number;
 };
 
 export type ThreadState = {
     /**
-     * It takes no more comments.
+     * True if the thread takes no new comments.
      */
     locked: boolean;
     /**
-     * New comments start pending.
+     * True if new comments start pending.
      */
     premoderated: boolean;
     /**
-     * Absent when none is set.
+     * Absent if there is none.
      */
     title?: string;
     /**
-     * Of the settings; 0 while nothing was set.
+     * The version of the settings; 0 before the first change.
      */
     version: number;
 };
 
 export type ThreadSummary = {
     /**
-     * Every write that had committed by then is counted.
+     * The counts include every write that had committed by this time.
      */
     as_of: string;
     /**
-     * When the newest visible comment was written; absent without any.
+     * When the newest visible comment was written; absent if none is visible.
      */
     last_activity_at?: string;
     /**
@@ -1938,57 +1938,57 @@ export type ThreadSummary = {
     post_id: string;
     thread: ThreadState;
     /**
-     * Comments that were ever written, whatever became of them.
+     * The number of comments ever written, deleted ones included.
      */
     total: number;
     /**
-     * Comments that are visible.
+     * The number of visible comments.
      */
     visible: number;
 };
 
 export type ThreadVersion = {
     /**
-     * Who made it; unrecorded when only the result is known. Absent where the comment's author is.
+     * Who made the change; unrecorded if only the result is known. Absent wherever the comment's author is absent.
      */
     actor?: string;
     /**
-     * When it was made.
+     * When the change was made.
      */
     at: string;
     thread: ThreadSettings;
     /**
-     * Of the object; rises by one with each change.
+     * The version of the object; rises by one with each change.
      */
     version: number;
     /**
-     * Of this record, unique among all of its kind.
+     * The id of this record, unique within its kind.
      */
     version_id: string;
     /**
-     * LATEST is how it is now, DELETED that it is gone; ARCHIVED is followed by a later version.
+     * LATEST: the current version. DELETED: the last version of a deleted object. ARCHIVED: a later version follows.
      */
     version_state: 'LATEST' | 'ARCHIVED' | 'DELETED';
 };
 
 export type ThreadVersions = {
     /**
-     * The newest first.
+     * Newest first.
      */
     items: Array<ThreadVersion>;
     /**
-     * The cursor of the next page; absent on the last.
+     * The cursor of the next page; absent on the last page.
      */
     next?: string;
 };
 
 export type Tree = {
     /**
-     * Every write that had committed by then is in the tree.
+     * The tree includes every write that had committed by this time.
      */
     as_of: string;
     /**
-     * The first comments, the oldest first.
+     * The top-level comments, oldest first.
      */
     items: Array<TreeComment>;
     thread: ThreadState;
@@ -2006,11 +2006,11 @@ export type TreeComment = {
     comment_id: string;
     created_at: string;
     /**
-     * 1 for a first comment.
+     * 1 for a top-level comment.
      */
     depth: number;
     /**
-     * Absent on a first comment.
+     * Absent on a top-level comment.
      */
     parent_id?: string;
     /**
@@ -2018,7 +2018,7 @@ export type TreeComment = {
      */
     post_id: string;
     /**
-     * The oldest first.
+     * Oldest first.
      */
     replies?: Array<TreeComment> | null;
     /**
@@ -2044,22 +2044,22 @@ export type UserCounts = {
 
 export type UserCountsList = {
     /**
-     * Every write that had committed by then is counted.
+     * The counts include every write that had committed by this time.
      */
     as_of: string;
     /**
-     * One for each user, in their order.
+     * One per user, in the order of the request.
      */
     items: Array<UserCounts>;
 };
 
 export type UserEdgeRemovalOptions = {
     /**
-     * Those that lead from the object, those that lead to it, or both.
+     * Edges from the object, edges to it, or both.
      */
     direction?: 'from' | 'to' | 'both';
     /**
-     * Of these kinds only. By default of every kind that has such edges.
+     * Only these kinds. Default: every kind with such edges.
      */
     kinds?: Array<'follow' | 'like' | 'membership' | 'share'>;
 };
@@ -2068,15 +2068,15 @@ export type DeleteCommentData = {
     body?: never;
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
         /**
-         * Required: the ETag that the deletion is about, or *.
+         * Required: the ETag of the version to delete, or *.
          */
         'If-Match'?: string;
     };
@@ -2090,7 +2090,7 @@ export type DeleteCommentData = {
 export type DeleteCommentErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -2102,36 +2102,36 @@ export type DeleteCommentErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
-     * `comment-gone`: The comment's state does not allow this; current has it.
+     * `comment-gone`: The comment's state does not allow this change; current shows it.
      */
     409: Problem;
     /**
-     * `version-stale`: What the request is about has another version; current has it.
+     * `version-stale`: The version in If-Match is not the current one; current shows it.
      */
     412: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `if-match-missing`: The request needs If-Match with the version that it is about.
+     * `if-match-missing`: The request needs If-Match with the version to change.
      */
     428: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -2151,7 +2151,7 @@ export type GetCommentData = {
     body?: never;
     headers?: {
         /**
-         * An ETag: 304 while it is still the one.
+         * An ETag: the answer is 304 if it is still current.
          */
         'If-None-Match'?: string;
     };
@@ -2165,7 +2165,7 @@ export type GetCommentData = {
 export type GetCommentErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -2177,24 +2177,24 @@ export type GetCommentErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -2214,15 +2214,15 @@ export type EditCommentData = {
     body: EditInputBody;
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
         /**
-         * Required: the ETag that the edit is about, or *.
+         * Required: the ETag of the version to edit, or *.
          */
         'If-Match'?: string;
     };
@@ -2237,7 +2237,7 @@ export type EditCommentErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -2249,7 +2249,7 @@ export type EditCommentErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
@@ -2257,11 +2257,11 @@ export type EditCommentErrors = {
      */
     408: Problem;
     /**
-     * `comment-gone`: The comment's state does not allow this; current has it.
+     * `comment-gone`: The comment's state does not allow this change; current shows it.
      */
     409: Problem;
     /**
-     * `version-stale`: What the request is about has another version; current has it.
+     * `version-stale`: The version in If-Match is not the current one; current shows it.
      */
     412: Problem;
     /**
@@ -2269,31 +2269,31 @@ export type EditCommentErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      * `body-empty`: The comment's body is empty.
-     * `body-too-long`: The comment's body takes more than 16384 bytes.
-     * `body-invalid`: The comment's body holds NUL or invalid UTF-8.
+     * `body-too-long`: The comment's body is longer than 16384 bytes.
+     * `body-invalid`: The comment's body contains NUL or invalid UTF-8.
      */
     422: Problem;
     /**
-     * `if-match-missing`: The request needs If-Match with the version that it is about.
+     * `if-match-missing`: The request needs If-Match with the version to change.
      */
     428: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -2313,15 +2313,15 @@ export type ModerateCommentData = {
     body: ModerateInputBody;
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
         /**
-         * Required: the ETag that the decision is about, or *.
+         * Required: the ETag of the version to decide on, or *.
          */
         'If-Match'?: string;
     };
@@ -2336,7 +2336,7 @@ export type ModerateCommentErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -2348,7 +2348,7 @@ export type ModerateCommentErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
@@ -2356,11 +2356,11 @@ export type ModerateCommentErrors = {
      */
     408: Problem;
     /**
-     * `comment-gone`: The comment's state does not allow this; current has it.
+     * `comment-gone`: The comment's state does not allow this change; current shows it.
      */
     409: Problem;
     /**
-     * `version-stale`: What the request is about has another version; current has it.
+     * `version-stale`: The version in If-Match is not the current one; current shows it.
      */
     412: Problem;
     /**
@@ -2368,28 +2368,28 @@ export type ModerateCommentErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `if-match-missing`: The request needs If-Match with the version that it is about.
+     * `if-match-missing`: The request needs If-Match with the version to change.
      */
     428: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -2409,7 +2409,7 @@ export type ListRepliesData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -2422,7 +2422,7 @@ export type ListRepliesData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
     };
@@ -2432,8 +2432,8 @@ export type ListRepliesData = {
 export type ListRepliesErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -2445,24 +2445,24 @@ export type ListRepliesErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -2489,7 +2489,7 @@ export type ListCommentVersionsData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
     };
@@ -2499,8 +2499,8 @@ export type ListCommentVersionsData = {
 export type ListCommentVersionsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -2512,24 +2512,24 @@ export type ListCommentVersionsErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -2551,11 +2551,11 @@ export type BatchCommentsData = {
     };
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
     };
@@ -2568,7 +2568,7 @@ export type BatchCommentsErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -2585,28 +2585,28 @@ export type BatchCommentsErrors = {
     408: Problem;
     /**
      * `request-too-large`: The request's body is too large.
-     * `too-many-operations`: The batch has more than 1000 operations, or more than the token may write in a window; nothing was written.
+     * `too-many-operations`: The batch has more than 1000 operations, or more than the token may write per window; nothing was written.
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -2615,7 +2615,7 @@ export type BatchCommentsError = BatchCommentsErrors[keyof BatchCommentsErrors];
 
 export type BatchCommentsResponses = {
     /**
-     * An outcome for each operation, in their order.
+     * One outcome per operation, in order.
      */
     200: {
         items: Array<BatchOutcome>;
@@ -2629,15 +2629,15 @@ export type ExportCommentsData = {
     path?: never;
     query?: {
         /**
-         * That of an earlier answer of this export: continues it, with the same streams.
+         * The cursor of an earlier answer of this export: continues it, with the same streams.
          */
         cursor?: string;
         /**
-         * The after of a line: continues behind it.
+         * The after of a line: continues after it.
          */
         after?: string;
         /**
-         * States at most. An answer may have fewer: the server ends it in time.
+         * States at most. An answer may have fewer: the server ends it before a timeout.
          */
         lines?: number;
     };
@@ -2647,8 +2647,8 @@ export type ExportCommentsData = {
 export type ExportCommentsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -2660,25 +2660,25 @@ export type ExportCommentsErrors = {
      */
     403: Problem;
     /**
-     * `export-outdated`: The export cannot be joined to the streams any more: an erasure has begun since, or they have dropped what comes behind it; begin again without a cursor.
+     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
      */
     410: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
-     * `erasure-unfinished`: An erasure of the tenant has not finished: an export of these edges begins after it; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     * `erasure-unfinished`: An erasure of the tenant has not finished; retry the export of these edges after it.
      */
     503: Problem;
 };
@@ -2687,7 +2687,7 @@ export type ExportCommentsError = ExportCommentsErrors[keyof ExportCommentsError
 
 export type ExportCommentsResponses = {
     /**
-     * Lines of JSON: the first is an object with the member export, an ExportHead; the last is an ExportEnd; all others are ExportStates.
+     * Lines of JSON. The first is an object with the member export, an ExportHead. The last is an ExportEnd. All others are ExportStates.
      */
     200: string;
 };
@@ -2698,7 +2698,7 @@ export type ListMessagesData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -2714,11 +2714,11 @@ export type ListMessagesData = {
          */
         order?: 'oldest' | 'newest';
         /**
-         * Begin behind this many visible messages, in the orders oldest and newest. Not together with cursor or around.
+         * Skip this many visible messages, in the orders oldest and newest. Excludes cursor and around.
          */
         skip?: number;
         /**
-         * The page with this message in its middle, the oldest first. Of a gone message it is the page around its place. Not together with cursor or skip.
+         * Return the page with this message in its middle, oldest first. If the message is not visible, the page is around its place. Excludes cursor and skip.
          */
         around?: string;
         /**
@@ -2726,7 +2726,7 @@ export type ListMessagesData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
     };
@@ -2736,8 +2736,8 @@ export type ListMessagesData = {
 export type ListMessagesErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -2749,24 +2749,24 @@ export type ListMessagesErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -2786,15 +2786,15 @@ export type CreateMessageData = {
     body: MessageInput;
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
         /**
-         * Makes the create safe to repeat: with the same author and key the first answer is given again.
+         * Makes a retry safe: the same author and key get the first answer again.
          */
         'Idempotency-Key'?: string;
     };
@@ -2812,7 +2812,7 @@ export type CreateMessageErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -2832,28 +2832,28 @@ export type CreateMessageErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      * `body-empty`: The message's body is empty.
-     * `body-too-long`: The message's body takes more than 16384 bytes.
-     * `body-invalid`: The message's body holds NUL or invalid UTF-8.
+     * `body-too-long`: The message's body is longer than 16384 bytes.
+     * `body-invalid`: The message's body contains NUL or invalid UTF-8.
      * `idempotency-key-reused`: The Idempotency-Key was used with another request.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -2873,7 +2873,7 @@ export type GetMessageSummaryData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -2890,7 +2890,7 @@ export type GetMessageSummaryData = {
 export type GetMessageSummaryErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -2902,20 +2902,20 @@ export type GetMessageSummaryErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -2935,7 +2935,7 @@ export type GetConversationCountsData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -2952,7 +2952,7 @@ export type GetConversationCountsData = {
 export type GetConversationCountsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -2964,20 +2964,20 @@ export type GetConversationCountsErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -3008,7 +3008,7 @@ export type GetEdgeRemovalData = {
 export type GetEdgeRemovalErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -3020,24 +3020,24 @@ export type GetEdgeRemovalErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -3057,11 +3057,11 @@ export type UnfollowData = {
     body?: never;
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
     };
@@ -3082,7 +3082,7 @@ export type UnfollowData = {
 export type UnfollowErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -3094,21 +3094,21 @@ export type UnfollowErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
-     * `self-follow`: A user cannot follow themself.
+     * `validation-failed`: Some values are invalid; errors names them.
+     * `self-follow`: A user cannot follow themselves.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -3128,7 +3128,7 @@ export type GetFollowData = {
     body?: never;
     headers?: {
         /**
-         * An ETag: 304 while it is still the one.
+         * An ETag: the answer is 304 if it is still current.
          */
         'If-None-Match'?: string;
     };
@@ -3149,7 +3149,7 @@ export type GetFollowData = {
 export type GetFollowErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -3161,24 +3161,24 @@ export type GetFollowErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -3198,11 +3198,11 @@ export type FollowData = {
     body?: never;
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
     };
@@ -3223,7 +3223,7 @@ export type FollowData = {
 export type FollowErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -3235,21 +3235,21 @@ export type FollowErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
-     * `self-follow`: A user cannot follow themself.
+     * `validation-failed`: Some values are invalid; errors names them.
+     * `self-follow`: A user cannot follow themselves.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -3258,7 +3258,7 @@ export type FollowError = FollowErrors[keyof FollowErrors];
 
 export type FollowResponses = {
     /**
-     * They did already.
+     * The first user followed the second already.
      */
     200: Follow;
     /**
@@ -3287,7 +3287,7 @@ export type ListFollowVersionsData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
     };
@@ -3297,8 +3297,8 @@ export type ListFollowVersionsData = {
 export type ListFollowVersionsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -3310,20 +3310,20 @@ export type ListFollowVersionsErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -3345,11 +3345,11 @@ export type BatchFollowsData = {
     };
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
     };
@@ -3362,7 +3362,7 @@ export type BatchFollowsErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -3379,28 +3379,28 @@ export type BatchFollowsErrors = {
     408: Problem;
     /**
      * `request-too-large`: The request's body is too large.
-     * `too-many-operations`: The batch has more than 1000 operations, or more than the token may write in a window; nothing was written.
+     * `too-many-operations`: The batch has more than 1000 operations, or more than the token may write per window; nothing was written.
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -3409,7 +3409,7 @@ export type BatchFollowsError = BatchFollowsErrors[keyof BatchFollowsErrors];
 
 export type BatchFollowsResponses = {
     /**
-     * An outcome for each operation, in their order.
+     * One outcome per operation, in order.
      */
     200: {
         items: Array<BatchOutcome>;
@@ -3422,7 +3422,7 @@ export type CheckFollowsData = {
     body: CheckInputBody;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -3435,7 +3435,7 @@ export type CheckFollowsErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -3455,24 +3455,24 @@ export type CheckFollowsErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -3493,15 +3493,15 @@ export type ExportFollowsData = {
     path?: never;
     query?: {
         /**
-         * That of an earlier answer of this export: continues it, with the same streams.
+         * The cursor of an earlier answer of this export: continues it, with the same streams.
          */
         cursor?: string;
         /**
-         * The after of a line: continues behind it.
+         * The after of a line: continues after it.
          */
         after?: string;
         /**
-         * States at most. An answer may have fewer: the server ends it in time.
+         * States at most. An answer may have fewer: the server ends it before a timeout.
          */
         lines?: number;
     };
@@ -3511,8 +3511,8 @@ export type ExportFollowsData = {
 export type ExportFollowsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -3524,25 +3524,25 @@ export type ExportFollowsErrors = {
      */
     403: Problem;
     /**
-     * `export-outdated`: The export cannot be joined to the streams any more: an erasure has begun since, or they have dropped what comes behind it; begin again without a cursor.
+     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
      */
     410: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
-     * `erasure-unfinished`: An erasure of the tenant has not finished: an export of these edges begins after it; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     * `erasure-unfinished`: An erasure of the tenant has not finished; retry the export of these edges after it.
      */
     503: Problem;
 };
@@ -3551,7 +3551,7 @@ export type ExportFollowsError = ExportFollowsErrors[keyof ExportFollowsErrors];
 
 export type ExportFollowsResponses = {
     /**
-     * Lines of JSON: the first is an object with the member export, an ExportHead; the last is an ExportEnd; all others are ExportStates.
+     * Lines of JSON. The first is an object with the member export, an ExportHead. The last is an ExportEnd. All others are ExportStates.
      */
     200: string;
 };
@@ -3562,7 +3562,7 @@ export type GetGroupCountsData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -3579,7 +3579,7 @@ export type GetGroupCountsData = {
 export type GetGroupCountsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -3591,20 +3591,20 @@ export type GetGroupCountsErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -3624,7 +3624,7 @@ export type ListGroupMembersData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -3640,11 +3640,11 @@ export type ListGroupMembersData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
         /**
-         * Only those with this attribute.
+         * Only edges with this attribute.
          */
         role?: 'member' | 'moderator' | 'owner';
     };
@@ -3654,8 +3654,8 @@ export type ListGroupMembersData = {
 export type ListGroupMembersErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -3667,20 +3667,20 @@ export type ListGroupMembersErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -3700,11 +3700,11 @@ export type RemoveGroupEdgesData = {
     body?: GroupEdgeRemovalOptions;
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
     };
@@ -3722,7 +3722,7 @@ export type RemoveGroupEdgesErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -3742,24 +3742,24 @@ export type RemoveGroupEdgesErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -3779,7 +3779,7 @@ export type ListKindsData = {
     body?: never;
     headers?: {
         /**
-         * An ETag: 304 while it is still the one.
+         * An ETag: the answer is 304 if it is still current.
          */
         'If-None-Match'?: string;
     };
@@ -3791,7 +3791,7 @@ export type ListKindsData = {
 export type ListKindsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -3803,20 +3803,20 @@ export type ListKindsErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -3836,11 +3836,11 @@ export type RemoveLikeData = {
     body?: never;
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
     };
@@ -3861,7 +3861,7 @@ export type RemoveLikeData = {
 export type RemoveLikeErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -3873,20 +3873,20 @@ export type RemoveLikeErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -3906,7 +3906,7 @@ export type GetLikeData = {
     body?: never;
     headers?: {
         /**
-         * An ETag: 304 while it is still the one.
+         * An ETag: the answer is 304 if it is still current.
          */
         'If-None-Match'?: string;
     };
@@ -3927,7 +3927,7 @@ export type GetLikeData = {
 export type GetLikeErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -3939,24 +3939,24 @@ export type GetLikeErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -3976,11 +3976,11 @@ export type PutLikeData = {
     body?: never;
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
     };
@@ -4001,7 +4001,7 @@ export type PutLikeData = {
 export type PutLikeErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -4013,20 +4013,20 @@ export type PutLikeErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -4035,7 +4035,7 @@ export type PutLikeError = PutLikeErrors[keyof PutLikeErrors];
 
 export type PutLikeResponses = {
     /**
-     * There was one.
+     * The edge existed.
      */
     200: Like;
     /**
@@ -4064,7 +4064,7 @@ export type ListLikeVersionsData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
     };
@@ -4074,8 +4074,8 @@ export type ListLikeVersionsData = {
 export type ListLikeVersionsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -4087,20 +4087,20 @@ export type ListLikeVersionsErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -4122,11 +4122,11 @@ export type BatchLikesData = {
     };
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
     };
@@ -4139,7 +4139,7 @@ export type BatchLikesErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -4156,28 +4156,28 @@ export type BatchLikesErrors = {
     408: Problem;
     /**
      * `request-too-large`: The request's body is too large.
-     * `too-many-operations`: The batch has more than 1000 operations, or more than the token may write in a window; nothing was written.
+     * `too-many-operations`: The batch has more than 1000 operations, or more than the token may write per window; nothing was written.
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -4186,7 +4186,7 @@ export type BatchLikesError = BatchLikesErrors[keyof BatchLikesErrors];
 
 export type BatchLikesResponses = {
     /**
-     * An outcome for each operation, in their order.
+     * One outcome per operation, in order.
      */
     200: {
         items: Array<BatchOutcome>;
@@ -4199,7 +4199,7 @@ export type CheckLikesData = {
     body: LikeCheckInputBody;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -4212,7 +4212,7 @@ export type CheckLikesErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -4232,24 +4232,24 @@ export type CheckLikesErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -4270,15 +4270,15 @@ export type ExportLikesData = {
     path?: never;
     query?: {
         /**
-         * That of an earlier answer of this export: continues it, with the same streams.
+         * The cursor of an earlier answer of this export: continues it, with the same streams.
          */
         cursor?: string;
         /**
-         * The after of a line: continues behind it.
+         * The after of a line: continues after it.
          */
         after?: string;
         /**
-         * States at most. An answer may have fewer: the server ends it in time.
+         * States at most. An answer may have fewer: the server ends it before a timeout.
          */
         lines?: number;
     };
@@ -4288,8 +4288,8 @@ export type ExportLikesData = {
 export type ExportLikesErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -4301,25 +4301,25 @@ export type ExportLikesErrors = {
      */
     403: Problem;
     /**
-     * `export-outdated`: The export cannot be joined to the streams any more: an erasure has begun since, or they have dropped what comes behind it; begin again without a cursor.
+     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
      */
     410: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
-     * `erasure-unfinished`: An erasure of the tenant has not finished: an export of these edges begins after it; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     * `erasure-unfinished`: An erasure of the tenant has not finished; retry the export of these edges after it.
      */
     503: Problem;
 };
@@ -4328,7 +4328,7 @@ export type ExportLikesError = ExportLikesErrors[keyof ExportLikesErrors];
 
 export type ExportLikesResponses = {
     /**
-     * Lines of JSON: the first is an object with the member export, an ExportHead; the last is an ExportEnd; all others are ExportStates.
+     * Lines of JSON. The first is an object with the member export, an ExportHead. The last is an ExportEnd. All others are ExportStates.
      */
     200: string;
 };
@@ -4339,15 +4339,15 @@ export type RemoveMembershipData = {
     body?: never;
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
         /**
-         * The ETag that the removal is about, or *.
+         * The ETag of the version to remove, or *.
          */
         'If-Match'?: string;
     };
@@ -4368,7 +4368,7 @@ export type RemoveMembershipData = {
 export type RemoveMembershipErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -4380,28 +4380,28 @@ export type RemoveMembershipErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
-     * `version-stale`: What the request is about has another version; current has it.
+     * `version-stale`: The version in If-Match is not the current one; current shows it.
      */
     412: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -4421,7 +4421,7 @@ export type GetMembershipData = {
     body?: never;
     headers?: {
         /**
-         * An ETag: 304 while it is still the one.
+         * An ETag: the answer is 304 if it is still current.
          */
         'If-None-Match'?: string;
     };
@@ -4442,7 +4442,7 @@ export type GetMembershipData = {
 export type GetMembershipErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -4454,24 +4454,24 @@ export type GetMembershipErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -4493,11 +4493,11 @@ export type PatchMembershipData = {
     };
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
         /**
@@ -4523,7 +4523,7 @@ export type PatchMembershipErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -4535,7 +4535,7 @@ export type PatchMembershipErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
@@ -4543,7 +4543,7 @@ export type PatchMembershipErrors = {
      */
     408: Problem;
     /**
-     * `version-stale`: What the request is about has another version; current has it.
+     * `version-stale`: The version in If-Match is not the current one; current shows it.
      */
     412: Problem;
     /**
@@ -4551,28 +4551,28 @@ export type PatchMembershipErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `if-match-missing`: The request needs If-Match with the version that it is about.
+     * `if-match-missing`: The request needs If-Match with the version to change.
      */
     428: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -4594,15 +4594,15 @@ export type PutMembershipData = {
     };
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
         /**
-         * The ETag that the change is about, or *.
+         * The ETag of the version to change, or *.
          */
         'If-Match'?: string;
     };
@@ -4624,7 +4624,7 @@ export type PutMembershipErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -4636,7 +4636,7 @@ export type PutMembershipErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
@@ -4644,7 +4644,7 @@ export type PutMembershipErrors = {
      */
     408: Problem;
     /**
-     * `version-stale`: What the request is about has another version; current has it.
+     * `version-stale`: The version in If-Match is not the current one; current shows it.
      */
     412: Problem;
     /**
@@ -4652,24 +4652,24 @@ export type PutMembershipErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -4678,7 +4678,7 @@ export type PutMembershipError = PutMembershipErrors[keyof PutMembershipErrors];
 
 export type PutMembershipResponses = {
     /**
-     * There was one.
+     * The edge existed.
      */
     200: Membership;
     /**
@@ -4707,7 +4707,7 @@ export type ListMembershipVersionsData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
     };
@@ -4717,8 +4717,8 @@ export type ListMembershipVersionsData = {
 export type ListMembershipVersionsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -4730,20 +4730,20 @@ export type ListMembershipVersionsErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -4765,11 +4765,11 @@ export type BatchMembershipsData = {
     };
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
     };
@@ -4782,7 +4782,7 @@ export type BatchMembershipsErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -4799,28 +4799,28 @@ export type BatchMembershipsErrors = {
     408: Problem;
     /**
      * `request-too-large`: The request's body is too large.
-     * `too-many-operations`: The batch has more than 1000 operations, or more than the token may write in a window; nothing was written.
+     * `too-many-operations`: The batch has more than 1000 operations, or more than the token may write per window; nothing was written.
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -4829,7 +4829,7 @@ export type BatchMembershipsError = BatchMembershipsErrors[keyof BatchMembership
 
 export type BatchMembershipsResponses = {
     /**
-     * An outcome for each operation, in their order.
+     * One outcome per operation, in order.
      */
     200: {
         items: Array<BatchOutcome>;
@@ -4842,7 +4842,7 @@ export type CheckMembershipsData = {
     body: MembershipCheckInputBody;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -4855,7 +4855,7 @@ export type CheckMembershipsErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -4875,24 +4875,24 @@ export type CheckMembershipsErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -4913,15 +4913,15 @@ export type ExportMembershipsData = {
     path?: never;
     query?: {
         /**
-         * That of an earlier answer of this export: continues it, with the same streams.
+         * The cursor of an earlier answer of this export: continues it, with the same streams.
          */
         cursor?: string;
         /**
-         * The after of a line: continues behind it.
+         * The after of a line: continues after it.
          */
         after?: string;
         /**
-         * States at most. An answer may have fewer: the server ends it in time.
+         * States at most. An answer may have fewer: the server ends it before a timeout.
          */
         lines?: number;
     };
@@ -4931,8 +4931,8 @@ export type ExportMembershipsData = {
 export type ExportMembershipsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -4944,25 +4944,25 @@ export type ExportMembershipsErrors = {
      */
     403: Problem;
     /**
-     * `export-outdated`: The export cannot be joined to the streams any more: an erasure has begun since, or they have dropped what comes behind it; begin again without a cursor.
+     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
      */
     410: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
-     * `erasure-unfinished`: An erasure of the tenant has not finished: an export of these edges begins after it; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     * `erasure-unfinished`: An erasure of the tenant has not finished; retry the export of these edges after it.
      */
     503: Problem;
 };
@@ -4971,7 +4971,7 @@ export type ExportMembershipsError = ExportMembershipsErrors[keyof ExportMembers
 
 export type ExportMembershipsResponses = {
     /**
-     * Lines of JSON: the first is an object with the member export, an ExportHead; the last is an ExportEnd; all others are ExportStates.
+     * Lines of JSON. The first is an object with the member export, an ExportHead. The last is an ExportEnd. All others are ExportStates.
      */
     200: string;
 };
@@ -4982,15 +4982,15 @@ export type DeleteMessageData = {
     body?: never;
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
         /**
-         * Required: the ETag that the deletion is about, or *.
+         * Required: the ETag of the version to delete, or *.
          */
         'If-Match'?: string;
     };
@@ -5004,7 +5004,7 @@ export type DeleteMessageData = {
 export type DeleteMessageErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -5016,36 +5016,36 @@ export type DeleteMessageErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
-     * `child-gone`: The state does not allow this; current has it.
+     * `child-gone`: The state does not allow this change; current shows it.
      */
     409: Problem;
     /**
-     * `version-stale`: What the request is about has another version; current has it.
+     * `version-stale`: The version in If-Match is not the current one; current shows it.
      */
     412: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `if-match-missing`: The request needs If-Match with the version that it is about.
+     * `if-match-missing`: The request needs If-Match with the version to change.
      */
     428: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -5065,7 +5065,7 @@ export type GetMessageData = {
     body?: never;
     headers?: {
         /**
-         * An ETag: 304 while it is still the one.
+         * An ETag: the answer is 304 if it is still current.
          */
         'If-None-Match'?: string;
     };
@@ -5079,7 +5079,7 @@ export type GetMessageData = {
 export type GetMessageErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -5091,24 +5091,24 @@ export type GetMessageErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -5128,15 +5128,15 @@ export type EditMessageData = {
     body: MessageEdit;
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
         /**
-         * Required: the ETag that the edit is about, or *.
+         * Required: the ETag of the version to edit, or *.
          */
         'If-Match'?: string;
     };
@@ -5151,7 +5151,7 @@ export type EditMessageErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -5163,7 +5163,7 @@ export type EditMessageErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
@@ -5171,11 +5171,11 @@ export type EditMessageErrors = {
      */
     408: Problem;
     /**
-     * `child-gone`: The state does not allow this; current has it.
+     * `child-gone`: The state does not allow this change; current shows it.
      */
     409: Problem;
     /**
-     * `version-stale`: What the request is about has another version; current has it.
+     * `version-stale`: The version in If-Match is not the current one; current shows it.
      */
     412: Problem;
     /**
@@ -5183,31 +5183,31 @@ export type EditMessageErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      * `body-empty`: The message's body is empty.
-     * `body-too-long`: The message's body takes more than 16384 bytes.
-     * `body-invalid`: The message's body holds NUL or invalid UTF-8.
+     * `body-too-long`: The message's body is longer than 16384 bytes.
+     * `body-invalid`: The message's body contains NUL or invalid UTF-8.
      */
     422: Problem;
     /**
-     * `if-match-missing`: The request needs If-Match with the version that it is about.
+     * `if-match-missing`: The request needs If-Match with the version to change.
      */
     428: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -5234,7 +5234,7 @@ export type ListMessageVersionsData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
     };
@@ -5244,8 +5244,8 @@ export type ListMessageVersionsData = {
 export type ListMessageVersionsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -5257,24 +5257,24 @@ export type ListMessageVersionsErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -5296,11 +5296,11 @@ export type BatchMessagesData = {
     };
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
     };
@@ -5313,7 +5313,7 @@ export type BatchMessagesErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -5330,28 +5330,28 @@ export type BatchMessagesErrors = {
     408: Problem;
     /**
      * `request-too-large`: The request's body is too large.
-     * `too-many-operations`: The batch has more than 1000 operations, or more than the token may write in a window; nothing was written.
+     * `too-many-operations`: The batch has more than 1000 operations, or more than the token may write per window; nothing was written.
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -5360,7 +5360,7 @@ export type BatchMessagesError = BatchMessagesErrors[keyof BatchMessagesErrors];
 
 export type BatchMessagesResponses = {
     /**
-     * An outcome for each operation, in their order.
+     * One outcome per operation, in order.
      */
     200: {
         items: Array<BatchOutcome>;
@@ -5374,15 +5374,15 @@ export type ExportMessagesData = {
     path?: never;
     query?: {
         /**
-         * That of an earlier answer of this export: continues it, with the same streams.
+         * The cursor of an earlier answer of this export: continues it, with the same streams.
          */
         cursor?: string;
         /**
-         * The after of a line: continues behind it.
+         * The after of a line: continues after it.
          */
         after?: string;
         /**
-         * States at most. An answer may have fewer: the server ends it in time.
+         * States at most. An answer may have fewer: the server ends it before a timeout.
          */
         lines?: number;
     };
@@ -5392,8 +5392,8 @@ export type ExportMessagesData = {
 export type ExportMessagesErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -5405,25 +5405,25 @@ export type ExportMessagesErrors = {
      */
     403: Problem;
     /**
-     * `export-outdated`: The export cannot be joined to the streams any more: an erasure has begun since, or they have dropped what comes behind it; begin again without a cursor.
+     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
      */
     410: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
-     * `erasure-unfinished`: An erasure of the tenant has not finished: an export of these edges begins after it; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     * `erasure-unfinished`: An erasure of the tenant has not finished; retry the export of these edges after it.
      */
     503: Problem;
 };
@@ -5432,7 +5432,7 @@ export type ExportMessagesError = ExportMessagesErrors[keyof ExportMessagesError
 
 export type ExportMessagesResponses = {
     /**
-     * Lines of JSON: the first is an object with the member export, an ExportHead; the last is an ExportEnd; all others are ExportStates.
+     * Lines of JSON. The first is an object with the member export, an ExportHead. The last is an ExportEnd. All others are ExportStates.
      */
     200: string;
 };
@@ -5443,7 +5443,7 @@ export type ListPendingData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -5458,7 +5458,7 @@ export type ListPendingData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
     };
@@ -5468,8 +5468,8 @@ export type ListPendingData = {
 export type ListPendingErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -5481,20 +5481,20 @@ export type ListPendingErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -5527,11 +5527,11 @@ export type ListDlqData = {
          */
         event_type?: string;
         /**
-         * Only what was moved to the DLQ before this time.
+         * Only messages moved to the DLQ before this time.
          */
         dead_before?: string;
         /**
-         * Only what was moved to the DLQ at this time or after.
+         * Only messages moved to the DLQ at or after this time.
          */
         dead_after?: string;
         /**
@@ -5539,7 +5539,7 @@ export type ListDlqData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
     };
@@ -5549,8 +5549,8 @@ export type ListDlqData = {
 export type ListDlqErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -5562,20 +5562,20 @@ export type ListDlqErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -5606,7 +5606,7 @@ export type GetDlqMessageData = {
 export type GetDlqMessageErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -5618,24 +5618,24 @@ export type GetDlqMessageErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -5655,11 +5655,11 @@ export type DiscardDlqMessageData = {
     body?: DlqActInputBody;
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
     };
@@ -5677,7 +5677,7 @@ export type DiscardDlqMessageErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -5689,7 +5689,7 @@ export type DiscardDlqMessageErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
@@ -5701,24 +5701,24 @@ export type DiscardDlqMessageErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -5738,11 +5738,11 @@ export type RetryDlqMessageData = {
     body?: DlqActInputBody;
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
     };
@@ -5760,7 +5760,7 @@ export type RetryDlqMessageErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -5772,7 +5772,7 @@ export type RetryDlqMessageErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
@@ -5784,24 +5784,24 @@ export type RetryDlqMessageErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -5821,7 +5821,7 @@ export type GetPostCountsData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -5838,7 +5838,7 @@ export type GetPostCountsData = {
 export type GetPostCountsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -5850,20 +5850,20 @@ export type GetPostCountsErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -5883,7 +5883,7 @@ export type ListPostLikersData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -5899,7 +5899,7 @@ export type ListPostLikersData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
     };
@@ -5909,8 +5909,8 @@ export type ListPostLikersData = {
 export type ListPostLikersErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -5922,20 +5922,20 @@ export type ListPostLikersErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -5955,7 +5955,7 @@ export type ListPostSharersData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -5971,7 +5971,7 @@ export type ListPostSharersData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
     };
@@ -5981,8 +5981,8 @@ export type ListPostSharersData = {
 export type ListPostSharersErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -5994,20 +5994,20 @@ export type ListPostSharersErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -6027,11 +6027,11 @@ export type RemovePostEdgesData = {
     body?: PostEdgeRemovalOptions;
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
     };
@@ -6049,7 +6049,7 @@ export type RemovePostEdgesErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -6069,24 +6069,24 @@ export type RemovePostEdgesErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -6106,7 +6106,7 @@ export type ListCommentsData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -6118,15 +6118,15 @@ export type ListCommentsData = {
     };
     query?: {
         /**
-         * oldest and newest: visible comments by age. threaded: each comment, then its replies; a gone comment with a visible one below it is a tombstone.
+         * oldest and newest: visible comments by age. threaded: each comment, then its replies; an invisible comment with a visible reply is a tombstone.
          */
         order?: 'oldest' | 'newest' | 'threaded';
         /**
-         * Begin behind this many visible comments, in the orders oldest and newest. Not together with cursor or around.
+         * Skip this many visible comments, in the orders oldest and newest. Excludes cursor and around.
          */
         skip?: number;
         /**
-         * The page with this comment in its middle, the oldest first. Of a gone comment it is the page around its place. Not together with cursor or skip.
+         * Return the page with this comment in its middle, oldest first. If the comment is not visible, the page is around its place. Excludes cursor and skip.
          */
         around?: string;
         /**
@@ -6134,7 +6134,7 @@ export type ListCommentsData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
     };
@@ -6144,8 +6144,8 @@ export type ListCommentsData = {
 export type ListCommentsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -6157,24 +6157,24 @@ export type ListCommentsErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -6194,15 +6194,15 @@ export type CreateCommentData = {
     body: CreateInputBody;
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
         /**
-         * Makes the create safe to repeat: with the same author and key the first answer is given again.
+         * Makes a retry safe: the same author and key get the first answer again.
          */
         'Idempotency-Key'?: string;
     };
@@ -6220,7 +6220,7 @@ export type CreateCommentErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -6237,7 +6237,7 @@ export type CreateCommentErrors = {
     408: Problem;
     /**
      * `parent-gone`: The parent is not visible.
-     * `thread-locked`: The thread takes no more comments.
+     * `thread-locked`: The thread is locked and takes no comments.
      */
     409: Problem;
     /**
@@ -6245,30 +6245,30 @@ export type CreateCommentErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      * `body-empty`: The comment's body is empty.
-     * `body-too-long`: The comment's body takes more than 16384 bytes.
-     * `body-invalid`: The comment's body holds NUL or invalid UTF-8.
+     * `body-too-long`: The comment's body is longer than 16384 bytes.
+     * `body-invalid`: The comment's body contains NUL or invalid UTF-8.
      * `parent-unknown`: The parent is not a comment of this post.
-     * `too-deep`: Replies nest at most 64 deep.
+     * `too-deep`: Replies nest at most 64 levels deep.
      * `idempotency-key-reused`: The Idempotency-Key was used with another request.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -6288,7 +6288,7 @@ export type GetCommentBySlugData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -6306,7 +6306,7 @@ export type GetCommentBySlugData = {
 export type GetCommentBySlugErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -6318,24 +6318,24 @@ export type GetCommentBySlugErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -6355,7 +6355,7 @@ export type GetTreeData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -6372,7 +6372,7 @@ export type GetTreeData = {
 export type GetTreeErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -6384,21 +6384,21 @@ export type GetTreeErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      * `thread-too-large`: The tree has more than 1000 comments; read it in pages.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -6418,7 +6418,7 @@ export type GetSummaryData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -6435,7 +6435,7 @@ export type GetSummaryData = {
 export type GetSummaryErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -6447,20 +6447,20 @@ export type GetSummaryErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -6480,7 +6480,7 @@ export type GetThreadData = {
     body?: never;
     headers?: {
         /**
-         * An ETag: 304 while it is still the one.
+         * An ETag: the answer is 304 if it is still current.
          */
         'If-None-Match'?: string;
     };
@@ -6497,7 +6497,7 @@ export type GetThreadData = {
 export type GetThreadErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -6509,20 +6509,20 @@ export type GetThreadErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -6542,19 +6542,19 @@ export type PutThreadData = {
     body: SettingsPutInputBody;
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
         /**
-         * The ETag that the change is about, or *. Required once something was set.
+         * The ETag of the version to change, or *. Required after the first change.
          */
         'If-Match'?: string;
         /**
-         * *: only while nothing was set.
+         * *: only if the settings were never changed.
          */
         'If-None-Match'?: string;
     };
@@ -6572,7 +6572,7 @@ export type PutThreadErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -6588,7 +6588,7 @@ export type PutThreadErrors = {
      */
     408: Problem;
     /**
-     * `version-stale`: What the request is about has another version; current has it.
+     * `version-stale`: The version in If-Match is not the current one; current shows it.
      */
     412: Problem;
     /**
@@ -6596,28 +6596,28 @@ export type PutThreadErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `if-match-missing`: The request needs If-Match with the version that it is about.
+     * `if-match-missing`: The request needs If-Match with the version to change.
      */
     428: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -6647,7 +6647,7 @@ export type ListThreadVersionsData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
     };
@@ -6657,8 +6657,8 @@ export type ListThreadVersionsData = {
 export type ListThreadVersionsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -6670,24 +6670,24 @@ export type ListThreadVersionsErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -6707,7 +6707,7 @@ export type GetProductCountsData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -6724,7 +6724,7 @@ export type GetProductCountsData = {
 export type GetProductCountsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -6736,20 +6736,20 @@ export type GetProductCountsErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -6769,7 +6769,7 @@ export type ListReviewsData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -6785,11 +6785,11 @@ export type ListReviewsData = {
          */
         order?: 'oldest' | 'newest';
         /**
-         * Begin behind this many visible reviews, in the orders oldest and newest. Not together with cursor or around.
+         * Skip this many visible reviews, in the orders oldest and newest. Excludes cursor and around.
          */
         skip?: number;
         /**
-         * The page with this review in its middle, the oldest first. Of a gone review it is the page around its place. Not together with cursor or skip.
+         * Return the page with this review in its middle, oldest first. If the review is not visible, the page is around its place. Excludes cursor and skip.
          */
         around?: string;
         /**
@@ -6797,7 +6797,7 @@ export type ListReviewsData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
     };
@@ -6807,8 +6807,8 @@ export type ListReviewsData = {
 export type ListReviewsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -6820,24 +6820,24 @@ export type ListReviewsErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -6857,15 +6857,15 @@ export type CreateReviewData = {
     body: ReviewInput;
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
         /**
-         * Makes the create safe to repeat: with the same author and key the first answer is given again.
+         * Makes a retry safe: the same author and key get the first answer again.
          */
         'Idempotency-Key'?: string;
     };
@@ -6883,7 +6883,7 @@ export type CreateReviewErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -6899,7 +6899,7 @@ export type CreateReviewErrors = {
      */
     408: Problem;
     /**
-     * `already-written`: The author has one already, and may have no second; current and Location name it.
+     * `already-written`: The author already has one and may not have a second; current and Location name it.
      */
     409: Problem;
     /**
@@ -6907,28 +6907,28 @@ export type CreateReviewErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      * `body-empty`: The review's body is empty.
-     * `body-too-long`: The review's body takes more than 16384 bytes.
-     * `body-invalid`: The review's body holds NUL or invalid UTF-8.
+     * `body-too-long`: The review's body is longer than 16384 bytes.
+     * `body-invalid`: The review's body contains NUL or invalid UTF-8.
      * `idempotency-key-reused`: The Idempotency-Key was used with another request.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -6948,7 +6948,7 @@ export type GetReviewSummaryData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -6965,7 +6965,7 @@ export type GetReviewSummaryData = {
 export type GetReviewSummaryErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -6977,20 +6977,20 @@ export type GetReviewSummaryErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -7010,15 +7010,15 @@ export type DeleteReviewData = {
     body?: never;
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
         /**
-         * Required: the ETag that the deletion is about, or *.
+         * Required: the ETag of the version to delete, or *.
          */
         'If-Match'?: string;
     };
@@ -7032,7 +7032,7 @@ export type DeleteReviewData = {
 export type DeleteReviewErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -7044,36 +7044,36 @@ export type DeleteReviewErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
-     * `child-gone`: The state does not allow this; current has it.
+     * `child-gone`: The state does not allow this change; current shows it.
      */
     409: Problem;
     /**
-     * `version-stale`: What the request is about has another version; current has it.
+     * `version-stale`: The version in If-Match is not the current one; current shows it.
      */
     412: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `if-match-missing`: The request needs If-Match with the version that it is about.
+     * `if-match-missing`: The request needs If-Match with the version to change.
      */
     428: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -7093,7 +7093,7 @@ export type GetReviewData = {
     body?: never;
     headers?: {
         /**
-         * An ETag: 304 while it is still the one.
+         * An ETag: the answer is 304 if it is still current.
          */
         'If-None-Match'?: string;
     };
@@ -7107,7 +7107,7 @@ export type GetReviewData = {
 export type GetReviewErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -7119,24 +7119,24 @@ export type GetReviewErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -7156,15 +7156,15 @@ export type EditReviewData = {
     body: ReviewEdit;
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
         /**
-         * Required: the ETag that the edit is about, or *.
+         * Required: the ETag of the version to edit, or *.
          */
         'If-Match'?: string;
     };
@@ -7179,7 +7179,7 @@ export type EditReviewErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -7191,7 +7191,7 @@ export type EditReviewErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
@@ -7199,11 +7199,11 @@ export type EditReviewErrors = {
      */
     408: Problem;
     /**
-     * `child-gone`: The state does not allow this; current has it.
+     * `child-gone`: The state does not allow this change; current shows it.
      */
     409: Problem;
     /**
-     * `version-stale`: What the request is about has another version; current has it.
+     * `version-stale`: The version in If-Match is not the current one; current shows it.
      */
     412: Problem;
     /**
@@ -7211,31 +7211,31 @@ export type EditReviewErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      * `body-empty`: The review's body is empty.
-     * `body-too-long`: The review's body takes more than 16384 bytes.
-     * `body-invalid`: The review's body holds NUL or invalid UTF-8.
+     * `body-too-long`: The review's body is longer than 16384 bytes.
+     * `body-invalid`: The review's body contains NUL or invalid UTF-8.
      */
     422: Problem;
     /**
-     * `if-match-missing`: The request needs If-Match with the version that it is about.
+     * `if-match-missing`: The request needs If-Match with the version to change.
      */
     428: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -7262,7 +7262,7 @@ export type ListReviewVersionsData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
     };
@@ -7272,8 +7272,8 @@ export type ListReviewVersionsData = {
 export type ListReviewVersionsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -7285,24 +7285,24 @@ export type ListReviewVersionsErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -7324,11 +7324,11 @@ export type BatchReviewsData = {
     };
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
     };
@@ -7341,7 +7341,7 @@ export type BatchReviewsErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -7358,28 +7358,28 @@ export type BatchReviewsErrors = {
     408: Problem;
     /**
      * `request-too-large`: The request's body is too large.
-     * `too-many-operations`: The batch has more than 1000 operations, or more than the token may write in a window; nothing was written.
+     * `too-many-operations`: The batch has more than 1000 operations, or more than the token may write per window; nothing was written.
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -7388,7 +7388,7 @@ export type BatchReviewsError = BatchReviewsErrors[keyof BatchReviewsErrors];
 
 export type BatchReviewsResponses = {
     /**
-     * An outcome for each operation, in their order.
+     * One outcome per operation, in order.
      */
     200: {
         items: Array<BatchOutcome>;
@@ -7402,15 +7402,15 @@ export type ExportReviewsData = {
     path?: never;
     query?: {
         /**
-         * That of an earlier answer of this export: continues it, with the same streams.
+         * The cursor of an earlier answer of this export: continues it, with the same streams.
          */
         cursor?: string;
         /**
-         * The after of a line: continues behind it.
+         * The after of a line: continues after it.
          */
         after?: string;
         /**
-         * States at most. An answer may have fewer: the server ends it in time.
+         * States at most. An answer may have fewer: the server ends it before a timeout.
          */
         lines?: number;
     };
@@ -7420,8 +7420,8 @@ export type ExportReviewsData = {
 export type ExportReviewsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -7433,25 +7433,25 @@ export type ExportReviewsErrors = {
      */
     403: Problem;
     /**
-     * `export-outdated`: The export cannot be joined to the streams any more: an erasure has begun since, or they have dropped what comes behind it; begin again without a cursor.
+     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
      */
     410: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
-     * `erasure-unfinished`: An erasure of the tenant has not finished: an export of these edges begins after it; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     * `erasure-unfinished`: An erasure of the tenant has not finished; retry the export of these edges after it.
      */
     503: Problem;
 };
@@ -7460,7 +7460,7 @@ export type ExportReviewsError = ExportReviewsErrors[keyof ExportReviewsErrors];
 
 export type ExportReviewsResponses = {
     /**
-     * Lines of JSON: the first is an object with the member export, an ExportHead; the last is an ExportEnd; all others are ExportStates.
+     * Lines of JSON. The first is an object with the member export, an ExportHead. The last is an ExportEnd. All others are ExportStates.
      */
     200: string;
 };
@@ -7471,11 +7471,11 @@ export type RemoveShareData = {
     body?: never;
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
     };
@@ -7496,7 +7496,7 @@ export type RemoveShareData = {
 export type RemoveShareErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -7508,20 +7508,20 @@ export type RemoveShareErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -7541,7 +7541,7 @@ export type GetShareData = {
     body?: never;
     headers?: {
         /**
-         * An ETag: 304 while it is still the one.
+         * An ETag: the answer is 304 if it is still current.
          */
         'If-None-Match'?: string;
     };
@@ -7562,7 +7562,7 @@ export type GetShareData = {
 export type GetShareErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -7574,24 +7574,24 @@ export type GetShareErrors = {
      */
     403: Problem;
     /**
-     * `not-found`: There is no such thing.
+     * `not-found`: The resource does not exist.
      */
     404: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -7611,11 +7611,11 @@ export type PutShareData = {
     body?: never;
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
     };
@@ -7636,7 +7636,7 @@ export type PutShareData = {
 export type PutShareErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -7648,20 +7648,20 @@ export type PutShareErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -7670,7 +7670,7 @@ export type PutShareError = PutShareErrors[keyof PutShareErrors];
 
 export type PutShareResponses = {
     /**
-     * There was one.
+     * The edge existed.
      */
     200: Share;
     /**
@@ -7699,7 +7699,7 @@ export type ListShareVersionsData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
     };
@@ -7709,8 +7709,8 @@ export type ListShareVersionsData = {
 export type ListShareVersionsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -7722,20 +7722,20 @@ export type ListShareVersionsErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -7757,11 +7757,11 @@ export type BatchSharesData = {
     };
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
     };
@@ -7774,7 +7774,7 @@ export type BatchSharesErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -7791,28 +7791,28 @@ export type BatchSharesErrors = {
     408: Problem;
     /**
      * `request-too-large`: The request's body is too large.
-     * `too-many-operations`: The batch has more than 1000 operations, or more than the token may write in a window; nothing was written.
+     * `too-many-operations`: The batch has more than 1000 operations, or more than the token may write per window; nothing was written.
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -7821,7 +7821,7 @@ export type BatchSharesError = BatchSharesErrors[keyof BatchSharesErrors];
 
 export type BatchSharesResponses = {
     /**
-     * An outcome for each operation, in their order.
+     * One outcome per operation, in order.
      */
     200: {
         items: Array<BatchOutcome>;
@@ -7834,7 +7834,7 @@ export type CheckSharesData = {
     body: ShareCheckInputBody;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -7847,7 +7847,7 @@ export type CheckSharesErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -7867,24 +7867,24 @@ export type CheckSharesErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -7905,15 +7905,15 @@ export type ExportSharesData = {
     path?: never;
     query?: {
         /**
-         * That of an earlier answer of this export: continues it, with the same streams.
+         * The cursor of an earlier answer of this export: continues it, with the same streams.
          */
         cursor?: string;
         /**
-         * The after of a line: continues behind it.
+         * The after of a line: continues after it.
          */
         after?: string;
         /**
-         * States at most. An answer may have fewer: the server ends it in time.
+         * States at most. An answer may have fewer: the server ends it before a timeout.
          */
         lines?: number;
     };
@@ -7923,8 +7923,8 @@ export type ExportSharesData = {
 export type ExportSharesErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -7936,25 +7936,25 @@ export type ExportSharesErrors = {
      */
     403: Problem;
     /**
-     * `export-outdated`: The export cannot be joined to the streams any more: an erasure has begun since, or they have dropped what comes behind it; begin again without a cursor.
+     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
      */
     410: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
-     * `erasure-unfinished`: An erasure of the tenant has not finished: an export of these edges begins after it; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     * `erasure-unfinished`: An erasure of the tenant has not finished; retry the export of these edges after it.
      */
     503: Problem;
 };
@@ -7963,7 +7963,7 @@ export type ExportSharesError = ExportSharesErrors[keyof ExportSharesErrors];
 
 export type ExportSharesResponses = {
     /**
-     * Lines of JSON: the first is an object with the member export, an ExportHead; the last is an ExportEnd; all others are ExportStates.
+     * Lines of JSON. The first is an object with the member export, an ExportHead. The last is an ExportEnd. All others are ExportStates.
      */
     200: string;
 };
@@ -7975,15 +7975,15 @@ export type ExportThreadsData = {
     path?: never;
     query?: {
         /**
-         * That of an earlier answer of this export: continues it, with the same streams.
+         * The cursor of an earlier answer of this export: continues it, with the same streams.
          */
         cursor?: string;
         /**
-         * The after of a line: continues behind it.
+         * The after of a line: continues after it.
          */
         after?: string;
         /**
-         * States at most. An answer may have fewer: the server ends it in time.
+         * States at most. An answer may have fewer: the server ends it before a timeout.
          */
         lines?: number;
     };
@@ -7993,8 +7993,8 @@ export type ExportThreadsData = {
 export type ExportThreadsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -8006,25 +8006,25 @@ export type ExportThreadsErrors = {
      */
     403: Problem;
     /**
-     * `export-outdated`: The export cannot be joined to the streams any more: an erasure has begun since, or they have dropped what comes behind it; begin again without a cursor.
+     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
      */
     410: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
-     * `erasure-unfinished`: An erasure of the tenant has not finished: an export of these edges begins after it; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     * `erasure-unfinished`: An erasure of the tenant has not finished; retry the export of these edges after it.
      */
     503: Problem;
 };
@@ -8033,7 +8033,7 @@ export type ExportThreadsError = ExportThreadsErrors[keyof ExportThreadsErrors];
 
 export type ExportThreadsResponses = {
     /**
-     * Lines of JSON: the first is an object with the member export, an ExportHead; the last is an ExportEnd; all others are ExportStates.
+     * Lines of JSON. The first is an object with the member export, an ExportHead. The last is an ExportEnd. All others are ExportStates.
      */
     200: string;
 };
@@ -8044,7 +8044,7 @@ export type ListUsersCommentsData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -8060,7 +8060,7 @@ export type ListUsersCommentsData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
     };
@@ -8070,8 +8070,8 @@ export type ListUsersCommentsData = {
 export type ListUsersCommentsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -8083,20 +8083,20 @@ export type ListUsersCommentsErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -8116,7 +8116,7 @@ export type GetCountsData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -8133,7 +8133,7 @@ export type GetCountsData = {
 export type GetCountsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -8145,20 +8145,20 @@ export type GetCountsErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -8178,7 +8178,7 @@ export type ListFollowersData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -8194,7 +8194,7 @@ export type ListFollowersData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
     };
@@ -8204,8 +8204,8 @@ export type ListFollowersData = {
 export type ListFollowersErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -8217,20 +8217,20 @@ export type ListFollowersErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -8250,7 +8250,7 @@ export type ListFollowingData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -8266,7 +8266,7 @@ export type ListFollowingData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
     };
@@ -8276,8 +8276,8 @@ export type ListFollowingData = {
 export type ListFollowingErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -8289,20 +8289,20 @@ export type ListFollowingErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -8322,7 +8322,7 @@ export type ListUserGroupsData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -8338,7 +8338,7 @@ export type ListUserGroupsData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
     };
@@ -8348,8 +8348,8 @@ export type ListUserGroupsData = {
 export type ListUserGroupsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -8361,20 +8361,20 @@ export type ListUserGroupsErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -8394,7 +8394,7 @@ export type ListUserLikesData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -8410,7 +8410,7 @@ export type ListUserLikesData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
     };
@@ -8420,8 +8420,8 @@ export type ListUserLikesData = {
 export type ListUserLikesErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -8433,20 +8433,20 @@ export type ListUserLikesErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -8466,7 +8466,7 @@ export type ListUserMessagesData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -8482,7 +8482,7 @@ export type ListUserMessagesData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
     };
@@ -8492,8 +8492,8 @@ export type ListUserMessagesData = {
 export type ListUserMessagesErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -8505,20 +8505,20 @@ export type ListUserMessagesErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -8538,7 +8538,7 @@ export type ListMutualsData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -8548,7 +8548,7 @@ export type ListMutualsData = {
          */
         id: string;
         /**
-         * Another user, or the same one: then those who follow each other.
+         * Another user. The same user lists those who follow back.
          */
         other: string;
     };
@@ -8564,7 +8564,7 @@ export type ListMutualsData = {
 export type ListMutualsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -8576,20 +8576,20 @@ export type ListMutualsErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -8609,7 +8609,7 @@ export type ListUserReviewsData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -8625,7 +8625,7 @@ export type ListUserReviewsData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
     };
@@ -8635,8 +8635,8 @@ export type ListUserReviewsData = {
 export type ListUserReviewsErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -8648,20 +8648,20 @@ export type ListUserReviewsErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -8681,7 +8681,7 @@ export type ListUserSharesData = {
     body?: never;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -8697,7 +8697,7 @@ export type ListUserSharesData = {
          */
         limit?: number;
         /**
-         * The next of an earlier page of this list.
+         * The next of the previous page of this list.
          */
         cursor?: string;
     };
@@ -8707,8 +8707,8 @@ export type ListUserSharesData = {
 export type ListUserSharesErrors = {
     /**
      * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor is not one that this list gave.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -8720,20 +8720,20 @@ export type ListUserSharesErrors = {
      */
     403: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -8753,11 +8753,11 @@ export type RemoveUserEdgesData = {
     body?: UserEdgeRemovalOptions;
     headers?: {
         /**
-         * Who does it, in events and history: `user:7` for the user 7, or the name of a service; no name or address of a person, which no erasure would find. 1 to 200 bytes of printable UTF-8. Without it, the token's name.
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
          */
         'Tidings-Actor'?: string;
         /**
-         * W3C Trace Context; goes with the event. Ignored when malformed.
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
          */
         traceparent?: string;
     };
@@ -8775,7 +8775,7 @@ export type RemoveUserEdgesErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -8795,24 +8795,24 @@ export type RemoveUserEdgesErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
@@ -8832,7 +8832,7 @@ export type GetManyCountsData = {
     body: ManyCountsInputBody;
     headers?: {
         /**
-         * Tokens of writes, separated by commas, of at most 64 entities: the answer shows these writes, however far behind the projection is.
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
          */
         'Tidings-Token'?: string;
     };
@@ -8845,7 +8845,7 @@ export type GetManyCountsErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has a value that it cannot have.
+     * `header-invalid`: A header has an invalid value.
      */
     400: Problem;
     /**
@@ -8865,24 +8865,24 @@ export type GetManyCountsErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The body is not of a type that the route takes: application/json.
+     * `unsupported-media-type`: The route takes application/json only.
      */
     415: Problem;
     /**
-     * `validation-failed`: Some values are not valid; errors names them.
+     * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
     /**
-     * `rate-limited`: The token, or the user, has made too many requests; Retry-After says when it may go on.
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
      */
     429: Problem;
     /**
-     * `internal`: The server is at fault.
+     * `internal`: The server failed.
      */
     500: Problem;
     /**
-     * `overloaded`: More requests come than can be served; nothing was done, try again.
-     * `unavailable`: A database is away for now; try again.
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
      */
     503: Problem;
 };
